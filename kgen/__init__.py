@@ -1,0 +1,3 @@
+"""kgen: from a declarative spec to standalone GPU kernel source."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Speed, measured against peers in one interleaved run."""

@@ -1,0 +1,1 @@
+"""Scalar mathematics: parse, types, one function table, and one pass per file."""

@@ -1,0 +1,108 @@
+"""The expression tree: immutable, typed, compared and hashed by value.
+
+Four kinds of node are enough. Operators are calls like any other: `a + b` is `Call("add", (a, b))`, and what
+`add` means, how it is typed, differentiated, evaluated and spelled is a row of `functions.TABLE`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Union
+
+
+class Type(enum.Enum):
+    """The type of a value: an index (32-bit in kernels), a real number (fp32 in kernels), or a truth value."""
+
+    INT = "int"
+    FLOAT = "float"
+    BOOL = "bool"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class Const:
+    """A literal."""
+
+    value: int | float | bool
+    type: Type
+
+
+@dataclass(frozen=True)
+class Var:
+    """A named scalar: `score`, an index (`b`, `h`, `q_idx`, `kv_idx`), a size (`SQ`), or a parameter."""
+
+    name: str
+    type: Type
+
+
+@dataclass(frozen=True)
+class Read:
+    """One element of a declared buffer, `buffer[i, j]`. Out of range it is zero; negative indices do not wrap."""
+
+    buffer: str
+    indices: tuple[Node, ...]
+    type: Type
+
+
+@dataclass(frozen=True)
+class Call:
+    """A function or operator of the table applied to its arguments."""
+
+    fn: str
+    args: tuple[Node, ...]
+    type: Type
+
+
+Node = Union[Const, Var, Read, Call]
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The direct operands of a node, left to right."""
+    if isinstance(node, Call):
+        return node.args
+    if isinstance(node, Read):
+        return node.indices
+    return ()
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Every node of the tree, operands before the node that uses them (a shared subtree comes once per use)."""
+    for child in children(node):
+        yield from walk(child)
+    yield node
+
+
+def rebuild(node: Node, operands: tuple[Node, ...]) -> Node:
+    """The same node over other operands."""
+    if isinstance(node, Call):
+        return Call(node.fn, operands, node.type)
+    if isinstance(node, Read):
+        return Read(node.buffer, operands, node.type)
+    return node
+
+
+def transform(node: Node, rewrite: Callable[[Node], Node]) -> Node:
+    """Rewrite bottom-up: operands first, then the node itself."""
+    operands = tuple(transform(child, rewrite) for child in children(node))
+    return rewrite(rebuild(node, operands))
+
+
+def substitute(node: Node, replacements: dict[Node, Node]) -> Node:
+    """Replace whole subtrees, outermost first."""
+    if node in replacements:
+        return replacements[node]
+    return rebuild(node, tuple(substitute(child, replacements) for child in children(node)))
+
+
+def variables(node: Node) -> frozenset[str]:
+    """Names of the scalars that the value depends on, indices of buffer reads included."""
+    return frozenset(n.name for n in walk(node) if isinstance(n, Var))
+
+
+def reads(node: Node) -> tuple[Read, ...]:
+    """The distinct buffer reads, in order of first appearance."""
+    return tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Read)))

@@ -1,0 +1,1 @@
+"""A spec and its expressions become a frozen KernelPlan for each pass."""

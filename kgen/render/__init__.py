@@ -1,0 +1,1 @@
+"""Plans become files: jinja environment, provenance header, manifest, writer."""

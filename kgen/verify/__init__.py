@@ -1,0 +1,1 @@
+"""Proof that an emitted kernel is right: reference, hard inputs, compare, ledger."""
