@@ -7,9 +7,12 @@ proved is guarded in the emitted code.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kgen.expr.nodes import Call, Const, Node, Var
+
+POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx"})
+"""Indices that are never negative, whatever bounds them above."""
 
 Linear = Mapping[str, int]
 """Coefficients by size name; the key `""` holds the constant."""
@@ -19,11 +22,13 @@ Linear = Mapping[str, int]
 class IndexRanges:
     """Greatest values of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all start at zero.
 
-    A variable that is not listed is unbounded above, except for the sizes in `sizes`, which stand for themselves.
+    A variable that is not listed is unbounded above, except for the sizes in `sizes`, which stand for themselves, and
+    names in `definitions`, which stand for their expressions.
     """
 
     greatest: Mapping[str, Linear]
     sizes: frozenset[str]
+    definitions: Mapping[str, Node] = field(default_factory=dict)
 
     def not_negative(self, index: Node) -> bool:
         """Whether `index >= 0` for certain."""
@@ -39,9 +44,11 @@ class IndexRanges:
         if isinstance(node, Const):
             return [{"": int(node.value)}]
         if isinstance(node, Var):
+            if node.name in self.definitions:
+                return self._low(self.definitions[node.name])
             if node.name in self.sizes:
                 return [{node.name: 1}]
-            return [{"": 0}] if node.name in self.greatest else []
+            return [{"": 0}] if node.name in self.greatest or node.name in POSITIONS else []
         if not isinstance(node, Call):
             return []
         low, high = [self._low(a) for a in node.args], [self._high(a) for a in node.args]
@@ -71,7 +78,11 @@ class IndexRanges:
         if isinstance(node, Const):
             return [{"": int(node.value)}]
         if isinstance(node, Var):
-            return [{node.name: 1}] if node.name in self.sizes else [self.greatest[node.name]] * (node.name in self.greatest)
+            if node.name in self.definitions:
+                return self._high(self.definitions[node.name])
+            if node.name in self.sizes:
+                return [{node.name: 1}]
+            return [self.greatest[node.name]] if node.name in self.greatest else []
         if not isinstance(node, Call):
             return []
         low, high = [self._low(a) for a in node.args], [self._high(a) for a in node.args]

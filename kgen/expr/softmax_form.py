@@ -64,7 +64,7 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
         bias += offset
         core, multiplier = qk, slope * scale * log2e
     else:
-        factor, rest = _peel(scored, algebra)
+        factor, rest = _peel(scored, algebra, positive=True)
         core, multiplier = rest.subs(score, scale * qk), factor * log2e
     positive = not bias and _scalar(multiplier, algebra) and bool(multiplier.is_positive)
     tree = algebra.to_tree
@@ -98,16 +98,24 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     return sp.factor_terms(sp.expand(bias - separable) + sp.factor_terms(kept)), sp.factor_terms(rest)
 
 
-def _peel(scored: Any, algebra: Algebra) -> tuple[Any, Any]:
-    """A positive scalar factor of `scored`, and the rest."""
-    factors = [f for f in sp.Mul.make_args(scored) if _scalar(f, algebra) and f.is_positive]
+def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
+    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the rest."""
+    factor, rest = _peel(algebra.to_sympy(node), algebra, keep=keep)
+    return algebra.to_tree(factor), algebra.to_tree(rest)
+
+
+def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, ...] = ()) -> tuple[Any, Any]:
+    """The scalar factors of a product (only the positive ones, if that is asked), and the rest."""
+    if expr == 0:
+        return sp.Integer(0), sp.Integer(1)
+    factors = [f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)]
     factor = sp.Mul(*factors)
-    return factor, scored / factor
+    return factor, expr / factor
 
 
-def _scalar(expr: Any, algebra: Algebra) -> bool:
+def _scalar(expr: Any, algebra: Algebra, keep: tuple[Var, ...] = ()) -> bool:
     """Whether a value is one number for a whole (b, h)."""
-    return not any(expr.has(algebra.symbol(v)) for v in (Q_IDX, KV_IDX, SCORE, QK, Q_START))
+    return not any(expr.has(algebra.symbol(v)) for v in (Q_IDX, KV_IDX, SCORE, QK, Q_START, *keep))
 
 
 def _times(factor: Any, expr: Any) -> Any:
