@@ -30,7 +30,7 @@ def blaming(spec: str) -> Iterator[None]:
     """An exception that is not the user's to mend becomes an `InternalError` that names the spec."""
     try:
         yield
-    except (KgenError, InternalError, OSError):
+    except (KgenError, InternalError):
         raise
     except Exception as error:
         raise InternalError(f"while rendering {spec}: {type(error).__name__}: {error}") from error
@@ -56,7 +56,7 @@ def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[
 def _render_source(env: Environment, loaded: Loaded, source: Source) -> str:
     """One file. Trailing blanks are dropped, so that templates need not mind where a fragment is empty."""
     rendered = env.get_template(source.template).render(source.context)
-    body = "\n".join(line.rstrip() for line in rendered.splitlines()).strip("\n") + "\n"
+    body = "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
     return stamp(
         body,
         source.filename,
