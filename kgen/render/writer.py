@@ -94,6 +94,12 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
                 directory.rmdir()
 
 
+def drift(changes: Sequence[Change]) -> list[Change]:
+    """The changes worth a line: a manifest only says again what its directory's files say."""
+    said = {c.path.parent for c in changes if c.state != "unchanged" and not c.is_manifest}
+    return [c for c in changes if c.state != "unchanged" and not (c.is_manifest and c.path.parent in said)]
+
+
 def refuse_edited(changes: Iterable[Change]) -> None:
     """Raise if a change would lose somebody's work."""
     diagnostics = [
