@@ -43,7 +43,7 @@ class Device(str, Enum):
 # Typer reads annotations at run time, on the oldest Python too: hence Optional.
 Specs = Annotated[
     Optional[list[Path]],  # noqa: UP045
-    typer.Argument(metavar="SPEC...", help="Spec files, or directories of *.yaml. Default: specs/."),
+    typer.Argument(metavar="SPEC", help="Spec files, or directories of *.yaml. Default: specs/."),
 ]
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.")]
 Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
