@@ -1,9 +1,9 @@
-"""The `kgen` command over a stand-in for loading and targets, so that writer and command are tested by themselves.
+"""The `kgen` command over stand-ins for loading and targets: writer and command are tested by themselves.
 
     python tests/standin.py VERB ...
 
-A spec is `key: value` lines. Target `fake` makes `fake.py` and, when the spec says `cuda: yes`, `fake.cu`; the
-templates are in `templates/` of the current directory.
+A spec is `key: value` lines. Target `fake` makes `fake.py` and, when the spec says `cuda: yes`, `fake.cu`;
+the templates are in `templates/` of the current directory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
@@ -33,7 +33,7 @@ class Spec:
     formula: str = "1"
     cuda: str = "no"
     license: str | None = "Apache-2.0"
-    targets: dict[str, dict[str, str]] = field(default_factory=dict)
+    targets: tuple[tuple[str, bool], ...] = ()
 
     def model_dump_json(self) -> str:
         return json.dumps(asdict(self))
@@ -51,7 +51,7 @@ def load(path: Path) -> Loaded:
     fields = dict(line.split(": ", 1) for line in text.splitlines())
     if "name" not in fields:
         raise KgenError(Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1))
-    targets = {target: {} for target in fields.pop("targets", "fake").split()}
+    targets = tuple((target, True) for target in fields.pop("targets", "fake").split())
     return Loaded(Path(path), text, Spec(**fields, targets=targets))
 
 

@@ -27,7 +27,7 @@ def test_render_says_what_it_did(project: Project) -> None:
     assert project.kgen("render").last == "3 rendered, 2 changed, 0 pruned"
     after = project.tree()
     assert after["a/fake.py"] != before["a/fake.py"]
-    assert after["a/fake.cu"][0] != before["a/fake.cu"][0], "the header's hash of the inputs moves with the spec"
+    assert after["a/fake.cu"][0] != before["a/fake.cu"][0], "its header names the inputs"
     assert after["b/fake.py"] == before["b/fake.py"]
 
 
@@ -59,7 +59,7 @@ def test_the_same_bytes_under_every_hash_seed_and_in_every_place(project: Projec
     assert len(texts) == 1
 
 
-@pytest.mark.skipif(not list((ROOT / "specs").glob("*.yaml")), reason="there are no stock specs")
+@pytest.mark.skipif(not (ROOT / "kgen/targets/triton/sources.py").is_file(), reason="no target to render")
 def test_stock_specs_render_alike_under_every_hash_seed() -> None:
     command = [sys.executable, "-m", "kgen", "render", "--stdout", "--format", "json"]
     outputs = set()
@@ -233,9 +233,7 @@ def test_a_spec_named_twice_is_rendered_once(project: Project) -> None:
 def test_json(project: Project) -> None:
     project.spec("a")
     result = project.kgen("render", "--format", "json")
-    assert json.loads(result.out)["changes"] == [
-        {"path": "generated/a/fake.py", "state": "new", "why": None}
-    ]
+    assert json.loads(result.out)["changes"] == [{"path": "generated/a/fake.py", "state": "new", "why": None}]
     assert result.err == "1 rendered, 1 changed, 0 pruned\n"
     (project.root / "specs/bad.yaml").write_text("kernel: attention\n")
     bad = project.kgen("render", "--format", "json")
@@ -254,7 +252,12 @@ def test_list(project: Project) -> None:
 
 @pytest.mark.parametrize(
     ("formula", "code", "said"),
-    [("1", 0, ""), ("wrong", 1, ""), ("no torch", 3, "kgen-kernels[verify]"), ("no device", 3, "no CUDA device")],
+    [
+        ("1", 0, ""),
+        ("wrong", 1, ""),
+        ("no torch", 3, "kgen-kernels[verify]"),
+        ("no device", 3, "no CUDA device"),
+    ],
 )
 def test_verify(project: Project, formula: str, code: int, said: str) -> None:
     project.spec("a", f"formula: {formula}\n")

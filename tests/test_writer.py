@@ -177,7 +177,12 @@ def test_a_spec_file_that_moved_takes_its_directory_along(generated: Path) -> No
 def test_a_spec_that_was_renamed_leaves_nothing_behind(generated: Path) -> None:
     write(generated, output(generated))
     states = write(generated, output(generated, "c", spec="a"))
-    assert states == {"c/k.py": "new", "c/manifest.json": "new", "a/k.py": "pruned", "a/manifest.json": "pruned"}
+    assert states == {
+        "c/k.py": "new",
+        "c/manifest.json": "new",
+        "a/k.py": "pruned",
+        "a/manifest.json": "pruned",
+    }
 
 
 def test_some_targets_leave_the_rest_alone(generated: Path) -> None:

@@ -1,4 +1,4 @@
-"""The `kgen` command: the only place that prints or exits. Everything heavy is imported by the verb that needs it."""
+"""The `kgen` command: the only place that prints or exits. Verbs import what is heavy when they run."""
 
 from kgen.cli.verbs import app, main
 

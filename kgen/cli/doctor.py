@@ -20,7 +20,7 @@ def examine() -> list[dict[str, object]]:
         _row("python", platform.python_version(), ""),
         _row("torch", torch, HINT),
         _row("triton", triton, HINT),
-        _row("CUDA device", _device() if torch else None, "missing: `verify` uses the CPU, `bench` needs one"),
+        _row("CUDA device", _device() if torch else None, "missing: only `bench` needs one"),
         _row("ptxas", _ptxas(), HINT),
     ]
 
@@ -56,8 +56,8 @@ def _ptxas() -> str | None:
     if path is None:
         return None
     try:
-        text = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True).stdout
+        run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    version = re.search(r"release (\S+),", text)
+    version = re.search(r"release (\S+),", run.stdout)
     return version[1] if version else "unknown version"

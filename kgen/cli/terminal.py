@@ -1,4 +1,4 @@
-"""What the command shows: data on stdout, diagnostics and progress on stderr, and how an error becomes an exit code."""
+"""What the command shows, data on stdout and the rest on stderr, and how an error becomes an exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def guarded(work: Callable[[], int], form: Format) -> int:
         if package not in EXTRAS:
             return _show_bug(error)
         hint = f"pip install 'kgen-kernels[{EXTRAS[package]}]'"
-        return show_error(MissingError(Diagnostic("missing", f"{package} cannot be imported", hint=hint)), form)
+        missing = Diagnostic("missing", f"{package} cannot be imported", hint=hint)
+        return show_error(MissingError(missing), form)
     except Exception as error:
         return _show_bug(error)
 

@@ -47,9 +47,12 @@ Specs = Annotated[
 ]
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.")]
 Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
-Generated = Annotated[Path, typer.Option("--generated", metavar="DIR", help="Where the kernels were rendered to.")]
+Generated = Annotated[
+    Path, typer.Option("--generated", metavar="DIR", help="Where the kernels were rendered to.")
+]
 
 GENERATED = Path("generated")
+BENCHMARKS = Path("benchmarks")
 JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
@@ -77,9 +80,9 @@ def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
 @verb("render")
 def render(
     specs: Specs = None,
-    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 if anything would change.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 on any drift.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Write the sources to stdout, not to files.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Write to stdout, not to files.")] = False,
     target: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--target", help="Only this target. Repeatable."),
@@ -98,7 +101,8 @@ def render(
     rendered = project.render_all(paths, output, targets=target or None, cached=not (dry or stdout))
     outputs = [each.output for each in rendered]
     if stdout:
-        return _render_to_stdout({f"{o.name}/{name}": text for o in outputs for name, text in o.files.items()}, form)
+        files = {f"{o.name}/{name}": text for o in outputs for name, text in o.files.items()}
+        return _render_to_stdout(files, form)
 
     changes = writer.compute_changes(outputs, output)
     if not dry:
@@ -106,7 +110,9 @@ def render(
         project.remember(rendered, output)
     drift = writer.drift(changes)
     patch = "".join(map(_diff, drift)) if diff else ""
-    states = Counter(_effect(change, forced=force and not dry) for change in changes if not change.is_manifest)
+    states = Counter(
+        _effect(change, forced=force and not dry) for change in changes if not change.is_manifest
+    )
     total = sum(len(o.files) for o in outputs)
     differ = states["new"] + states["changed"]
     if form is Format.JSON:
@@ -183,7 +189,7 @@ def compile_(
 @verb("verify")
 def verify(
     specs: Specs = None,
-    device: Annotated[Device, typer.Option(help="Where to run: a GPU, or Triton's interpreter.")] = Device.AUTO,
+    device: Annotated[Device, typer.Option(help="A GPU, or Triton's interpreter.")] = Device.AUTO,
     jobs: Annotated[int, typer.Option(min=1, help="Kernels at a time.")] = JOBS,
     timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
     quick: Annotated[bool, typer.Option("--quick/--full", help="A few cases, or all of them.")] = False,
@@ -208,7 +214,7 @@ def bench(
         Optional[str],  # noqa: UP045
         typer.Option(help="Sizes, as B=2,HQ=16,SQ=8192,SK=8192."),
     ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = Path("benchmarks"),
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
@@ -242,11 +248,13 @@ def explain(spec: Spec, form: Form = Format.TEXT) -> int:
 @verb("list")
 def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
     """List the specs."""
+    from kgen.targets import asked_targets
+
     rows: list[Row] = [
         {
             "name": each.spec.name,
             "kernel": each.spec.kernel,
-            "targets": list(each.spec.targets),
+            "targets": asked_targets(each),
             "summary": each.spec.summary,
         }
         for each in _load(specs)

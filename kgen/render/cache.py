@@ -1,7 +1,7 @@
 """Remembers that a spec is up to date, so that rendering it again costs a few reads.
 
-An entry is believed only while nothing it was made from has moved: kgen's own sources, templates and the libraries
-that shape the output (by path, size and time), the bytes of the spec, and the bytes of every file that it made.
+An entry is believed only while nothing it was made from has moved: kgen's own sources, templates and the
+libraries that shape the output (by path, size and time), the bytes of the spec, and those of every file made.
 The cache lies beside the output directory in `.kgen-cache/` and can be deleted at any time.
 """
 
@@ -47,7 +47,7 @@ def lookup(spec: Path, generated: Path) -> Output | None:
 
 
 def store(output: Output, spec_text: str, generated: Path) -> None:
-    """Remember that `output`, made from `spec_text`, is on disk. A cache that cannot be written does no harm."""
+    """Remember that `output`, made from `spec_text`, is on disk. Failing to is no harm."""
     path = _entry_path(output.spec, generated)
     entry = {
         "fingerprint": fingerprint(),

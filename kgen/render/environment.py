@@ -24,7 +24,7 @@ def template_root() -> Path:
 
 @cache
 def environment(root: Path) -> Environment:
-    """An environment in which a name that nobody prepared is an error, and block tags leave no blank lines."""
+    """An environment in which a name that nobody prepared is an error, and block tags leave no blank line."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     return Environment(

@@ -5,8 +5,8 @@
     # inputs: 0123456789abcdef
     # body: 0123456789abcdef
 
-`inputs` hashes what the file was made from; `body` hashes everything after its own line, so an edit shows without
-any other record. Nothing here depends on when, where or by which version the file was made.
+`inputs` hashes what the file was made from; `body` hashes everything after its own line, so an edit shows
+without any other record. Nothing here depends on when, where or by which version the file was made.
 """
 
 from __future__ import annotations

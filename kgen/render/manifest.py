@@ -38,7 +38,7 @@ def relative_spec(spec: Path, directory: Path) -> str:
 
 
 def read(directory: Path) -> Manifest | None:
-    """The manifest of a directory; None where there is none, or none that can be read (a merge left marks in it)."""
+    """The manifest of a directory; None without one that can be read (a merge may have left marks in it)."""
     try:
         data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
         files = {str(name): str(value) for name, value in data["files"].items()}

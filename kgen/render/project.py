@@ -57,7 +57,7 @@ def render_all(
     targets: Collection[str] | None = None,
     cached: bool = False,
 ) -> list[Rendered]:
-    """What every spec makes, or every error of every spec. `cached` lets the cache answer for specs up to date."""
+    """What every spec makes, or every error of every spec. `cached`: ask the cache first."""
 
     def render(path: Path) -> Rendered:
         if cached and targets is None and (hit := cache.lookup(path, generated)):
@@ -83,7 +83,11 @@ def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> No
     from kgen.targets import TARGETS
 
     hint = f"targets are: {', '.join(TARGETS)}"
-    unknown = [Diagnostic("unknown-target", f"there is no target `{t}`", hint=hint) for t in targets if t not in TARGETS]
+    unknown = [
+        Diagnostic("unknown-target", f"there is no target `{target}`", hint=hint)
+        for target in targets
+        if target not in TARGETS
+    ]
     if unknown:
         raise KgenError(unknown)
     if not any(each.output.files for each in rendered):

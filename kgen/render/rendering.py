@@ -38,12 +38,12 @@ def blaming(spec: str) -> Iterator[None]:
 
 def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[str, str]:
     """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
-    from kgen.targets import sources
+    from kgen.targets import asked_targets, sources
 
     files: dict[str, str] = {}
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
-        for target in loaded.spec.targets:
+        for target in asked_targets(loaded):
             if targets is not None and target not in targets:
                 continue
             for source in sources(loaded, target):
@@ -68,7 +68,7 @@ def _render_source(env: Environment, loaded: Loaded, source: Source) -> str:
 
 
 def _inputs_hash(env: Environment, loaded: Loaded, source: Source) -> str:
-    """Stands for the spec as understood (comments and layout of the YAML do not count) and the templates used.
+    """Stands for the spec as understood (comments and layout of its YAML do not count) and its templates.
 
     The model keeps its order: that of buffers is the order of the launcher's arguments.
     """

@@ -1,7 +1,7 @@
 """From rendered text to files on disk: first a list of changes, then all of them or none.
 
 What is written is written beside its place and moved there, so nobody ever sees half a file. A file that
-somebody edited is never overwritten or deleted unless forced, and files that kgen does not know are left alone.
+somebody edited is never overwritten or deleted unless forced; files that kgen does not know are left alone.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def compute_changes(outputs: Sequence[Output], generated: Path) -> list[Change]:
 
 
 def apply(changes: Iterable[Change], *, force: bool = False) -> None:
-    """Write, replace and delete; nothing at all if something edited would be lost and `force` is not given."""
+    """Write, replace and delete; nothing at all if an edit would be lost and `force` is not given."""
     changes = [change for change in changes if change.state != "unchanged"]
     if not force:
         refuse_edited(changes)
@@ -221,6 +221,5 @@ def _os_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KgenError(
-            Diagnostic("io", error.strerror or str(error), file=str(error.filename) if error.filename else None)
-        ) from error
+        file = str(error.filename) if error.filename else None
+        raise KgenError(Diagnostic("io", error.strerror or str(error), file=file)) from error

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One file to emit: what it is called, the template that writes it, and the names that the template uses."""
+    """One file to emit: its name, the template that writes it, and the names that the template uses."""
 
     filename: str
     template: str
@@ -22,7 +22,12 @@ class Source:
 
 
 TARGETS: dict[str, str] = {"triton": "kgen.targets.triton.sources"}
-"""Each target's module, which offers `sources(loaded) -> list[Source]`. It is imported when the target is asked for."""
+"""Target -> module, imported only when asked for, which offers `sources(loaded) -> list[Source]`."""
+
+
+def asked_targets(loaded: Loaded) -> list[str]:
+    """The targets that a spec asks for, in the order of the model."""
+    return [name for name, options in loaded.spec.targets if options is not None]
 
 
 def sources(loaded: Loaded, target: str) -> list[Source]:
