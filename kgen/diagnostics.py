@@ -7,8 +7,11 @@ line prints them. The exit codes are those of the command: 1 drift or a wrong re
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 EXIT_WRONG = 1
 EXIT_USAGE = 2
@@ -54,3 +57,65 @@ class DriftError(KgenError):
     """What is on disk is not what the specs make, or would be lost by writing."""
 
     exit_code = EXIT_WRONG
+
+
+def closest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that `word` is most likely a slip of, if any is near."""
+    found = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
+    """A hint that names the closest choice, or `None` when none is near."""
+    near = closest(word, choices)
+    return None if near is None else f"did you mean `{near}`?"
+
+
+def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
+    """The diagnostic as lines of text, with the source line and carets where there is one.
+
+    Nothing that came from a file reaches the terminal unescaped.
+    """
+    red, blue, bold, plain = ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m") if color else ("", "", "", "")
+    head = f"{red}error[{_escaped(diagnostic.code)}]{plain}{bold}: {_escaped(diagnostic.message)}{plain}"
+    lines = [head]
+    margin = " " * len(str(diagnostic.line or 0))
+    if diagnostic.file is not None:
+        position = (str(n) for n in (diagnostic.line, diagnostic.column) if n is not None)
+        place = [_escaped(diagnostic.file), *position]
+        lines.append(f"{margin}{blue}-->{plain} {':'.join(place)}")
+    if diagnostic.source is not None and diagnostic.line is not None:
+        before, marked, after = _window(diagnostic)
+        bar = f"{blue}{margin} |{plain}"
+        lines.append(bar)
+        lines.append(f"{blue}{diagnostic.line} |{plain} {before}{marked}{after}".rstrip())
+        lines.append(f"{bar} {' ' * len(before)}{red}{'^' * max(len(marked), 1)}{plain}")
+    if diagnostic.hint is not None:
+        lines.append(f"{margin} {blue}={plain} hint: {_escaped(diagnostic.hint)}")
+    return "\n".join(lines)
+
+
+def as_json(diagnostic: Diagnostic) -> dict[str, Any]:
+    """The diagnostic as plain data: every field under its own name, `None` where it is not known."""
+    return dataclasses.asdict(diagnostic)
+
+
+_WIDTH = 120
+
+
+def _window(diagnostic: Diagnostic) -> tuple[str, str, str]:
+    """The source line, escaped, cut around what the carets underline and shortened when it is very long."""
+    source = diagnostic.source or ""
+    start = max((diagnostic.column or 1) - 1, 0)
+    end = min(start + max(diagnostic.length, 1), len(source))
+    before, marked, after = source[:start], source[start:end], source[end:]
+    if len(source) > _WIDTH:
+        before = before if len(before) <= _WIDTH // 2 else "..." + before[-_WIDTH // 2 :]
+        marked = marked if len(marked) <= _WIDTH // 2 else marked[: _WIDTH // 2] + "..."
+        after = after if len(after) <= _WIDTH // 4 else after[: _WIDTH // 4] + "..."
+    return _escaped(before), _escaped(marked), _escaped(after)
+
+
+def _escaped(text: str) -> str:
+    # A tab is one character wide here, so that the carets stand under what they mean.
+    return "".join(c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in text)

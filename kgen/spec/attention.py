@@ -1,0 +1,427 @@
+"""`kernel: attention`: what a user may say about one attention variant."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kgen.diagnostics import did_you_mean
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Node, Read, Type, reads, variables
+from kgen.expr.parse import FLOAT32_MAX, INT32, BufferType, Scope
+from kgen.spec.problems import SpecModel, problem, shown
+
+SIZES = ("B", "HQ", "HKV", "SQ", "SK")
+INDICES = ("b", "h", "q_idx", "kv_idx")
+RESERVED = frozenset(
+    {
+        *SIZES,
+        *INDICES,
+        "score",
+        "inf",
+        "q",
+        "k",
+        "v",
+        "out",
+        "lse",
+        "scale",
+        "return_lse",
+        "math",
+        "torch",
+        "triton",
+        "tl",
+    }
+)
+ELEMENTS = {
+    "fp32": Type.FLOAT,
+    "bf16": Type.FLOAT,
+    "fp16": Type.FLOAT,
+    "int32": Type.INT,
+    "int64": Type.INT,
+    "bool": Type.BOOL,
+}
+PASSES = ("forward", "backward")
+PLANNED_PASSES = ("decode",)
+PLANNED_TARGETS = ("cuda", "cute")
+MAX_RANK = 4
+
+# --- names and texts that end up in emitted source ------------------------
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 60:
+        hint = "use lower-case letters, digits and single underscores, a letter first"
+        raise problem("bad-name", f"{shown(name)} is not a lower_snake_case name", hint)
+    if keyword.iskeyword(name) or hasattr(builtins, name):
+        raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
+    if name in RESERVED:
+        raise problem("reserved-name", f"`{name}` already has a meaning in kernels", "choose another name")
+    if name in TABLE:
+        raise problem("reserved-name", f"`{name}` is a function of the expressions", "choose another name")
+    return name
+
+
+def _checked_summary(text: str) -> str:
+    # It becomes a comment in several languages: nothing in it may end one, or hide.
+    if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
+        hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"
+        raise problem("bad-summary", "the summary cannot stand in a comment as it is", hint)
+    if len(text) > 200:
+        raise problem(
+            "bad-summary", f"the summary has {len(text)} characters, 200 is the limit", "shorten it"
+        )
+    return text
+
+
+def _checked_license(text: str) -> str:
+    identifier = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
+    if not re.fullmatch(rf"{identifier}( (AND|OR|WITH) {identifier})*", text) or len(text) > 100:
+        hint = "see https://spdx.org/licenses, for example `Apache-2.0` or `MIT OR Apache-2.0`"
+        raise problem("bad-license", f"{shown(text)} is not an SPDX licence identifier", hint)
+    return text
+
+
+def _checked_text(value: Any) -> Any:
+    if value is None:
+        hint = "write it after the colon, or remove the key"
+        raise problem("empty-expression", "the expression is empty", hint)
+    if isinstance(value, bool | int | float):
+        raise problem("wrong-type", f"an expression is text, {shown(value)} is not", "put quotes around it")
+    return value
+
+
+Name = Annotated[str, AfterValidator(_checked_name)]
+Expression = Annotated[str | None, BeforeValidator(_checked_text)]
+
+# --- parts ------------------------
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class HeadDim(SpecModel):
+    """Elements per head. They need not be powers of two."""
+
+    qk: Annotated[int, Field(ge=1, le=1024, examples=[192])]
+    """Of a query and a key."""
+    v: Annotated[int, Field(ge=1, le=1024, examples=[128])]
+    """Of a value and of the output."""
+
+
+def _head_dim(value: Any) -> Any:
+    if isinstance(value, dict | HeadDim):
+        return value
+    if not _is_integer(value):
+        hint = "write `head_dim: 128` or `head_dim: {qk: 192, v: 128}`"
+        raise problem("wrong-type", f"`head_dim` is an integer or a mapping, not {shown(value)}", hint)
+    return {"qk": value, "v": value}
+
+
+class Length(SpecModel):
+    """A promise about one sequence length: it is a multiple of `multiple_of`; 1 promises nothing."""
+
+    multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])]
+    """The emitted code drops the bounds checks that this makes needless."""
+
+
+def _length(value: Any) -> Any:
+    if value == "any":
+        return {"multiple_of": 1}
+    if isinstance(value, dict | Length):
+        return value
+    hint = "write `any` or `{multiple_of: 128}`"
+    raise problem("wrong-type", f"a length is `any` or a promise, not {shown(value)}", hint)
+
+
+class Lengths(SpecModel):
+    """What is known about the lengths of the sequences."""
+
+    q: Annotated[Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)] = Length(
+        multiple_of=1
+    )
+    """Of the queries."""
+    kv: Annotated[Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)] = Length(
+        multiple_of=1
+    )
+    """Of the keys and values."""
+
+
+def _extent(value: Any) -> Any:
+    if value in SIZES or (_is_integer(value) and 1 <= value < 2**31):
+        return value
+    hint = did_you_mean(value.upper(), SIZES) if isinstance(value, str) else None
+    message = f"{shown(value)} is not a size"
+    raise problem("bad-shape", message, hint or f"a size is a positive integer or one of {', '.join(SIZES)}")
+
+
+Extent = Annotated[
+    int | Literal["B", "HQ", "HKV", "SQ", "SK"],
+    BeforeValidator(
+        _extent, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["B", "HQ", "HKV", "SQ", "SK"]
+    ),
+]
+
+
+class Buffer(SpecModel):
+    """A tensor that the expressions may index. An index outside of it reads zero."""
+
+    shape: Annotated[
+        tuple[Extent, ...], Field(strict=False, min_length=1, max_length=MAX_RANK, examples=[["HQ"]])
+    ]
+    """Integers and the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys)."""
+    dtype: Annotated[Literal["fp32", "bf16", "fp16", "int32", "int64", "bool"], Field(examples=["fp32"])]
+    """Of the elements in memory; kernels compute in fp32 and int32."""
+    grad: bool = False
+    """Whether the backward pass gives a gradient for it."""
+    sorted: bool = False
+    """A promise that each row (the last axis) ascends: masks that compare its elements then skip tiles."""
+
+    @property
+    def element(self) -> Type:
+        """The type of one element in expressions."""
+        return ELEMENTS[self.dtype]
+
+    @model_validator(mode="after")
+    def _check(self) -> Buffer:
+        if self.grad and self.element is not Type.FLOAT:
+            message = f"a buffer of {self.dtype} has no gradient"
+            raise problem(
+                "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
+            )
+        if self.sorted and self.element is not Type.INT:
+            message = f"only buffers of integers can be sorted, this one is {self.dtype}"
+            raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
+        return self
+
+
+class ParamSpec(SpecModel):
+    """A scalar that the expressions use by name: a compile-time constant, or an argument of every launch."""
+
+    type: Annotated[Literal["int", "float"], Field(examples=["float"])]
+    """The type in expressions."""
+    value: int | float | None = None
+    """The constant; none for run-time parameters."""
+    runtime: bool = False
+    """Whether the value is given at every launch."""
+
+    @property
+    def scalar(self) -> Type:
+        """The type in expressions."""
+        return Type.INT if self.type == "int" else Type.FLOAT
+
+    @model_validator(mode="after")
+    def _check(self) -> ParamSpec:
+        if self.runtime and self.value is not None:
+            message = "a run-time parameter has no value in the spec"
+            raise problem("bad-param", message, "remove `value` or `runtime`", at=("value",), key=True)
+        if not self.runtime and self.value is None:
+            raise problem(
+                "bad-param", "the parameter has no value", "add `runtime: true`, or write its number"
+            )
+        if self.value is not None and self.type == "int" and not isinstance(self.value, int):
+            raise problem("wrong-type", f"{self.value} is not an integer", "use `type: float`", at=("value",))
+        return self
+
+
+def _param(value: Any) -> Any:
+    number = value.get("value") if isinstance(value, dict) else value
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        if (isinstance(number, int) and number not in INT32) or not abs(number) <= FLOAT32_MAX:
+            at = ("value",) if isinstance(value, dict) else ()
+            message = "the number does not fit in 32 bits"
+            raise problem("literal-range", message, "integers are int32 and reals are float32", at=at)
+        if not isinstance(value, dict):
+            return {"type": "int" if isinstance(number, int) else "float", "value": number}
+    if isinstance(value, dict | ParamSpec):
+        return value
+    hint = "write a number, or `{type: float, runtime: true}`"
+    raise problem("wrong-type", f"a parameter is a number or a mapping, not {shown(value)}", hint)
+
+
+Param = Annotated[ParamSpec, BeforeValidator(_param, json_schema_input_type=int | float | ParamSpec)]
+
+
+class TritonTarget(SpecModel):
+    """Options of the Triton target: none so far."""
+
+
+class Targets(SpecModel):
+    """What to emit."""
+
+    triton: TritonTarget | None = None
+    """One `triton.py`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in value:
+            if name in PLANNED_TARGETS:
+                message = f"the target `{name}` is not supported yet for attention"
+                raise problem(
+                    "unsupported-target", message, "remove it: `triton` is supported", at=(name,), key=True
+                )
+            if name not in cls.model_fields:
+                hint = did_you_mean(name, cls.model_fields) or "`triton` is supported"
+                raise problem(
+                    "unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True
+                )
+        if not value:
+            raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
+        # `triton:` with nothing after it asks for the target without options.
+        return {name: {} if options is None else options for name, options in value.items()}
+
+
+def _gqa(value: Any) -> Any:
+    if value == "any" or (_is_integer(value) and value >= 1):
+        return value
+    hint = "it is the number of query heads for each key-value head"
+    raise problem("bad-value", f"`gqa` is an integer of at least 1, or `any`, not {shown(value)}", hint)
+
+
+def _passes(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    for i, name in enumerate(value):
+        if name in PLANNED_PASSES:
+            message = f"the pass `{name}` is not supported yet"
+            raise problem(
+                "unsupported-pass", message, "remove it: `forward` and `backward` are supported", at=(i,)
+            )
+        if name not in PASSES:
+            hint = did_you_mean(name, PASSES) if isinstance(name, str) else None
+            message = f"there is no pass {shown(name)}"
+            raise problem("unknown-pass", message, hint or f"a pass is one of {', '.join(PASSES)}", at=(i,))
+    if "forward" not in value:
+        raise problem("missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`")
+    if list(value) != [name for name in PASSES if name in value]:
+        hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
+        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
+    return value
+
+
+# --- the spec ------------------------
+
+
+class AttentionSpec(SpecModel):
+    """One attention variant: softmax(score_mod(scale * q @ k^T) where mask_mod) @ v."""
+
+    kernel: Literal["attention"]
+    """The family of kernels."""
+    name: Annotated[Name, Field(examples=["causal_alibi"])]
+    """Name of the emitted function, lower_snake_case."""
+    summary: Annotated[str, AfterValidator(_checked_summary)] = ""
+    """One line for people; it opens the docstring of the emitted file."""
+    license: Annotated[str, AfterValidator(_checked_license)] = "Apache-2.0"
+    """SPDX identifier for the emitted files."""
+    dtype: Annotated[Literal["bf16", "fp16", "fp32"], Field(examples=["bf16"])]
+    """Of q, k, v and the output."""
+    precision: Literal["ieee", "tf32", "tf32x3"] = "ieee"
+    """How fp32 matrix products are computed; only with `dtype: fp32`."""
+    head_dim: Annotated[
+        HeadDim,
+        BeforeValidator(_head_dim, json_schema_input_type=Annotated[int, Field(ge=1, le=1024)] | HeadDim),
+        Field(examples=[128]),
+    ]
+    """Elements per head: one number, or {qk, v}."""
+    gqa: Annotated[
+        int | Literal["any"],
+        BeforeValidator(_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
+    ] = 1
+    """Query heads for each key-value head; `any` leaves it to the launch."""
+    lengths: Lengths = Lengths()
+    """What is known about the lengths of the sequences."""
+    buffers: dict[Name, Buffer] = Field(default_factory=dict)
+    """Tensors that the expressions may index, by name."""
+    params: dict[Name, Param] = Field(default_factory=dict)
+    """Scalars that the expressions may use, by name."""
+    score_mod: Expression = None
+    """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
+    mask_mod: Expression = None
+    """True for the pairs that are kept; from the same names without `score`."""
+    fast_math: bool = False
+    """Allows cheaper approximations of functions such as tanh."""
+    passes: Annotated[
+        tuple[Literal["forward", "backward"], ...], Field(strict=False), BeforeValidator(_passes)
+    ] = ("forward", "backward")
+    """Which kernels to emit: [forward] or [forward, backward]."""
+    targets: Targets = Targets(triton=TritonTarget())
+    """What to emit them for."""
+
+    @model_validator(mode="after")
+    def _check(self) -> AttentionSpec:
+        if "precision" in self.model_fields_set and self.dtype != "fp32":
+            hint = "remove it, or use `dtype: fp32`"
+            raise problem(
+                "bad-precision",
+                f"`precision` is for fp32, not {self.dtype}",
+                hint,
+                at=("precision",),
+                key=True,
+            )
+        taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
+        for section, names in (("buffers", self.buffers), ("params", self.params)):
+            for name in names:
+                owner = "the kernel" if name == self.name else taken.get(name, "")
+                if owner == "the kernel" or (section == "params" and owner):
+                    message = f"`{name}` is already the name of {owner}"
+                    raise problem("name-taken", message, "choose another name", at=(section, name), key=True)
+        return self
+
+    def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
+        """By field: the text, the names that it may use, and the type that its value must have."""
+        scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
+        buffers = {n: BufferType(b.element, len(b.shape)) for n, b in self.buffers.items()}
+        mask = Scope(
+            scalars, buffers, {"score": "a mask sees positions, not scores: use `score` in `score_mod`"}
+        )
+        score = Scope({"score": Type.FLOAT, **scalars}, buffers)
+        texts = (
+            ("score_mod", self.score_mod, score, Type.FLOAT),
+            ("mask_mod", self.mask_mod, mask, Type.BOOL),
+        )
+        return {field: (text, scope, result) for field, text, scope, result in texts if text is not None}
+
+    def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
+        """What only the typed `trees` (by field) show to be wrong."""
+        read = {r.buffer for tree in trees.values() for r in reads(tree)}
+        used = {name for tree in trees.values() for name in variables(tree)}
+        learned = _differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
+        for name, buffer in self.buffers.items():
+            at = ("buffers", name)
+            if name not in read:
+                hint = "index it in `score_mod` or `mask_mod`, or remove it"
+                yield problem(
+                    "unused-buffer", f"no expression reads the buffer `{name}`", hint, at=at, key=True
+                )
+            elif buffer.grad and name not in learned:
+                message = f"`score_mod` is not differentiable in `{name}`, so it has no gradient"
+                hint = "remove `grad`, or let a value of `score_mod` depend on it"
+                yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
+            elif buffer.grad and "backward" not in self.passes:
+                message = f"the gradient of `{name}` needs the backward pass"
+                hint = "remove `grad`, or add `backward` to `passes`"
+                yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
+        for name in self.params:
+            if name not in used:
+                hint = "use it in `score_mod` or `mask_mod`, or remove it"
+                yield problem(
+                    "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
+                )
+
+
+def _differentiable(node: Node) -> frozenset[str]:
+    """The buffers that the value depends on smoothly: not by a condition, an index or a flat function."""
+    if isinstance(node, Read) and node.type is Type.FLOAT:
+        return frozenset({node.buffer})
+    if isinstance(node, Call) and TABLE[node.fn].derivative is not None:
+        return frozenset().union(*(_differentiable(a) for a in node.args if a.type is Type.FLOAT))
+    return frozenset()

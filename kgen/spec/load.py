@@ -1,0 +1,98 @@
+"""A spec file to a checked model and typed expressions, or to every diagnostic that it deserves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
+from kgen.expr.nodes import Node
+from kgen.expr.parse import ExpressionError, parse_expression
+from kgen.spec.attention import AttentionSpec
+from kgen.spec.problems import described, shown
+from kgen.spec.source import Document, decode
+
+# The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
+# `expressions()` and `check()`.
+KERNELS = {"attention": AttentionSpec}
+PLANNED_KERNELS = ("norm", "chunk_output")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A spec that is right: its text with "\\n" line ends, its model, and its expressions as typed trees."""
+
+    path: Path
+    text: str
+    spec: AttentionSpec
+    score_mod: Node | None
+    """Of type FLOAT or INT; `None` leaves the score as it is."""
+    mask_mod: Node | None
+    """Of type BOOL; `None` keeps every pair."""
+
+
+def load(path: str | Path) -> Loaded:
+    """Read and check one YAML file. Raises `KgenError` with all its diagnostics."""
+    file = Path(path)
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        message = f"cannot read the file: {error.strerror or error}"
+        raise KgenError(Diagnostic("cannot-read", message, file.as_posix(), hint="check its path")) from None
+    return loads(decode(content, file.as_posix()), file)
+
+
+def loads(text: str, path: str | Path) -> Loaded:
+    """Check the text of a spec; `path` is the name that diagnostics show. Raises `KgenError`."""
+    path = Path(path)
+    document = Document(text, path.as_posix())
+    model = KERNELS[_kernel(document)]
+    try:
+        spec = model.model_validate(document.data)
+    except ValidationError as error:
+        raise _failure(described(document, model, details) for details in error.errors()) from None
+
+    trees: dict[str, Node] = {}
+    wrong: list[Diagnostic] = []
+    for field, (source, scope, result) in spec.expressions().items():
+        try:
+            trees[field] = parse_expression(source, scope, result)
+        except ExpressionError as e:
+            place = (e.line, e.column, e.length)
+            wrong.append(document.inside(e.code, e.message, (field,), *place, hint=e.hint))
+    if not wrong:
+        details = (
+            ErrorDetails(type=e.type, loc=(), msg="", input=None, ctx=e.context or {})
+            for e in spec.check(trees)
+        )
+        wrong = [described(document, model, d) for d in details]
+    if wrong:
+        raise _failure(wrong)
+    return Loaded(path, document.text, spec, trees.get("score_mod"), trees.get("mask_mod"))
+
+
+def _kernel(document: Document) -> str:
+    kernel = document.data.get("kernel")
+    if "kernel" not in document.data:
+        hint = "add `kernel: attention`"
+        raise KgenError(document.value("missing-key", "the spec needs a `kernel`", (), hint))
+    if isinstance(kernel, str) and kernel in KERNELS:
+        return kernel
+    path = ("kernel",)
+    if kernel in PLANNED_KERNELS:
+        message = f"`kernel: {kernel}` is not supported yet"
+        raise KgenError(document.value("unsupported-kernel", message, path, f"there is {', '.join(KERNELS)}"))
+    hint = (
+        did_you_mean(kernel, KERNELS) if isinstance(kernel, str) else None
+    ) or f"there is {', '.join(KERNELS)}"
+    raise KgenError(document.value("unknown-kernel", f"there is no kernel {shown(kernel)}", path, hint))
+
+
+def _failure(diagnostics: Iterable[Diagnostic]) -> KgenError:
+    # A short form that stands for two fields is reported once.
+    unique = dict.fromkeys(diagnostics)
+    return KgenError(sorted(unique, key=lambda d: (d.line or 0, d.column or 0)))

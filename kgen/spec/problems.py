@@ -1,0 +1,139 @@
+"""What is wrong with a spec, in the words of its author rather than those of the validator."""
+
+from __future__ import annotations
+
+import re
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from kgen.diagnostics import Diagnostic, did_you_mean
+from kgen.spec.source import Document, Path
+
+
+class SpecModel(BaseModel):
+    """Part of a spec: immutable, no unknown keys, no conversions. Docstrings describe the fields."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def problem(
+    code: str, message: str, hint: str | None = None, *, at: Path = (), key: bool = False
+) -> PydanticCustomError:
+    """An error for a validator to raise: `at` leads from its value to the culprit, `key` marks its key."""
+    return PydanticCustomError(
+        "kgen", "{message}", {"code": code, "message": message, "hint": hint, "at": at, "key": key}
+    )
+
+
+def described(document: Document, model: type[BaseModel], error: ErrorDetails) -> Diagnostic:
+    """A validation error of `model` as a diagnostic at its place in the file."""
+    path: Path = error["loc"]
+    context = error.get("ctx", {})
+    if error["type"] == "kgen":
+        on_key = context["key"] or path[-1:] == ("[key]",)
+        path = (*(step for step in path if step != "[key]"), *context["at"])
+        place = document.key if on_key else document.value
+        return place(context["code"], context["message"], path, context["hint"])
+    if error["type"] == "extra_forbidden":
+        known = sorted(_known_keys(model, path[:-1]))
+        hint = did_you_mean(str(path[-1]), known) or f"the keys here are {', '.join(known)}"
+        return document.key("unknown-key", f"`{path[-1]}` is not a key of {_where(path[:-1])}", path, hint)
+    if error["type"] == "missing":
+        message = f"{_where(path[:-1])} needs a `{path[-1]}`"
+        return document.value("missing-key", message, path[:-1], _example(model, path))
+    label = f"`{'.'.join(map(str, document.existing(path)))}`"
+    code, message, advice = _translated(error["type"], context, error["input"], error["msg"])
+    return document.value(code, f"{label} {message}", path, advice)
+
+
+def _translated(
+    type_: str, context: dict[str, Any], value: Any, fallback: str
+) -> tuple[str, str, str | None]:
+    """Code, message and hint for the kinds of errors that pydantic finds by itself."""
+    if type_ == "literal_error":
+        choices = re.findall(r"'([^']*)'", context["expected"])
+        listed = f"is one of {', '.join(choices)}" if len(choices) > 1 else f"is `{choices[0]}`"
+        hint = did_you_mean(value, choices) if isinstance(value, str) else None
+        return "bad-value", f"{listed}, not {shown(value)}", hint or "write one of them"
+    if type_ in _NEEDED:
+        needed, hint = _NEEDED[type_]
+        return "wrong-type", f"is {needed}, not {shown(value)}", hint
+    if type_ in ("greater_than_equal", "less_than_equal"):
+        bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        return "out-of-range", f"is {bound}, not {shown(value)}", "choose a number in the range"
+    if type_ == "too_short":
+        return "bad-value", "cannot be empty", "give one item or more"
+    if type_ == "too_long":
+        return (
+            "bad-value",
+            f"has at most {context['max_length']} items, not {context['actual_length']}",
+            "shorten it",
+        )
+    return "bad-value", f"is wrong: {fallback}", None
+
+
+_NEEDED: dict[str, tuple[str, str]] = {
+    "int_type": ("an integer", "write it in digits, without quotes or a point"),
+    "string_type": ("text", "put quotes around it"),
+    "bool_type": ("true or false", "write `true` or `false`, without quotes"),
+    "dict_type": ("a mapping", "write `key: value` lines under it"),
+    "model_type": ("a mapping", "write `key: value` lines under it"),
+    "model_attributes_type": ("a mapping", "write `key: value` lines under it"),
+    "tuple_type": ("a list", "write `[a, b]`"),
+}
+
+
+def shown(value: Any) -> str:
+    """A value of the file as a message quotes it."""
+    if value is None:
+        return "empty"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    text = str(value)
+    return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
+
+
+def _where(path: Path) -> str:
+    return f"`{'.'.join(map(str, path))}`" if path else "the spec"
+
+
+def _example(model: type[BaseModel], path: Path) -> str:
+    """A line that would mend a missing key, from the examples of its field."""
+    for parent in _models(model, path[:-1]):
+        examples = parent.model_fields[str(path[-1])].examples
+        if examples:
+            example = examples[0]
+            example = f"[{', '.join(map(str, example))}]" if isinstance(example, list) else example
+            return f"add `{path[-1]}: {example}`"
+    return f"add `{path[-1]}: ...`"
+
+
+def _known_keys(model: type[BaseModel], path: Path) -> set[str]:
+    return {name for parent in _models(model, path) for name in parent.model_fields}
+
+
+def _models(model: type[BaseModel], path: Path) -> list[type[BaseModel]]:
+    """The models that a mapping under `path` may be."""
+    found = [model]
+    for step in path:
+        fields = [parent.model_fields[step] for parent in found if step in parent.model_fields]
+        if fields:
+            found = [inner for field in fields for inner in _inner(field.annotation)]
+    return found
+
+
+def _inner(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _inner(argument)

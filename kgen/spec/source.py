@@ -1,0 +1,342 @@
+"""YAML text to plain data that remembers where everything stood.
+
+Only the data model of JSON is read, in YAML 1.2's core schema (`no` is text, not a truth value). Anchors,
+aliases, tags, duplicate keys and several documents are errors: a spec says each thing once, in one place.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from ruamel.yaml import YAML
+from ruamel.yaml import events as yaml
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.reader import ReaderError
+
+from kgen.diagnostics import Diagnostic, KgenError
+
+MAX_BYTES = 100_000
+MAX_DEPTH = 16
+
+Path = tuple[str | int, ...]
+
+
+@dataclass
+class _Scalar:
+    value: Any
+    start: int
+    end: int
+    text: str
+    style: str | None
+
+
+@dataclass
+class _Sequence:
+    start: int
+    end: int
+    items: list[_Tree] = field(default_factory=list)
+
+
+@dataclass
+class _Mapping:
+    start: int
+    end: int
+    items: dict[str, tuple[_Scalar, _Tree]] = field(default_factory=dict)
+
+
+_Tree = _Scalar | _Sequence | _Mapping
+
+
+class Document:
+    """One YAML file: its `data` (dicts, lists, scalars) and the place of each part.
+
+    A path is the keys and indices that lead to a value: `("buffers", "slopes", "shape", 0)`.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        """Read `text`; raises `KgenError` with one diagnostic when it is not one plain YAML mapping."""
+        # Positions count "\n" only, and hashes of the text should not depend on an editor.
+        self.text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        self.file = file
+        self.lines = self.text.split("\n")
+        self._starts = [0]
+        for line in self.lines:
+            self._starts.append(self._starts[-1] + len(line) + 1)
+        self._root = _Reader(self).read()
+        self.data: dict[str, Any] = _plain(self._root)
+
+    def value(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
+        """A diagnostic at the value under `path`, or at the nearest value around it that exists."""
+        key, tree = self._find(path)
+        if isinstance(tree, _Scalar) or key is None:
+            end = tree.end if isinstance(tree, _Scalar) else tree.start + 1
+            return self.at(code, message, tree.start, end, hint)
+        # Carets under a whole block say little: its key names it.
+        return self.at(code, message, key.start, key.end, hint)
+
+    def key(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
+        """A diagnostic at the key that ends `path`."""
+        key, tree = self._find(path)
+        spot = key or tree
+        return self.at(code, message, spot.start, spot.end, hint)
+
+    def inside(
+        self,
+        code: str,
+        message: str,
+        path: Path,
+        line: int,
+        column: int,
+        length: int,
+        hint: str | None = None,
+    ) -> Diagnostic:
+        """A diagnostic at a 1-based `line` and `column` of the text value under `path`."""
+        _, tree = self._find(path)
+        assert isinstance(tree, _Scalar)
+        lines = tree.text.split("\n")
+        offset = sum(len(before) + 1 for before in lines[: line - 1]) + column - 1
+        places = _places(self.text, tree)
+        start = places[min(offset, len(places) - 1)]
+        last = places[min(offset + length - 1, len(places) - 1)]
+        return self.at(code, message, start, max(last, start) + 1, hint)
+
+    def at(self, code: str, message: str, start: int, end: int, hint: str | None = None) -> Diagnostic:
+        """A diagnostic at the characters from `start` up to `end` (0-based), cut at the end of the line."""
+        start = min(start, len(self.text))
+        row = bisect.bisect_right(self._starts, start) - 1
+        source = self.lines[row]
+        column = start - self._starts[row]
+        length = max(min(end - start, len(source) - column), 1)
+        return Diagnostic(code, message, self.file, row + 1, column + 1, length, source, hint)
+
+    def existing(self, path: Path) -> Path:
+        """The longest beginning of `path` that is in the file."""
+        known = 0
+        data: Any = self.data
+        for step in path:
+            in_list = isinstance(data, list) and isinstance(step, int) and step < len(data)
+            if not in_list and not (isinstance(data, dict) and step in data):
+                break
+            data = data[step]
+            known += 1
+        return path[:known]
+
+    def _find(self, path: Path) -> tuple[_Scalar | None, _Tree]:
+        key: _Scalar | None = None
+        tree: _Tree = self._root
+        for step in path:
+            if isinstance(tree, _Mapping) and isinstance(step, str) and step in tree.items:
+                key, tree = tree.items[step]
+            elif isinstance(tree, _Sequence) and isinstance(step, int) and step < len(tree.items):
+                tree = tree.items[step]
+            else:
+                break
+        return key, tree
+
+
+def decode(content: bytes, file: str) -> str:
+    """The text of a file of at most `MAX_BYTES` bytes of UTF-8; raises `KgenError`."""
+    if len(content) > MAX_BYTES:
+        message = f"the file has {len(content)} bytes, {MAX_BYTES} is the limit"
+        raise KgenError(Diagnostic("too-large", message, file, hint="move tables of numbers into a buffer"))
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
+        message = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        hint = "save the file with the encoding UTF-8"
+        raise KgenError(Diagnostic("not-utf8", message, file, line, column, hint=hint)) from None
+
+
+class _Reader:
+    """Builds the tree from parse events, so that an alias is refused before anything is made of it."""
+
+    def __init__(self, document: Document) -> None:
+        self.document = document
+
+    def fail(self, code: str, message: str, start: int, end: int, hint: str | None = None) -> NoReturn:
+        raise KgenError(self.document.at(code, message, start, end, hint))
+
+    def read(self) -> _Mapping:
+        text = self.document.text
+        if len(text) > MAX_BYTES:
+            message = f"the file has {len(text)} characters, {MAX_BYTES} is the limit"
+            self.fail("too-large", message, 0, 1, "move tables of numbers into a buffer")
+        try:
+            return self.document_of(iter(YAML(typ="safe", pure=True).parse(text)))
+        except MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            index = mark.index if mark is not None else 0
+            problem = str(error.problem)
+            if problem in _UNCLOSED and error.context_mark is not None:
+                index = error.context_mark.index
+            message, hint = _friendly(problem, text, index)
+        except ReaderError as error:
+            index = error.position
+            message = f"the character U+{ord(str(error.character)[:1] or '?'):04X} is not allowed in YAML"
+            hint = "remove it"
+        except YAMLError:
+            message, hint, index = "this is not YAML", "see https://yaml.org/spec/1.2.2", 0
+        self.fail("bad-yaml", message, index, index + 1, hint)
+
+    def document_of(self, events: Iterator[Any]) -> _Mapping:
+        root: _Tree | None = None
+        for event in events:
+            if isinstance(event, yaml.DocumentStartEvent):
+                if root is not None:
+                    start = event.start_mark.index
+                    self.fail(
+                        "bad-yaml",
+                        "a file holds one spec",
+                        start,
+                        start + 3,
+                        "put each spec into its own file",
+                    )
+                if event.version or event.tags:
+                    self.fail("bad-yaml", "YAML directives are not supported", 0, 1, "remove the `%` lines")
+                root = self.tree(next(events), events, 0)
+        if root is None:
+            hint = "begin with `kernel: attention`; `kgen schema` prints what a spec may say"
+            self.fail("empty-spec", "the file is empty", 0, 1, hint)
+        if not isinstance(root, _Mapping):
+            hint = "begin with `kernel: attention`"
+            self.fail("bad-yaml", "a spec is a mapping of `key: value` lines", root.start, root.end, hint)
+        return root
+
+    def tree(self, event: Any, events: Iterator[Any], depth: int) -> _Tree:
+        start, end = event.start_mark.index, event.end_mark.index
+        if depth > MAX_DEPTH:
+            self.fail(
+                "too-deep",
+                f"the file nests more than {MAX_DEPTH} deep",
+                start,
+                end,
+                "a spec needs four levels",
+            )
+        if isinstance(event, yaml.AliasEvent):
+            self.fail(
+                "bad-yaml", f"the alias `*{event.anchor}` is not allowed", start, end, "write the value again"
+            )
+        if event.anchor is not None:
+            self.fail("bad-yaml", f"the anchor `&{event.anchor}` is not allowed", start, start + 1, _QUOTE)
+        if event.tag is not None:
+            self.fail("bad-yaml", "YAML tags are not allowed", start, start + 1, _QUOTE)
+        if isinstance(event, yaml.ScalarEvent):
+            return _Scalar(self.resolved(event), start, end, event.value, event.style)
+        if isinstance(event, yaml.SequenceStartEvent):
+            sequence = _Sequence(start, start + 1)
+            while not isinstance(event := next(events), yaml.SequenceEndEvent):
+                sequence.items.append(self.tree(event, events, depth + 1))
+            return sequence
+        mapping = _Mapping(start, start + 1)
+        while not isinstance(event := next(events), yaml.MappingEndEvent):
+            key = self.tree(event, events, depth + 1)
+            if not isinstance(key, _Scalar) or not isinstance(key.value, str):
+                self.fail("bad-yaml", "a key is a name", key.start, key.end, "put quotes around other keys")
+            if key.value in mapping.items:
+                first = self.document.at("", "", mapping.items[key.value][0].start, 0).line
+                message = f"`{key.value}` is there twice"
+                self.fail(
+                    "duplicate-key", message, key.start, key.end, f"the first is on line {first}: keep one"
+                )
+            mapping.items[key.value] = (key, self.tree(next(events), events, depth + 1))
+        return mapping
+
+    def resolved(self, event: Any) -> Any:
+        text: str = event.value
+        if event.style is not None:
+            return text
+        if text in ("", "~", "null", "Null", "NULL"):
+            return None
+        if text in ("true", "True", "TRUE", "false", "False", "FALSE"):
+            return text.lower() == "true"
+        if _INTEGER.fullmatch(text):
+            if len(text) > 40:
+                start = event.start_mark.index
+                self.fail(
+                    "literal-range",
+                    "the number is too large",
+                    start,
+                    event.end_mark.index,
+                    "use at most int32",
+                )
+            return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
+        if _FLOAT.fullmatch(text):
+            return float(text)
+        if found := re.fullmatch(r"([-+]?)\.(inf|Inf|INF)", text):
+            return float(f"{found[1]}inf")
+        return float("nan") if text in (".nan", ".NaN", ".NAN") else text
+
+
+_INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_QUOTE = "put quotes around text that begins with `&`, `*` or `!`"
+_UNCLOSED = ("found unexpected end of stream", "could not find expected ':'")
+
+
+def _friendly(problem: str, text: str, index: int) -> tuple[str, str]:
+    """What the YAML reader found, in words for people who know YAML by sight."""
+    character = text[index : index + 1]
+    if problem.startswith("found character") and character == "\t":
+        return "a tab cannot indent YAML", "indent with spaces"
+    if problem.startswith("found character"):
+        return f"a value cannot begin with `{character}`", "put quotes around it"
+    if problem.startswith("mapping values are not allowed"):
+        return "a second `:` on this line", "put quotes around text that has `: ` in it, or break the line"
+    if problem == "could not find expected ':'":
+        return (
+            "this line is not `key: value`",
+            "add the `:`, or indent the line under the key that it belongs to",
+        )
+    if problem == "found unexpected end of stream":
+        return "the quote is never closed", "close it"
+    if problem.startswith("expected ',' or"):
+        return f"{problem.split(', but')[0]} before this", "close the bracket"
+    if problem.startswith("expected <block end>"):
+        return "this line does not fit its neighbours", "begin the keys of one level in the same column"
+    return problem, "see https://yaml.org/spec/1.2.2"
+
+
+def _plain(tree: _Tree) -> Any:
+    if isinstance(tree, _Mapping):
+        return {key: _plain(value) for key, (_, value) in tree.items.items()}
+    if isinstance(tree, _Sequence):
+        return [_plain(item) for item in tree.items]
+    return tree.value
+
+
+def _places(text: str, scalar: _Scalar) -> list[int]:
+    """For each character of the value, and for its end, where it stands in the file.
+
+    The value is the raw text less quotes, indentation, folded line ends and escapes. Visible characters come
+    in the same order, so both are walked side by side.
+    """
+    at = scalar.start
+    if scalar.style in ("|", ">"):
+        at = text.index("\n", at) + 1 if "\n" in text[at:] else len(text)
+    elif scalar.style is not None:
+        at += 1
+    places = []
+    for character in scalar.text:
+        if not character.isspace():
+            while at < len(text) and (text[at].isspace() or text.startswith("\\\n", at)):
+                at += 1
+        width = _width(text, at, scalar.style)
+        places.append(at)
+        if not character.isspace() or width > 1 or text[at : at + 1] == character:
+            at += width
+    return [*places, at]
+
+
+def _width(text: str, at: int, style: str | None) -> int:
+    """How many characters of the file spell the character at `at`."""
+    if style == "'" and text.startswith("''", at):
+        return 2
+    if style == '"' and text[at : at + 1] == "\\":
+        return {"x": 4, "u": 6, "U": 10}.get(text[at + 1 : at + 2], 2)
+    return 1
