@@ -71,6 +71,20 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str | None:
     return None if near is None else f"did you mean `{near}`?"
 
 
+def shown(value: Any) -> str:
+    """A value from a file as a message quotes it, shortened when it is long."""
+    if value is None:
+        return "empty"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    text = str(value)
+    return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
+
+
 def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
     """The diagnostic as lines of text, with the source line and carets where there is one.
 

@@ -88,7 +88,7 @@ def _real(types: tuple[Type, ...]) -> Type:
 
 def _integral(types: tuple[Type, ...]) -> Type:
     if any(t is not INT for t in types):
-        raise TypeRuleError("is integer arithmetic: both sides must be integers", "use floor(x / y) on floats")
+        raise TypeRuleError("is integer arithmetic: both sides must be integers", "on floats use floor(x / y), and x - y * floor(x / y) for the rest")
     return INT
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kgen.diagnostics import closest, did_you_mean
+from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 
@@ -383,7 +383,7 @@ class _Builder:
 
     def check_dunder(self, name: str, span: _Span) -> None:
         if "__" in name:
-            message = f"`{_short(name)}`: names with a double underscore are not allowed"
+            message = f"{shown(name)}: names with a double underscore are not allowed"
             raise _error(span, "dunder-name", message, "use a name of the language")
 
     def check_result(self, built: _Built, at: ast.expr) -> None:
@@ -512,7 +512,7 @@ class _Builder:
         near = closest(name, known)
         hint = None if near else _NAME_HINTS.get(name)
         hint = hint or did_you_mean(name, known) or "declare it under `buffers` or `params`"
-        return _error(span, "unknown-name", f"`{_short(name)}` is not defined", hint)
+        return _error(span, "unknown-name", f"{shown(name)} is not defined", hint)
 
     def unary(self, node: ast.UnaryOp, inner: int) -> _Built:
         operand = self.expression(node.operand, inner)
@@ -650,7 +650,7 @@ class _Builder:
         hint = (
             _FUNCTION_HINTS.get(name) or did_you_mean(name, _CALLABLE) or f"there are {', '.join(_CALLABLE)}"
         )
-        return _error(span, "unknown-function", f"there is no function `{_short(name)}`", hint)
+        return _error(span, "unknown-function", f"there is no function {shown(name)}", hint)
 
     def attribute_error(self, node: ast.Attribute) -> ExpressionError:
         span = self.span(node)
@@ -662,7 +662,8 @@ class _Builder:
             hint = f"write `{name}(...)`"
         else:
             hint = _FUNCTION_HINTS.get(name) or did_you_mean(name, _CALLABLE)
-        message = f"`.{_short(name)}`: attribute access is not part of the language"
+        written = self.lines[span.line - 1][span.column - 1 :][: span.length]
+        message = f"{shown(written)}: attribute access is not part of the language"
         return _error(span, "attribute-access", message, hint or "use the functions of the language by name")
 
     def read(self, node: ast.Subscript, inner: int) -> _Built:
@@ -685,7 +686,7 @@ class _Builder:
                     at, "bad-index", f"`{name}` is not a buffer", "only declared buffers can be indexed"
                 )
             hint = did_you_mean(name, sorted(self.scope.buffers)) or "declare it under `buffers`"
-            raise _error(at, "unknown-name", f"`{_short(name)}` is not defined", hint)
+            raise _error(at, "unknown-name", f"{shown(name)} is not defined", hint)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         built = [self.expression(index, inner) for index in indices]
         for index, value in zip(indices, built, strict=True):
@@ -753,7 +754,3 @@ def _a(type_: Type) -> str:
 
 def _indexed(name: str, rank: int) -> str:
     return f"{name}[{', '.join('ijklmn'[:rank])}]"
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 40 else name[:37] + "..."

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kgen.diagnostics import did_you_mean
+from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Node, Read, Type, reads, variables
 from kgen.expr.parse import FLOAT32_MAX, INT32, BufferType, Scope
-from kgen.spec.problems import SpecModel, problem, shown
+from kgen.spec.problems import SpecModel, problem
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 INDICES = ("b", "h", "q_idx", "kv_idx")
@@ -120,7 +120,7 @@ def _head_dim(value: Any) -> Any:
         return value
     if not _is_integer(value):
         hint = "write `head_dim: 128` or `head_dim: {qk: 192, v: 128}`"
-        raise problem("wrong-type", f"`head_dim` is an integer or a mapping, not {shown(value)}", hint)
+        raise problem("wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint)
     return {"qk": value, "v": value}
 
 
@@ -137,7 +137,7 @@ def _length(value: Any) -> Any:
     if isinstance(value, dict | Length):
         return value
     hint = "write `any` or `{multiple_of: 128}`"
-    raise problem("wrong-type", f"a length is `any` or a promise, not {shown(value)}", hint)
+    raise problem("wrong-type", f"a length must be `any` or a promise, not {shown(value)}", hint)
 
 
 class Lengths(SpecModel):
@@ -242,7 +242,7 @@ def _param(value: Any) -> Any:
     if isinstance(value, dict | ParamSpec):
         return value
     hint = "write a number, or `{type: float, runtime: true}`"
-    raise problem("wrong-type", f"a parameter is a number or a mapping, not {shown(value)}", hint)
+    raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
 
 
 Param = Annotated[ParamSpec, BeforeValidator(_param, json_schema_input_type=int | float | ParamSpec)]
@@ -283,8 +283,8 @@ class Targets(SpecModel):
 def _gqa(value: Any) -> Any:
     if value == "any" or (_is_integer(value) and value >= 1):
         return value
-    hint = "it is the number of query heads for each key-value head"
-    raise problem("bad-value", f"`gqa` is an integer of at least 1, or `any`, not {shown(value)}", hint)
+    hint = "write how many query heads share a key-value head, for example `gqa: 4`"
+    raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
 
 
 def _passes(value: Any) -> Any:

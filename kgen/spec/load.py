@@ -9,11 +9,11 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
 from kgen.expr.parse import ExpressionError, parse_expression
 from kgen.spec.attention import AttentionSpec
-from kgen.spec.problems import described, shown
+from kgen.spec.problems import described
 from kgen.spec.source import Document, decode
 
 # The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
@@ -83,12 +83,12 @@ def _kernel(document: Document) -> str:
     if isinstance(kernel, str) and kernel in KERNELS:
         return kernel
     path = ("kernel",)
+    supported = " or ".join(f"`kernel: {name}`" for name in KERNELS)
     if kernel in PLANNED_KERNELS:
         message = f"`kernel: {kernel}` is not supported yet"
-        raise KgenError(document.value("unsupported-kernel", message, path, f"there is {', '.join(KERNELS)}"))
-    hint = (
-        did_you_mean(kernel, KERNELS) if isinstance(kernel, str) else None
-    ) or f"there is {', '.join(KERNELS)}"
+        raise KgenError(document.value("unsupported-kernel", message, path, f"write {supported}"))
+    near = did_you_mean(kernel, KERNELS) if isinstance(kernel, str) else None
+    hint = near or f"write {supported}"
     raise KgenError(document.value("unknown-kernel", f"there is no kernel {shown(kernel)}", path, hint))
 
 

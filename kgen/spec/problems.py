@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from kgen.diagnostics import Diagnostic, did_you_mean
+from kgen.diagnostics import Diagnostic, did_you_mean, shown
 from kgen.spec.source import Document, Path
 
 
@@ -43,7 +43,9 @@ def described(document: Document, model: type[BaseModel], error: ErrorDetails) -
     if error["type"] == "extra_forbidden":
         known = sorted(_known_keys(model, path[:-1]))
         hint = did_you_mean(str(path[-1]), known) or f"the keys here are {', '.join(known)}"
-        return document.key("unknown-key", f"`{path[-1]}` is not a key of {_where(path[:-1])}", path, hint)
+        return document.key(
+            "unknown-key", f"{shown(path[-1])} is not a key of {_where(path[:-1])}", path, hint
+        )
     if error["type"] == "missing":
         message = f"{_where(path[:-1])} needs a `{path[-1]}`"
         return document.value("missing-key", message, path[:-1], _example(model, path))
@@ -58,17 +60,17 @@ def _translated(
     """Code, message and hint for the kinds of errors that pydantic finds by itself."""
     if type_ == "literal_error":
         choices = re.findall(r"'([^']*)'", context["expected"])
-        listed = f"is one of {', '.join(choices)}" if len(choices) > 1 else f"is `{choices[0]}`"
+        listed = f"must be one of {', '.join(choices)}" if len(choices) > 1 else f"must be `{choices[0]}`"
         hint = did_you_mean(value, choices) if isinstance(value, str) else None
         return "bad-value", f"{listed}, not {shown(value)}", hint or "write one of them"
     if type_ in _NEEDED:
         needed, hint = _NEEDED[type_]
-        return "wrong-type", f"is {needed}, not {shown(value)}", hint
+        return "wrong-type", f"must be {needed}, not {shown(value)}", hint
     if type_ in ("greater_than_equal", "less_than_equal"):
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
-        return "out-of-range", f"is {bound}, not {shown(value)}", "choose a number in the range"
+        return "out-of-range", f"must be {bound}, not {shown(value)}", f"write a number of {bound}"
     if type_ == "too_short":
-        return "bad-value", "cannot be empty", "give one item or more"
+        return "bad-value", "cannot be empty", "write one item or more"
     if type_ == "too_long":
         return (
             "bad-value",
@@ -87,20 +89,6 @@ _NEEDED: dict[str, tuple[str, str]] = {
     "model_attributes_type": ("a mapping", "write `key: value` lines under it"),
     "tuple_type": ("a list", "write `[a, b]`"),
 }
-
-
-def shown(value: Any) -> str:
-    """A value of the file as a message quotes it."""
-    if value is None:
-        return "empty"
-    if isinstance(value, dict):
-        return "a mapping"
-    if isinstance(value, list):
-        return "a list"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    text = str(value)
-    return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
 
 
 def _where(path: Path) -> str:

@@ -17,7 +17,7 @@ from ruamel.yaml import events as yaml
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, shown
 
 MAX_BYTES = 100_000
 MAX_DEPTH = 16
@@ -72,7 +72,8 @@ class Document:
     def value(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
         """A diagnostic at the value under `path`, or at the nearest value around it that exists."""
         key, tree = self._find(path)
-        if isinstance(tree, _Scalar) or key is None:
+        written = isinstance(tree, _Scalar) and tree.end > tree.start
+        if written or key is None:
             end = tree.end if isinstance(tree, _Scalar) else tree.start + 1
             return self.at(code, message, tree.start, end, hint)
         # Carets under a whole block say little: its key names it.
@@ -147,10 +148,11 @@ def decode(content: bytes, file: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        column = error.start - (content.rfind(b"\n", 0, error.start) + 1) + 1
+        column = len(content[content.rfind(b"\n", 0, error.start) + 1 : error.start].decode()) + 1
+        source = content.split(b"\n")[line - 1].decode(errors="replace")
         message = f"byte 0x{content[error.start]:02x} is not UTF-8"
         hint = "save the file with the encoding UTF-8"
-        raise KgenError(Diagnostic("not-utf8", message, file, line, column, hint=hint)) from None
+        raise KgenError(Diagnostic("not-utf8", message, file, line, column, 1, source, hint)) from None
 
 
 class _Reader:
@@ -173,12 +175,11 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             index = mark.index if mark is not None else 0
             problem = str(error.problem)
-            if problem in _UNCLOSED and error.context_mark is not None:
-                index = error.context_mark.index
-            message, hint = _friendly(problem, text, index)
+            opened = error.context_mark.index if error.context_mark is not None else index
+            message, hint, index = _friendly(problem, text, index, opened)
         except ReaderError as error:
             index = error.position
-            message = f"the character U+{ord(str(error.character)[:1] or '?'):04X} is not allowed in YAML"
+            message = f"the character U+{ord(text[index]):04X} is not allowed in YAML"
             hint = "remove it"
         except YAMLError:
             message, hint, index = "this is not YAML", "see https://yaml.org/spec/1.2.2", 0
@@ -219,11 +220,11 @@ class _Reader:
                 "a spec needs four levels",
             )
         if isinstance(event, yaml.AliasEvent):
-            self.fail(
-                "bad-yaml", f"the alias `*{event.anchor}` is not allowed", start, end, "write the value again"
-            )
+            self.fail("bad-yaml", f"the alias {shown('*' + event.anchor)} is not allowed", start, end, _QUOTE)
         if event.anchor is not None:
-            self.fail("bad-yaml", f"the anchor `&{event.anchor}` is not allowed", start, start + 1, _QUOTE)
+            self.fail(
+                "bad-yaml", f"the anchor {shown('&' + event.anchor)} is not allowed", start, start + 1, _QUOTE
+            )
         if event.tag is not None:
             self.fail("bad-yaml", "YAML tags are not allowed", start, start + 1, _QUOTE)
         if isinstance(event, yaml.ScalarEvent):
@@ -240,7 +241,7 @@ class _Reader:
                 self.fail("bad-yaml", "a key is a name", key.start, key.end, "put quotes around other keys")
             if key.value in mapping.items:
                 first = self.document.at("", "", mapping.items[key.value][0].start, 0).line
-                message = f"`{key.value}` is there twice"
+                message = f"{shown(key.value)} is there twice"
                 self.fail(
                     "duplicate-key", message, key.start, key.end, f"the first is on line {first}: keep one"
                 )
@@ -275,31 +276,37 @@ class _Reader:
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_QUOTE = "put quotes around text that begins with `&`, `*` or `!`"
-_UNCLOSED = ("found unexpected end of stream", "could not find expected ':'")
+_QUOTE = "write the value itself, and put quotes around text that begins with `&`, `*` or `!`"
 
 
-def _friendly(problem: str, text: str, index: int) -> tuple[str, str]:
-    """What the YAML reader found, in words for people who know YAML by sight."""
+def _friendly(problem: str, text: str, index: int, opened: int) -> tuple[str, str, int]:
+    """What the reader found at `index` in something that it `opened`: message, hint, where to point."""
     character = text[index : index + 1]
+    line = text.rfind("\n", 0, index) + 1
     if problem.startswith("found character") and character == "\t":
-        return "a tab cannot indent YAML", "indent with spaces"
+        return "a tab cannot indent YAML", "indent with spaces", index
     if problem.startswith("found character"):
-        return f"a value cannot begin with `{character}`", "put quotes around it"
+        return f"a value cannot begin with `{character}`", "put quotes around it", index
     if problem.startswith("mapping values are not allowed"):
-        return "a second `:` on this line", "put quotes around text that has `: ` in it, or break the line"
+        if ":" in text[line:index]:
+            hint = "put quotes around text that has `: ` in it, or break the line"
+            return "a second `:` on this line", hint, index
+        hint = "begin the keys of one level in the same column"
+        first = index - len(text[line:index].lstrip(" "))
+        return "this line is indented deeper than the line above allows", hint, first
     if problem == "could not find expected ':'":
-        return (
-            "this line is not `key: value`",
-            "add the `:`, or indent the line under the key that it belongs to",
-        )
+        hint = "add the `:`, or indent the line under the key that it belongs to"
+        return "this line is not `key: value`", hint, opened
     if problem == "found unexpected end of stream":
-        return "the quote is never closed", "close it"
+        return "the quote is never closed", "close it", opened
     if problem.startswith("expected ',' or"):
-        return f"{problem.split(', but')[0]} before this", "close the bracket"
+        if opened < line or index >= len(text):
+            return f"`{text[opened : opened + 1]}` is never closed", "close the bracket", opened
+        return f"{problem.split(', but')[0]} before this", "separate the items with commas", index
     if problem.startswith("expected <block end>"):
-        return "this line does not fit its neighbours", "begin the keys of one level in the same column"
-    return problem, "see https://yaml.org/spec/1.2.2"
+        hint = "begin the keys of one level in the same column"
+        return "this line does not fit its neighbours", hint, index
+    return problem, "see https://yaml.org/spec/1.2.2", index
 
 
 def _plain(tree: _Tree) -> Any:

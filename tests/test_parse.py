@@ -1,0 +1,269 @@
+"""The expression language: what it accepts, what tree it means, and that nothing else ever gets out."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
+from kgen.expr.parse import MAX_DEPTH, BufferType, ExpressionError, Scope, parse_expression
+
+INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
+INDICES = ("b", "h", "q_idx", "kv_idx", "SQ", "window")
+BUFFERS = {
+    "slopes": BufferType(FLOAT, 1),
+    "bias": BufferType(FLOAT, 3),
+    "doc": BufferType(INT, 1),
+    "keep": BufferType(BOOL, 2),
+}
+SCOPE = Scope({"score": FLOAT, **dict.fromkeys(INDICES, INT)}, BUFFERS)
+
+SCORE, H, Q, KV = Var("score", FLOAT), Var("h", INT), Var("q_idx", INT), Var("kv_idx", INT)
+INF = Var("inf", FLOAT)
+
+
+def parse(text: str, result: Type = FLOAT) -> Node:
+    return parse_expression(text, SCOPE, result)
+
+
+def failure(text: str, result: Type = FLOAT) -> ExpressionError:
+    with pytest.raises(ExpressionError) as caught:
+        parse(text, result)
+    return caught.value
+
+
+def call(fn: str, *args: Node) -> Call:
+    return Call(fn, args, TABLE[fn].typed(tuple(a.type for a in args)))
+
+
+def integer(value: int) -> Const:
+    return Const(value, INT)
+
+
+# --- printing and parsing are inverses ------------------------
+
+
+def printed(node: Node) -> str:
+    """Python's syntax, every operand in brackets; `kgen.targets` has printers that know precedence."""
+    if isinstance(node, Const):
+        return repr(node.value)
+    if isinstance(node, Var):
+        return node.name
+    if isinstance(node, Read):
+        return f"{node.buffer}[{', '.join(map(printed, node.indices))}]"
+    row = TABLE[node.fn]
+    operands = [printed(a) if row.callable else f"({printed(a)})" for a in node.args]
+    return row.spelled["python"].form.format(*operands)
+
+
+def trees(type_: Type) -> st.SearchStrategy[Node]:
+    return {INT: integers, FLOAT: reals, BOOL: truths}[type_]
+
+
+def calls(names: str, *types: Type) -> st.SearchStrategy[Node]:
+    arguments = st.tuples(*(st.deferred(lambda t=t: trees(t)) for t in types))  # type: ignore[misc]
+    return st.builds(lambda fn, args: call(fn, *args), st.sampled_from(names.split()), arguments)
+
+
+def elements(type_: Type) -> st.SearchStrategy[Node]:
+    buffers = sorted(name for name, buffer in BUFFERS.items() if buffer.element is type_)
+    return st.sampled_from(buffers).flatmap(
+        lambda name: st.builds(
+            lambda indices: Read(name, indices, type_),
+            st.tuples(*[st.deferred(lambda: integers)] * BUFFERS[name].rank),
+        )
+    )
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+integers: st.SearchStrategy[Node] = st.one_of(
+    st.builds(integer, st.integers(-(2**31), 2**31 - 1)),
+    st.sampled_from([Var(name, INT) for name in INDICES]),
+    elements(INT),
+    calls("add sub mul floordiv mod min max", INT, INT),
+    calls("neg abs", INT),
+    calls("where", BOOL, INT, INT),
+    calls("clamp", INT, INT, INT),
+)
+reals: st.SearchStrategy[Node] = st.one_of(
+    st.builds(lambda x: Const(x, FLOAT), finite),
+    st.sampled_from([SCORE, INF]),
+    elements(FLOAT),
+    calls("add sub mul div min max", FLOAT, INT),
+    calls("add sub mul div min max", FLOAT, FLOAT),
+    calls("div", INT, INT),
+    calls("neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float", FLOAT),
+    calls("exp2 float", INT),
+    calls("where", BOOL, FLOAT, INT),
+)
+truths: st.SearchStrategy[Node] = st.one_of(
+    st.booleans().map(lambda x: Const(x, BOOL)),
+    elements(BOOL),
+    calls("lt le gt ge eq ne", INT, FLOAT),
+    calls("lt le gt ge eq ne", INT, INT),
+    calls("and or", BOOL, BOOL),
+    calls("not", BOOL),
+    calls("where", BOOL, BOOL, BOOL),
+)
+
+
+def parseable(node: Node) -> bool:
+    # `-3` reads as the literal; a minus in front of a positive literal is not a tree that text can mean.
+    return not any(
+        isinstance(n, Call)
+        and n.fn == "neg"
+        and isinstance(n.args[0], Const)
+        and "-" not in repr(n.args[0].value)
+        for n in walk(node)
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.one_of(reals, truths, integers).filter(parseable))
+def test_parse_is_the_inverse_of_print(tree: Node) -> None:
+    assert repr(parse_expression(printed(tree), SCOPE, tree.type)) == repr(tree)
+
+
+# --- nothing but ExpressionError ------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.one_of(
+        st.text(),
+        st.text(alphabet="()[]{}+-*/%&|~^<>=!.,:;'\"\\#\n\t @01e_xjhbslq"),
+        st.lists(
+            st.sampled_from(
+                "score h q_idx kv_idx doc [ ] ( ) + - * ** // and or not if else lambda : := == < >= , . inf 2 0.5 "
+                "max where tanh True x = \n f'' 1j for in await yield * import return".split(" ")
+            )
+        ).map(" ".join),
+    )
+)
+def test_no_text_raises_anything_else(text: str) -> None:
+    lines = text.split("\n")
+    for result in Type:
+        try:
+            tree = parse(text, result)
+        except ExpressionError as error:
+            assert 1 <= error.line <= len(lines)
+            assert 1 <= error.column <= len(lines[error.line - 1]) + 1
+            assert error.length >= 1
+            assert error.hint
+        else:
+            assert tree.type is result or (tree.type, result) == (INT, FLOAT)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("(" * 9000, "too-deep"),
+        ("-" * 9000 + "1", "too-deep"),
+        ("not " * 2400 + "True", "too-deep"),
+        ("1" + "+1" * 4000, "too-deep"),
+        ("score" + ".x" * 4000, "attribute-access"),
+        ("1 if True else " * 600 + "2", "too-deep"),
+        ("1" + " < 1" * 2000, "too-large"),
+        ("a" + " + 1" * 5000, "too-large"),
+        ("9" * 9000, "literal-range"),
+        ("0x" + "f" * 9000, "literal-range"),
+        ("1" + "**2" * 3000, "bad-exponent"),
+        ("x0 = score\n" + "".join(f"x{i + 1} = x{i} ** 8\n" for i in range(20)) + "x20", "too-large"),
+        ("max(" + "1, " * 3000 + "2)", "too-deep"),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_bombs_are_refused_quickly(text: str, code: str) -> None:
+    start = time.monotonic()
+    assert failure(text).code in {code, "too-deep"}
+    assert time.monotonic() - start < 2
+
+
+def test_depth_just_within_the_limit() -> None:
+    tree = parse(" + ".join(["score"] * MAX_DEPTH))
+    assert sum(isinstance(node, Call) for node in walk(tree)) == MAX_DEPTH - 1
+
+
+# --- what texts mean ------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("-3", integer(-3)),
+        ("- 2.5", Const(-2.5, FLOAT)),
+        ("-2147483648", integer(-(2**31))),
+        ("-inf", call("neg", INF)),
+        ("+score", SCORE),
+        ("-score * 2", call("mul", call("neg", SCORE), integer(2))),
+        ("-2 ** 2", call("neg", call("mul", integer(2), integer(2)))),
+        ("h ** 3", call("mul", call("mul", H, H), H)),
+        ("h ** 4", call("mul", call("mul", H, H), call("mul", H, H))),
+        ("max(1, 2, score)", call("max", call("max", integer(1), integer(2)), SCORE)),
+        ("score if q_idx >= kv_idx else -1", call("where", call("ge", Q, KV), SCORE, integer(-1))),
+        ("slopes[h - 1] / 2", call("div", Read("slopes", (call("sub", H, integer(1)),), FLOAT), integer(2))),
+        ("bias[h, -1, 0]", Read("bias", (H, integer(-1), integer(0)), FLOAT)),
+        ("x = h + 1  # heads count from one\ny = x * x\n\ny - x", None),
+        ("(score  # the score\n + 1)", call("add", SCORE, integer(1))),
+        ("x = h; x + 1", call("add", H, integer(1))),
+    ],
+)
+def test_meaning(text: str, tree: Node | None) -> None:
+    x = call("add", H, integer(1))
+    assert parse(text) == (tree or call("sub", call("mul", x, x), x))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0 <= q_idx - kv_idx < 4 and not h == 2",
+        "(0 <= q_idx - kv_idx) & (q_idx - kv_idx < 4) & ~(h == 2)",
+    ],
+)
+def test_both_spellings_of_logic(text: str) -> None:
+    distance = call("sub", Q, KV)
+    both = call("and", call("le", integer(0), distance), call("lt", distance, integer(4)))
+    assert parse(text, BOOL) == call("and", both, call("not", call("eq", H, integer(2))))
+
+
+def test_types_of_results() -> None:
+    assert parse("h").type is INT
+    assert parse("keep[0, 0]", BOOL) == Read("keep", (integer(0), integer(0)), BOOL)
+    assert failure("h > 1").code == "wrong-type"
+    assert failure("score", BOOL).code == "wrong-type"
+    assert failure("score", INT).code == "wrong-type"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "marked"),
+    [
+        ("score + (\n  True)", "wrong-type", "+"),
+        ("(score)  * (h > 1)", "wrong-type", "*"),
+        ("score if h else 1", "wrong-type", "if"),
+        ("h and score", "wrong-type", "and"),
+        ("where(h, 1, 2)", "wrong-type", "where"),
+        ("score + exq(h)", "unknown-function", "exq"),
+        ("score + exp(\n  q_ix)", "unknown-name", "q_ix"),
+        ("h is not 3", "not-in-language", "is not"),
+        ("slopes[1.5]", "wrong-type", "1.5"),
+        ("doc[h][h]", "bad-index", "doc[h][h]"),
+        ("score.__class__", "dunder-name", "score.__class__"),
+        ("inf = 3\ninf", "shadowed-name", "inf"),
+        ("tanh = 3\ntanh", "shadowed-name", "tanh"),
+        ("score(h)", "bad-call", "score"),
+        ("slopes(h)", "bad-call", "slopes"),
+        ("tanh", "bad-call", "tanh"),
+        ("x += 1\nx", "bad-statement", "x += 1"),
+        ("1e39", "literal-range", "1e39"),
+        ("2147483648", "literal-range", "2147483648"),
+        ("None", "not-in-language", "None"),
+    ],
+)
+def test_position_of_errors(text: str, code: str, marked: str) -> None:
+    error = failure(text)
+    line = text.split("\n")[error.line - 1]
+    assert (error.code, line[error.column - 1 :][: error.length]) == (code, marked)
