@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.algebra import call
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
 
 
 @dataclass(frozen=True, order=True)
@@ -111,9 +111,10 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
             by_place.setdefault(place_of(operand, places), ([], []))[sign].append(operand)
     if len(by_place) == 1:
         return node
+    groups = [by_place[p] for p in sorted(by_place, key=lambda p: (p.in_loop, len(p.axes), p.axes))]
+    groups.sort(key=lambda group: not group[0])  # what is only subtracted comes last: kv_idx - q_start
     total: Node | None = None
-    for place in sorted(by_place, key=lambda p: (p.in_loop, len(p.axes), p.axes)):
-        positive, negative = by_place[place]
+    for positive, negative in groups:
         if not positive:
             group = reduce(lambda a, b: call("add", a, b), negative)
             total = call("neg", group) if total is None else call("sub", total, group)
@@ -186,7 +187,8 @@ class _Builder:
             indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
             stem = "_".join([node.buffer, *indices]) if len(indices) == len(node.indices) else f"{node.buffer}_at"
         else:
-            stem = "_".join([role, *(place.axes if len(place.axes) == 1 else ())])
+            heads = [name for name in ("b", "h") if name in variables(node)]
+            stem = "_".join([role, *(place.axes if len(place.axes) == 1 else () if place.axes else heads)])
         name, count = stem, 1
         while name in self._taken:
             count += 1

@@ -38,8 +38,12 @@ LARGEST_TILE = 128
 
 @dataclass(frozen=True)
 class Chunk:
-    """A power-of-two block of columns of a head: `[start, start + size)`, of which the first `width` exist."""
+    """A power-of-two block of columns of a head: `[start, start + size)`, of which the first `width` exist.
 
+    `columns` names its column offsets (`offs_d` of q and k, `offs_e` of v and out); `tag` tells its registers from other blocks'.
+    """
+
+    columns: str
     tag: str
     start: int
     size: int
@@ -142,7 +146,7 @@ class _Planner:
 
     def plan(self) -> AttentionPlan:
         spec, head = self.spec, self.spec.head_dim
-        qk_chunks, v_chunks = _chunks(head.qk), _chunks(head.v)
+        qk_chunks, v_chunks = _chunks(head.qk, "offs_d"), _chunks(head.v, "offs_e")
         backward = "backward" in spec.passes
         gradients = self._gradients() if backward else ()
         outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
@@ -186,8 +190,8 @@ class _Planner:
         """Guards of the query side and of the key side, and the whole mask over `q_live` and `kv_live`."""
         sides: dict[str, list[Node]] = {"q": [], "kv": [], "both": []}
         for condition in conjuncts(normalize(self.mask_mod or TRUE)):
-            names = variables(condition) & {"q_idx", "kv_idx"}
-            sides[{"q_idx": "q", "kv_idx": "kv"}[names.pop()] if len(names) == 1 else "both"].append(condition)
+            names = sorted(variables(condition) & {"q_idx", "kv_idx"})
+            sides[names[0].removesuffix("_idx") if len(names) == 1 else "both"].append(condition)
         q_bound = TRUE if self.divisible_q else Call("lt", (Q_IDX, SQ), Type.BOOL)
         kv_bound = TRUE if self.divisible_kv else Call("lt", (KV_IDX, SK), Type.BOOL)
         q = Guards(q_bound, all_of([q_bound, *sides["q"]]))
@@ -247,7 +251,6 @@ class _Planner:
             "core": (form.core, TILE),
             "qk_scale": (form.multiplier, TILE),
             "outer_live": (sides[outer.index.name].live, row),
-            "outer_bound": (sides[outer.index.name].bound, row),
             "inner_live": (sides[inner.index.name].live, column),
             "mask": (self._mask_in(outer), TILE),
         }
@@ -346,17 +349,17 @@ def _named(condition: Node, name: Var) -> Node:
     return TRUE if condition == TRUE else name
 
 
-def _chunks(head_dim: int) -> tuple[Chunk, ...]:
+def _chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64, 576 = 512 + 64.
 
     Matrix units want at least 16 columns; a rest that is not a power of two is padded to one.
     """
     size = max(16, 1 << (head_dim.bit_length() - 1))
     if size >= head_dim:
-        return (Chunk("", 0, size, head_dim),)
+        return (Chunk(columns, "", 0, size, head_dim),)
     rest = head_dim - size
     padded = max(16, 1 << (rest - 1).bit_length())
-    return Chunk("_0", 0, size, size), Chunk("_1", size, padded, rest)
+    return Chunk(f"{columns}_0", "_0", 0, size, size), Chunk(f"{columns}_1", "_1", size, padded, rest)
 
 
 __all__ = ["KV_LIVE", "OUTSIDE", "Q_LIVE", "AttentionPlan", "Chunk", "Const", "plan_attention"]

@@ -81,9 +81,9 @@ def tile_tables(*, bytes_per_element: int, ieee: bool, width_qk: int, width_v: i
 
 
 def _shared(tile: Tile, resident: str, size: int, width: int) -> int:
-    """Bytes of shared memory: the resident rows once, the streamed rows once per stage, one tile of scores."""
+    """Bytes of shared memory: the resident rows once, the streamed rows once per stage."""
     held, streamed = (tile.BLOCK_M, tile.BLOCK_N) if resident == "m" else (tile.BLOCK_N, tile.BLOCK_M)
-    return size * (held * width + max(tile.num_stages, 1) * streamed * width + tile.BLOCK_M * tile.BLOCK_N)
+    return size * width * (held + tile.num_stages * streamed)
 
 
 def _in_registers(tile: Tile, resident: str, width_qk: int, width_v: int) -> bool:

@@ -44,9 +44,9 @@ class Printer:
         """The value over the whole tile (it may still be a scalar or a vector that broadcasts)."""
         return self._print(node, ("q", "kv"), 0)
 
-    def own(self, node: Node) -> str:
-        """The value over exactly the axes that it has."""
-        return self._print(node, self.program.place(node).axes, 0)
+    def own(self, node: Node, context: int = 0) -> str:
+        """The value over exactly the axes that it has, bracketed if it binds less tightly than `context`."""
+        return self._print(node, self.program.place(node).axes, context)
 
     def _print(self, node: Node, axes: tuple[str, ...], context: int) -> str:
         text, binds = self._form(node, axes)

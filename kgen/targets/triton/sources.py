@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.expr.differentiate import is_one
+from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
@@ -65,6 +66,7 @@ class _Context:
             "usage_args": "".join(f", {n}={n}" for n in (*spec.buffers, *self.runtime)),
             "backward": plan.backward,
             "has_optional": plan.backward,
+            "bf16": spec.dtype == "bf16",
             "grouped": spec.gqa != 1,
             "gqa_words": "a multiple of" if spec.gqa == "any" else "equal to" if spec.gqa == 1 else f"{spec.gqa} times",
             "constants": [{"name": n.upper(), "value": repr(spec.params[n].value)} for n in spec.params if n in self.constants],
@@ -115,11 +117,13 @@ class _Context:
         inner = loop.inner.index.name.removesuffix("_idx")
         spans = [self._span(s, loop, printer, last=i == len(loop.spans) - 1) for i, s in enumerate(loop.spans)]
         fields = self._tile_fields(loop, printer)
-        live, bound = loop.program.results["outer_live"], loop.program.results["outer_bound"]
+        guards = plan.q if outer == "q" else plan.kv
+        live, bound = loop.program.results["outer_live"], guards.bound
+        exists = f"{outer}_live" if guards.live == bound else printer.own(bound)
         guard = "" if live == TRUE else f"{outer}_live[:, None]"
-        store = "" if bound == TRUE else f"({printer.own(bound)})[:, None]"
+        store = "" if bound == TRUE else f"{_bracketed(exists)}[:, None]"
         inner_guard = "" if loop.inner_live == TRUE else f"{inner}_live[:, None]"
-        vector = "" if bound == TRUE else f", mask={printer.own(bound)}"
+        vector = "" if bound == TRUE else f", mask={exists}"
         # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
         rows = live if outer == "q" else loop.program.results["inner_live"]
         row_guard = "" if rows == TRUE else ", mask=q_live"
@@ -356,7 +360,8 @@ class _Context:
         letter = {"k": "k", "v": "v", "q": "q", "do": "g"}
         names += [f"stride_{letter[x]}{d}" for x in streamed for d in "sd"]
         body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
-        body += [fields["scaled"], fields["lse_log2"], fields["vector_load"]]
+        body.append(fields["scaled"])
+        body += [fields["lse_log2"], fields["vector_load"]] if outer == "kv_idx" else []
         used = set(re.findall(r"\w+", "\n".join(body)))
         outside = [line.partition(" = ")[0] for line in before]
         candidates = ["b", "h", outer, "q_start", *outside, *self.problem, *_pointer_names(fields.get("gradient_params", ""))]
@@ -381,7 +386,7 @@ class _Context:
 
     def _row_rest(self, loop: TileLoop, printer: Printer, sign: str) -> str:
         rest = loop.program.results.get("row_rest")
-        return "" if rest is None else f" {sign} {_bracketed(printer.own(rest))}"
+        return "" if rest is None else f" {sign} {printer.own(rest, MUL)}"
 
     def _lse_log2(self, loop: TileLoop, printer: Printer) -> str:
         rest = self._row_rest(loop, printer, "-")
@@ -401,20 +406,20 @@ class _Context:
         first = chunk.start == 0
         return {
             "tag": chunk.tag,
-            "columns": _columns(chunk),
+            "columns": chunk.columns,
+            "range": f"{chunk.start} + tl.arange(0, {chunk.size})" if chunk.start else f"tl.arange(0, {chunk.size})",
             "size": chunk.size,
             "onto_qk": "" if first else ", qk",
             "onto_dp": "" if first else ", dp",
         }
 
     def _load(self, chunk: Chunk, rows: str, store_rows: str = "") -> _Load:
-        columns = _columns(chunk)
-        exists = f"({columns} < {chunk.start + chunk.width})[None, :]" if chunk.width < chunk.size else ""
+        exists = f"({chunk.columns} < {chunk.start + chunk.width})[None, :]" if chunk.width < chunk.size else ""
         both = " & ".join(x for x in (rows, exists) if x)
         stored = " & ".join(x for x in (store_rows, exists) if x)
         return _Load(
             chunk.tag,
-            columns,
+            chunk.columns,
             chunk.size,
             guard=f", mask={both}, other=0.0" if both else "",
             store_guard=f", mask={stored}" if stored else "",
@@ -501,7 +506,7 @@ class _Context:
             check(f"HQ != {expected}", f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}")
         for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
-            if multiple:
+            if multiple and multiple > 1:
                 check(f"{size} % {multiple}", f"{size} must be a multiple of {multiple}, got {{{size}}}")
         if self.plan.self_attention:
             check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}")
@@ -563,9 +568,6 @@ def _accumulators(loop: TileLoop) -> list[str]:
     return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
 
 
-def _columns(chunk: Chunk) -> str:
-    columns = f"tl.arange(0, {chunk.size})"
-    return f"({chunk.start} + {columns})" if chunk.start else columns
 
 
 def _pointer_names(params: str) -> list[str]:
