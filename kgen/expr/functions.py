@@ -265,13 +265,13 @@ _ROWS = [
         torch="torch.maximum({0}, {1})",
         triton="tl.maximum({0}, {1})",
     ),
-    # Two comparisons in place of an integer `abs`: ptxas 13.0 can miscompile that instruction on Hopper.
+    # Not the integer `abs` instruction: ptxas 13.0 can miscompile it on Hopper.
     _function(
         "abs",
         lambda t, x: t.abs(x),
         lambda f, x: (f("where", f("gt", x, 0), 1, f("where", f("lt", x, 0), -1, 0)),),
         typed=_arithmetic,
-        triton="tl.where({0} < 0, -({0}), {0})",
+        triton="tl.maximum({0}, -({0}))",
     ),
     # Exponentials and logarithms.
     _function("exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),)),

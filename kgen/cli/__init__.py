@@ -1,0 +1,5 @@
+"""The `kgen` command: the only place that prints or exits. Verbs import what is heavy when they run."""
+
+from kgen.cli.verbs import app, main
+
+__all__ = ["app", "main"]

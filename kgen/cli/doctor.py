@@ -1,0 +1,63 @@
+"""What of the toolchain is there, for `kgen doctor`."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+HINT = "missing: pip install 'kgen-kernels[verify]'"
+
+
+def examine() -> list[dict[str, object]]:
+    """A row for each thing that some verb needs."""
+    torch, triton = _package("torch"), _package("triton")
+    return [
+        _row("python", platform.python_version(), ""),
+        _row("torch", torch, HINT),
+        _row("triton", triton, HINT),
+        _row("CUDA device", _device() if torch else None, "missing: only `bench` needs one"),
+        _row("ptxas", _ptxas(), HINT),
+    ]
+
+
+def _row(name: str, version: str | None, otherwise: str) -> dict[str, object]:
+    return {"name": name, "found": version is not None, "version": version or otherwise}
+
+
+def _package(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _device() -> str | None:
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            return None
+        major, minor = torch.cuda.get_device_capability()
+        return f"{torch.cuda.get_device_name()} (sm_{major}{minor})"
+    except (ImportError, RuntimeError, OSError):  # A torch that cannot load its libraries is as good as none.
+        return None
+
+
+def _ptxas() -> str | None:
+    """Triton brings its own assembler; a CUDA toolkit on the path has one too."""
+    triton = find_spec("triton")
+    bundled = Path(triton.origin).parent / "backends/nvidia/bin/ptxas" if triton and triton.origin else None
+    path = str(bundled) if bundled and bundled.is_file() else shutil.which("ptxas")
+    if path is None:
+        return None
+    try:
+        run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r"release (\S+),", run.stdout)
+    return version[1] if version else "unknown version"

@@ -1,0 +1,151 @@
+"""What the command shows, data on stdout and the rest on stderr, and how an error becomes an exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
+from typing import TextIO
+
+from kgen import diagnostics
+from kgen.diagnostics import EXIT_BUG, Diagnostic, KgenError, MissingError
+
+EXIT_INTERRUPTED = 130
+EXIT_PIPE = 141
+EXTRAS = {"torch": "verify", "triton": "verify", "numpy": "verify", "matplotlib": "report"}
+"""Packages that only some verbs need, and the extra that brings each."""
+
+Row = Mapping[str, object]
+Progress = Callable[[str, int, int], None]
+
+
+class Format(str, Enum):
+    """How data and diagnostics are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+def guarded(work: Callable[[], int], form: Format) -> int:
+    """Run a verb; whatever it raises is shown and becomes its exit code."""
+    try:
+        code = work()
+        sys.stdout.flush()
+        return code
+    except KgenError as error:
+        return show_error(error, form)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has seen enough. The interpreter flushes once more at exit: let it succeed.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            return _show_bug(error)
+        hint = f"pip install 'kgen-kernels[{EXTRAS[package]}]'"
+        missing = Diagnostic("missing", f"{package} cannot be imported", hint=hint)
+        return show_error(MissingError(missing), form)
+    except Exception as error:
+        return _show_bug(error)
+
+
+def show_error(error: KgenError, form: Format) -> int:
+    """Every diagnostic of an error, on stderr."""
+    for diagnostic in error.diagnostics:
+        if form is Format.JSON:
+            line(json.dumps(diagnostics.as_json(diagnostic)), sys.stderr)
+        else:
+            line(diagnostics.show(diagnostic, color=_has_color(sys.stderr)), sys.stderr)
+    return error.exit_code
+
+
+def _show_bug(error: Exception) -> int:
+    line("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
+    line(f"\nthis is a bug in kgen, please report it with the lines above: {error}", sys.stderr)
+    return EXIT_BUG
+
+
+def line(text: str, stream: TextIO | None = None) -> None:
+    """One line, on stdout unless told otherwise."""
+    print(text, file=stream or sys.stdout)
+
+
+def summary(text: str, form: Format, *, aside: bool = False) -> None:
+    """The last line. It keeps out of stdout where stdout is for another program (`aside`, JSON)."""
+    line(text, sys.stderr if aside or form is Format.JSON else sys.stdout)
+
+
+def data(value: object) -> None:
+    """A value as JSON."""
+    line(json.dumps(_finite(value), indent=2, default=str))
+
+
+def table(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
+    """Rows as JSON, as a table on a terminal, or in plain columns that no width cuts off."""
+    if form is Format.JSON:
+        data([dict(row) for row in rows])
+        return
+    if not rows:
+        return
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        grid = Table(*columns)
+        for row in cells:
+            grid.add_row(*map(Text, row))
+        Console().print(grid)
+        return
+    widths = [max(len(row[i]) for row in [list(columns), *cells]) for i in range(len(columns))]
+    for row in [list(columns), *cells]:
+        line("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A function to report progress to: `(label, done, total)`. Silent unless a person is watching."""
+    if not sys.stderr.isatty():
+        yield lambda label, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+    with Bar(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _finite(value: object) -> object:
+    """JSON has no infinities and no NaN: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _has_color(stream: TextIO) -> bool:
+    return stream.isatty() and "NO_COLOR" not in os.environ

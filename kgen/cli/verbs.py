@@ -1,0 +1,322 @@
+"""The verbs. Each reads its arguments, calls one stage, shows what came back, and returns an exit code."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.terminal import Format, Row
+from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError
+
+if TYPE_CHECKING:
+    from kgen.render.writer import Change
+    from kgen.spec.load import Loaded
+
+app = typer.Typer(
+    help="From a declarative spec to standalone GPU kernel source.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    # Plain help: rich costs a third of the start-up and is imported where there is a table to draw.
+    rich_markup_mode=None,
+)
+
+
+class Device(str, Enum):
+    """Where kernels are run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+# Typer reads annotations at run time, on the oldest Python too: hence Optional.
+Specs = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Argument(metavar="SPEC", help="Spec files, or directories of *.yaml. Default: specs/."),
+]
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.")]
+Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
+Generated = Annotated[
+    Path, typer.Option("--generated", metavar="DIR", help="Where the kernels were rendered to.")
+]
+
+GENERATED = Path("generated")
+BENCHMARKS = Path("benchmarks")
+JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
+
+
+def main() -> None:
+    """Run the command."""
+    app(prog_name="kgen")
+
+
+def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Make a function a verb: what it returns, or what its error means, is the exit code."""
+
+    def register(function: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(function)
+        def run(**arguments: object) -> None:
+            form = arguments["form"]
+            assert isinstance(form, Format)
+            raise SystemExit(terminal.guarded(lambda: function(**arguments), form))
+
+        app.command(name)(run)
+        return function
+
+    return register
+
+
+@verb("render")
+def render(
+    specs: Specs = None,
+    check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 on any drift.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Write to stdout, not to files.")] = False,
+    target: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--target", help="Only this target. Repeatable."),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = GENERATED,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
+    form: Form = Format.TEXT,
+) -> int:
+    """Emit the kernels of specs into generated/, and delete those that no spec makes any more."""
+    from kgen.render import project, writer
+
+    if stdout and (check or diff):
+        raise KgenError(Diagnostic("usage", "--stdout does not go with --check or --diff"))
+    dry = check or diff
+    paths = project.find_specs(specs or [])
+    rendered = project.render_all(paths, output, targets=target or None, cached=not (dry or stdout))
+    outputs = [each.output for each in rendered]
+    if stdout:
+        files = {f"{o.name}/{name}": text for o in outputs for name, text in o.files.items()}
+        return _render_to_stdout(files, form)
+
+    changes = writer.compute_changes(outputs, output)
+    if not dry:
+        writer.apply(changes, force=force)
+        project.remember(rendered, output)
+    drift = writer.drift(changes)
+    patch = "".join(map(_diff, drift)) if diff else ""
+    states = Counter(
+        _effect(change, forced=force and not dry) for change in changes if not change.is_manifest
+    )
+    total = sum(len(o.files) for o in outputs)
+    differ = states["new"] + states["changed"]
+    if form is Format.JSON:
+        rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
+        terminal.data({"rendered": total, "changes": rows} | ({"diff": patch} if diff else {}))
+    else:
+        sys.stdout.write(patch)
+        for change in drift if check or not diff else []:
+            terminal.line(_drift_line(change), sys.stderr if check else sys.stdout)
+    if dry:
+        last = f"{total} checked, {differ} differ, {states['pruned']} orphaned, {states['edited']} edited"
+    else:
+        last = f"{total} rendered, {differ} changed, {states['pruned']} pruned"
+    terminal.summary(last, form, aside=diff)
+    return EXIT_WRONG if dry and drift else 0
+
+
+def _render_to_stdout(files: dict[str, str], form: Format) -> int:
+    """One file is written as it is; several are told apart by a comment line before each."""
+    from kgen.render.header import comment
+
+    if form is Format.JSON:
+        terminal.data({"files": files})
+    else:
+        for name, text in files.items():
+            sys.stdout.write((f"{comment(name)} ---- {name}\n" if len(files) > 1 else "") + text)
+    terminal.summary(f"{len(files)} rendered", form, aside=True)
+    return 0
+
+
+def _effect(change: Change, *, forced: bool) -> str:
+    """What a change counts as; an edit that was overridden is a change like any other."""
+    if change.state == "edited" and forced:
+        return "changed" if change.text is not None else "pruned"
+    return change.state
+
+
+def _drift_line(change: Change) -> str:
+    return f"{change.state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else "")
+
+
+def _diff(change: Change) -> str:
+    """What would change in one file, as a patch."""
+    name = change.path.as_posix().lstrip("/")
+    old, new = (change.old or b"").decode("utf-8", "replace"), change.text or ""
+    return "".join(
+        difflib.unified_diff(
+            old.splitlines(keepends=True),
+            new.splitlines(keepends=True),
+            "/dev/null" if change.old is None else f"a/{name}",
+            "/dev/null" if change.text is None else f"b/{name}",
+        )
+    )
+
+
+@verb("compile")
+def compile_(
+    specs: Specs = None,
+    arch: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--arch", help="An architecture, as sm_90. Repeatable; default: all."),
+    ] = None,
+    generated: Generated = GENERATED,
+    form: Form = Format.TEXT,
+) -> int:
+    """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
+    from kgen.verify.compiling import compile_specs
+
+    rows = compile_specs(_load(specs), generated, arch or [])
+    columns = ("spec", "kernel", "arch", "registers", "spills", "shared", "limit", "ok", "error")
+    return _judge(rows, columns, "compiled", form)
+
+
+@verb("verify")
+def verify(
+    specs: Specs = None,
+    device: Annotated[Device, typer.Option(help="A GPU, or Triton's interpreter.")] = Device.AUTO,
+    jobs: Annotated[int, typer.Option(min=1, help="Kernels at a time.")] = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
+    quick: Annotated[bool, typer.Option("--quick/--full", help="A few cases, or all of them.")] = False,
+    generated: Generated = GENERATED,
+    form: Form = Format.TEXT,
+) -> int:
+    """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    from kgen.verify.verifying import verify_specs
+
+    loaded = _load(specs)
+    with terminal.progress_bar() as progress:
+        rows = verify_specs(loaded, generated, device.value, jobs, timeout, quick, progress)
+    columns = ("spec", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
+    return _judge(rows, columns, "right", form)
+
+
+@verb("bench")
+def bench(
+    specs: Specs = None,
+    against: Annotated[str, typer.Option(help="Peers, with commas.")] = "flex,sdpa",
+    shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Sizes, as B=2,HQ=16,SQ=8192,SK=8192."),
+    ] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
+    generated: Generated = GENERATED,
+    form: Form = Format.TEXT,
+) -> int:
+    """Time emitted kernels against their peers, interleaved in one run."""
+    from kgen.bench.running import bench_specs
+
+    sizes = _parse_shape(shape) if shape else None
+    peers = [peer.strip() for peer in against.split(",") if peer.strip()]
+    loaded = _load(specs)
+    with terminal.progress_bar() as progress:
+        rows = bench_specs(loaded, generated, peers, sizes, output, progress)
+    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", "tflops", "ratio"), form)
+    terminal.summary(f"{len(rows)} measured", form)
+    return 0
+
+
+@verb("explain")
+def explain(spec: Spec, form: Form = Format.TEXT) -> int:
+    """Show what becomes of a spec's expressions, step by step."""
+    from kgen.plan.explaining import explain as explained
+
+    (loaded,) = _load([spec])
+    text = explained(loaded)
+    if form is Format.JSON:
+        terminal.data({"spec": loaded.spec.name, "text": text})
+    else:
+        terminal.line(text.rstrip("\n"))
+    return 0
+
+
+@verb("list")
+def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
+    """List the specs."""
+    from kgen.targets import asked_targets
+
+    rows: list[Row] = [
+        {
+            "name": each.spec.name,
+            "kernel": each.spec.kernel,
+            "targets": asked_targets(each),
+            "summary": each.spec.summary,
+        }
+        for each in _load(specs)
+    ]
+    terminal.table(rows, ("name", "kernel", "targets", "summary"), form)
+    terminal.summary(f"{len(rows)} specs", form)
+    return 0
+
+
+@verb("schema")
+def schema(form: Form = Format.TEXT) -> int:
+    """Print the JSON schema of a spec, for editors."""
+    from kgen.spec.schema import json_schema
+
+    terminal.data(json_schema())
+    return 0
+
+
+@verb("status")
+def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = Format.TEXT) -> int:
+    """Show which emitted files are verified as they are now; exit 1 if any is not."""
+    from kgen.verify.ledger import status as ledger_status
+
+    rows = ledger_status(_load(specs), generated)
+    terminal.table(rows, ("spec", "file", "state", "device", "error"), form)
+    states = Counter(row["state"] for row in rows)
+    last = f"{states['verified']} verified, {states['stale']} stale, {states['missing']} missing"
+    terminal.summary(last, form)
+    return 0 if states["verified"] == len(rows) else EXIT_WRONG
+
+
+@verb("doctor")
+def doctor(form: Form = Format.TEXT) -> int:
+    """Show which parts of the toolchain are there."""
+    from kgen.cli.doctor import examine
+
+    rows = examine()
+    terminal.table(rows, ("name", "found", "version"), form)
+    found = sum(bool(row["found"]) for row in rows)
+    terminal.summary(f"{found} found, {len(rows) - found} missing", form)
+    return 0
+
+
+def _load(specs: Sequence[Path] | None) -> list[Loaded]:
+    from kgen.render.project import find_specs, load_all
+
+    return load_all(find_specs(specs or []))
+
+
+def _judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format) -> int:
+    """Show rows that are each right or wrong; one that is wrong is the verb's failure."""
+    terminal.table(rows, columns, form)
+    wrong = sum(not row["ok"] for row in rows)
+    terminal.summary(f"{len(rows) - wrong} {done}, {wrong} failed", form)
+    return EXIT_WRONG if wrong else 0
+
+
+def _parse_shape(text: str) -> dict[str, int]:
+    """`B=2,SQ=8192` as a dict."""
+    try:
+        pairs = [part.split("=") for part in text.split(",")]
+        return {name.strip(): int(value) for name, value in pairs}
+    except ValueError:
+        hint = "write sizes as B=2,HQ=16,SQ=8192,SK=8192"
+        raise KgenError(Diagnostic("usage", f"--shape {text} is not a list of sizes", hint=hint)) from None

@@ -1,0 +1,177 @@
+"""The boundary to sympy: a tree becomes a sympy expression, and a sympy expression becomes a tree.
+
+Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads) is
+an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it collects,
+cancels and applies the chain rule with the derivatives of the function table. Nothing sympy makes reaches a
+printer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, reduce
+from typing import Any
+
+import sympy as sp
+
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+
+# Scalars that are known to be positive: sizes of non-empty tensors, the softmax scale, and log2(e).
+_POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
+
+LOG2E = Var("LOG2E", Type.FLOAT)
+
+
+@cache
+def opaque(name: str) -> Any:
+    """The sympy function that stands for a row of the table; it knows its derivative and nothing else."""
+    row = TABLE[name]
+
+    def fdiff(self: Any, argindex: int = 1) -> Any:
+        if row.derivative is None:
+            return sp.Integer(0)
+        partial = row.derivative(apply, *self.args)[argindex - 1]
+        return sp.Integer(0) if partial is None else sp.sympify(partial)
+
+    members: dict[str, Any] = {"fdiff": fdiff}
+    if name == "where":
+        members["_eval_derivative"] = _where_derivative
+        members["eval"] = classmethod(lambda cls, c, a, b: a if a == b else None)
+    return type(f"kgen_{name}", (sp.Function,), members)
+
+
+def _where_derivative(self: Any, symbol: Any) -> Any:
+    condition, a, b = self.args
+    return apply("where", condition, a.diff(symbol), b.diff(symbol))
+
+
+def apply(name: str, *args: Any) -> Any:
+    """Apply a row of the table to sympy operands: what derivative rules receive as `f`."""
+    return opaque(name)(*(sp.sympify(a) for a in args))
+
+
+def symbol(var: Var) -> Any:
+    """The sympy symbol of a scalar, with what is known about it."""
+    return sp.Symbol(
+        var.name, real=True, integer=var.type is Type.INT or None, positive=var.name in _POSITIVE or None
+    )
+
+
+class Algebra:
+    """Conversion both ways, with the types of names remembered.
+
+    `positive` names parameters whose value is known to be greater than zero.
+    """
+
+    def __init__(self, positive: frozenset[str] = frozenset()) -> None:
+        self._types: dict[str, Type] = {}
+        self._reads: dict[str, Type] = {}
+        self._positive = positive
+
+    def symbol(self, var: Var) -> Any:
+        """The symbol of a scalar in this conversion."""
+        self._types[var.name] = var.type
+        if var.name in self._positive:
+            return sp.Symbol(var.name, real=True, integer=var.type is Type.INT or None, positive=True)
+        return symbol(var)
+
+    def to_sympy(self, node: Node) -> Any:
+        """The tree as a sympy expression."""
+        if isinstance(node, Const):
+            return _number(node)
+        if isinstance(node, Var):
+            return self.symbol(node)
+        if isinstance(node, Read):
+            self._reads[node.buffer] = node.type
+            return sp.Function(f"read_{node.buffer}")(*(self.to_sympy(i) for i in node.indices))
+        args = [self.to_sympy(a) for a in node.args]
+        match node.fn, args:
+            case "add", [a, b]:
+                return a + b
+            case "sub", [a, b]:
+                return a - b
+            case "mul", [a, b]:
+                return a * b
+            case "div", [a, b] if b != 0:
+                return a / b
+            case "neg", [a]:
+                return -a
+        return opaque(node.fn)(*args)
+
+    def to_tree(self, expr: Any) -> Node:
+        """The sympy expression as a typed tree; terms and factors come in sympy's canonical order."""
+        if expr.is_Integer:
+            return Const(int(expr), Type.INT)
+        if expr.is_Rational or expr.is_Float:
+            return Const(float(expr), Type.FLOAT)
+        if expr.is_Symbol:
+            if expr.name in ("True", "False"):
+                return Const(expr.name == "True", Type.BOOL)
+            return Var(expr.name, self._types.get(expr.name, Type.FLOAT))
+        if expr.is_Add:
+            return self._sum(expr)
+        if expr.is_Mul or expr.is_Pow:
+            return self._product(expr)
+        name = type(expr).__name__
+        if name.startswith("read_"):
+            buffer = name.removeprefix("read_")
+            return Read(buffer, tuple(self.to_tree(a) for a in expr.args), self._reads[buffer])
+        return call(name.removeprefix("kgen_"), *(self.to_tree(a) for a in expr.args))
+
+    def _sum(self, expr: Any) -> Node:
+        # A term with a minus sign cannot open the sum: `b - a`, not `-a + b`.
+        terms = sorted(expr.as_ordered_terms(), key=lambda t: bool(t.could_extract_minus_sign()))
+        total = self.to_tree(terms[0])
+        for term in terms[1:]:
+            if term.could_extract_minus_sign():
+                total = call("sub", total, self.to_tree(-term))
+            else:
+                total = call("add", total, self.to_tree(term))
+        return total
+
+    def _product(self, expr: Any) -> Node:
+        numerator, denominator = expr.as_numer_denom()
+        if denominator != 1 and not denominator.is_Number:
+            return call("div", self.to_tree(numerator), self.to_tree(denominator))
+        coefficient, rest = expr.as_coeff_Mul()
+        if coefficient == -1:
+            return call("neg", self.to_tree(rest))
+        factors: list[Node] = [] if coefficient == 1 else [self.to_tree(coefficient)]
+        for factor in sp.Mul.make_args(rest) if not rest.is_Mul else rest.as_ordered_factors():
+            base, power = factor.as_base_exp()
+            factors += [self.to_tree(base)] * int(power)
+        return reduce(lambda a, b: call("mul", a, b), factors)
+
+
+def call(name: str, *args: Node) -> Call:
+    """Apply a row of the table to trees; the result's type is the row's."""
+    return Call(name, args, TABLE[name].typed(tuple(a.type for a in args)))
+
+
+def _number(node: Const) -> Any:
+    if node.type is Type.BOOL:
+        return sp.Symbol(str(node.value))
+    if node.type is Type.INT:
+        return sp.Integer(node.value)
+    # The decimal that the user wrote, exactly: 0.1 is one tenth, so that 10 * 0.1 cancels.
+    return sp.Rational(repr(node.value))
+
+
+def evaluate(node: Node, env: Mapping[str, float], read: Any = None) -> Any:
+    """The value of a tree at a point, in Python numbers: what the equivalence tests of the passes compare.
+
+    `env` maps scalar names to values, `read(buffer, indices)` gives an element of a buffer. Raises `KeyError` for
+    a name without a value.
+    """
+    import torch
+
+    if isinstance(node, Const):
+        return node.value
+    if isinstance(node, Var):
+        return env[node.name]
+    if isinstance(node, Read):
+        return read(node.buffer, tuple(evaluate(i, env, read) for i in node.indices))
+    dtypes = {Type.INT: torch.int64, Type.FLOAT: torch.float64, Type.BOOL: torch.bool}
+    args = [torch.tensor(evaluate(a, env, read), dtype=dtypes[a.type]) for a in node.args]
+    return TABLE[node.fn].reference(torch, *args).item()

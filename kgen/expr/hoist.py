@@ -1,0 +1,214 @@
+"""Pass: give every subexpression the outermost place where it can be computed, and one name if it is used twice.
+
+A place is how often a value is computed: how many tile axes it has (none, a row of queries, a column of keys, the whole tile),
+and whether it changes inside the loop over tiles. First, chains of `+`, `*` and `and` are regrouped so that operands of one place
+stand together: `qk * scale * log2(e) * slope` multiplies its three scalars once. Then each operand whose place lies further out than
+that of the operation becomes a binding of its own.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from kgen.expr.algebra import call
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """`axes` of the tile that a value varies over (a subset of `("q", "kv")`), and whether it changes `in_loop`."""
+
+    in_loop: bool
+    axes: tuple[str, ...]
+
+    def __or__(self, other: Place) -> Place:
+        axes = tuple(a for a in ("q", "kv") if a in self.axes or a in other.axes)
+        return Place(self.in_loop or other.in_loop, axes)
+
+
+OUTSIDE = Place(False, ())
+TILE = Place(True, ("q", "kv"))
+
+
+@dataclass(frozen=True)
+class Binding:
+    """`name = node`, computed at `place`; `roots` are the results that need it."""
+
+    name: str
+    node: Node
+    place: Place
+    roots: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Program:
+    """Bindings in an order in which each comes after what it uses, and what remains of each result."""
+
+    bindings: tuple[Binding, ...]
+    results: Mapping[str, Node]
+    places: Mapping[str, Place]
+    """Of every variable and bound name."""
+
+    def place(self, node: Node) -> Place:
+        """Where a value of this program is computed."""
+        return place_of(node, self.places)
+
+    def before_loop(self) -> list[Binding]:
+        """What is computed once, before the loop over tiles."""
+        return [b for b in self.bindings if not b.place.in_loop]
+
+    def in_loop(self, only: Iterable[str] = (), without: Iterable[str] = ()) -> list[Binding]:
+        """What is computed for every tile: all of it, or what none but the results `only` need, or the rest."""
+        loop = [b for b in self.bindings if b.place.in_loop]
+        if only:
+            return [b for b in loop if b.roots <= set(only)]
+        return [b for b in loop if not b.roots <= set(without)]
+
+
+def place_of(node: Node, places: Mapping[str, Place]) -> Place:
+    """The place of a value: where the innermost of its variables lives."""
+    if isinstance(node, Var):
+        return places.get(node.name, OUTSIDE)
+    return reduce(lambda a, b: a | b, (place_of(c, places) for c in children(node)), OUTSIDE)
+
+
+def hoist(
+    roots: Mapping[str, tuple[Node, Place]], places: Mapping[str, Place], reserved: Iterable[str] = ()
+) -> Program:
+    """Bind what can be computed further out than where each root is needed.
+
+    `roots` maps the name of a result to its expression and the place where it is used; `places` holds the
+    variables (those not listed are constants of the kernel); `reserved` are names that bindings must not take.
+    """
+    grouped = {name: (regroup(node, places), place) for name, (node, place) in roots.items()}
+    uses = _uses(node for node, _ in grouped.values())
+    builder = _Builder(dict(places), uses, set(reserved) | set(places))
+    results = {name: builder.operand(node, place, name) for name, (node, place) in grouped.items()}
+    needed = _needed(builder.bound, results)
+    bindings = tuple(Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items())
+    return Program(bindings, results, builder.places)
+
+
+def regroup(node: Node, places: Mapping[str, Place]) -> Node:
+    """Chains of one associative operation with operands of one place next to each other, outermost first.
+
+    Exact for integers and truth values; for reals it changes the order of roundings.
+    """
+    return transform(node, lambda n: _regrouped(n, places))
+
+
+def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
+    if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
+        return node
+    plus, minus = _chain(node, "add" if node.fn == "sub" else node.fn)
+    operation = "add" if node.fn == "sub" else node.fn
+    by_place: dict[Place, tuple[list[Node], list[Node]]] = {}
+    for sign, operands in ((0, plus), (1, minus)):
+        for operand in operands:
+            by_place.setdefault(place_of(operand, places), ([], []))[sign].append(operand)
+    if len(by_place) == 1:
+        return node
+    total: Node | None = None
+    for place in sorted(by_place, key=lambda p: (p.in_loop, len(p.axes), p.axes)):
+        positive, negative = by_place[place]
+        if not positive:
+            group = reduce(lambda a, b: call("add", a, b), negative)
+            total = call("neg", group) if total is None else call("sub", total, group)
+            continue
+        group = reduce(lambda a, b: call(operation, a, b), positive)
+        group = reduce(lambda a, b: call("sub", a, b), negative, group)
+        total = group if total is None else call(operation, total, group)
+    assert total is not None
+    return total
+
+
+def _chain(node: Node, operation: str) -> tuple[list[Node], list[Node]]:
+    """The operands of a chain, those added (or multiplied) and those subtracted."""
+    if isinstance(node, Call) and node.fn == operation:
+        (p, m), (q, n) = (_chain(a, operation) for a in node.args)
+        return p + q, m + n
+    if operation == "add" and isinstance(node, Call) and node.fn == "sub":
+        (p, m), (q, n) = (_chain(a, operation) for a in node.args)
+        return p + n, m + q
+    return [node], []
+
+
+def _uses(roots: Iterable[Node]) -> Counter[Node]:
+    """How many distinct operations use each subexpression."""
+    uses: Counter[Node] = Counter()
+    seen: set[Node] = set()
+
+    def visit(node: Node) -> None:
+        for child in dict.fromkeys(children(node)):
+            uses[child] += 1
+            if child not in seen:
+                seen.add(child)
+                visit(child)
+
+    for root in roots:
+        uses[root] += 1
+        if root not in seen:
+            seen.add(root)
+            visit(root)
+    return uses
+
+
+class _Builder:
+    def __init__(self, places: dict[str, Place], uses: Counter[Node], taken: set[str]) -> None:
+        self.places = places
+        self.bound: dict[str, Node] = {}
+        self._names: dict[Node, str] = {}
+        self._uses = uses
+        self._taken = taken
+
+    def operand(self, node: Node, user: Place, role: str) -> Node:
+        """`node` as an operand of something computed at `user`: itself, or the name it is bound to."""
+        if node in self._names:
+            return Var(self._names[node], node.type)
+        place = place_of(node, self.places)
+        rebuilt = rebuild(node, tuple(self.operand(c, place, role) for c in children(node)))
+        if isinstance(node, (Const, Var)):
+            return node
+        further_out = place.in_loop != user.in_loop or (place.axes != user.axes and bool(place.axes))
+        if not (isinstance(node, Read) or further_out or self._uses[node] > 1):
+            return rebuilt
+        name = self._name(node, place, role)
+        self._names[node] = name
+        self.bound[name] = rebuilt
+        self.places[name] = place
+        return Var(name, node.type)
+
+    def _name(self, node: Node, place: Place, role: str) -> str:
+        if isinstance(node, Read):
+            indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
+            stem = "_".join([node.buffer, *indices]) if len(indices) == len(node.indices) else f"{node.buffer}_at"
+        else:
+            stem = "_".join([role, *(place.axes if len(place.axes) == 1 else ())])
+        name, count = stem, 1
+        while name in self._taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self._taken.add(name)
+        return name
+
+
+def _needed(bound: Mapping[str, Node], results: Mapping[str, Node]) -> dict[str, frozenset[str]]:
+    """Which results each binding serves, directly or through other bindings."""
+    needed: dict[str, set[str]] = {name: set() for name in bound}
+
+    def mark(node: Node, root: str) -> None:
+        for child in children(node):
+            mark(child, root)
+        if isinstance(node, Var) and node.name in bound and root not in needed[node.name]:
+            needed[node.name].add(root)
+            mark(bound[node.name], root)
+
+    for root, node in results.items():
+        mark(node, root)
+    return {name: frozenset(roots) for name, roots in needed.items()}
+
+
+__all__ = ["OUTSIDE", "TILE", "Binding", "Place", "Program", "Type", "hoist", "place_of", "regroup"]

@@ -1,0 +1,123 @@
+"""Pass: prove that an index stays inside its buffer, so that the emitted load needs no guard.
+
+Bounds are linear forms over sizes (each at least 1): `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. What cannot be
+proved is guarded in the emitted code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kgen.expr.nodes import Call, Const, Node, Var
+
+POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx"})
+"""Indices that are never negative, whatever bounds them above."""
+
+Linear = Mapping[str, int]
+"""Coefficients by size name; the key `""` holds the constant."""
+
+
+@dataclass(frozen=True)
+class IndexRanges:
+    """Greatest values of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all start at zero.
+
+    A variable that is not listed is unbounded above, except for the sizes in `sizes`, which stand for themselves, and
+    names in `definitions`, which stand for their expressions.
+    """
+
+    greatest: Mapping[str, Linear]
+    sizes: frozenset[str]
+    definitions: Mapping[str, Node] = field(default_factory=dict)
+
+    def not_negative(self, index: Node) -> bool:
+        """Whether `index >= 0` for certain."""
+        return any(_holds(low) for low in self._low(index))
+
+    def below(self, index: Node, size: Node) -> bool:
+        """Whether `index < size` for certain."""
+        return any(
+            _holds(_sum(low, {"": -1}, _scaled(high, -1))) for high in self._high(index) for low in self._low(size)
+        )
+
+    def _low(self, node: Node) -> list[Linear]:
+        if isinstance(node, Const):
+            return [{"": int(node.value)}]
+        if isinstance(node, Var):
+            if node.name in self.definitions:
+                return self._low(self.definitions[node.name])
+            if node.name in self.sizes:
+                return [{node.name: 1}]
+            return [{"": 0}] if node.name in self.greatest or node.name in POSITIONS else []
+        if not isinstance(node, Call):
+            return []
+        low, high = [self._low(a) for a in node.args], [self._high(a) for a in node.args]
+        match node.fn:
+            case "add":
+                return [_sum(a, b) for a in low[0] for b in low[1]]
+            case "sub":
+                return [_sum(a, _scaled(b, -1)) for a in low[0] for b in high[1]]
+            case "max":
+                return low[0] + low[1]
+            case "min" | "where":
+                values = low[-2:]
+                return [a for a in values[0] if any(_holds(_sum(b, _scaled(a, -1))) for b in values[1])] + [
+                    b for b in values[1] if any(_holds(_sum(a, _scaled(b, -1))) for a in values[0])
+                ]
+            case "clamp":  # min(max(x, lo), hi)
+                return [a for a in low[1] if any(_holds(_sum(b, _scaled(a, -1))) for b in low[2])]
+            case "mod":
+                return [{"": 0}] if any(_holds(_sum(b, {"": -1})) for b in low[1]) else []
+            case "floordiv" | "mul":
+                return [{"": 0}] if all(any(_holds(a) for a in side) for side in low) else []
+            case "abs":
+                return [{"": 0}]
+        return []
+
+    def _high(self, node: Node) -> list[Linear]:
+        if isinstance(node, Const):
+            return [{"": int(node.value)}]
+        if isinstance(node, Var):
+            if node.name in self.definitions:
+                return self._high(self.definitions[node.name])
+            if node.name in self.sizes:
+                return [{node.name: 1}]
+            return [self.greatest[node.name]] if node.name in self.greatest else []
+        if not isinstance(node, Call):
+            return []
+        low, high = [self._low(a) for a in node.args], [self._high(a) for a in node.args]
+        match node.fn:
+            case "add":
+                return [_sum(a, b) for a in high[0] for b in high[1]]
+            case "sub":
+                return [_sum(a, _scaled(b, -1)) for a in high[0] for b in low[1]]
+            case "min":
+                return high[0] + high[1]
+            case "max" | "where":
+                values = high[-2:]
+                return [a for a in values[0] if any(_holds(_sum(a, _scaled(b, -1))) for b in values[1])] + [
+                    b for b in values[1] if any(_holds(_sum(b, _scaled(a, -1))) for a in values[0])
+                ]
+            case "clamp":
+                return high[2]
+            case "mod":
+                return [_sum(b, {"": -1}) for b in high[1]] if any(_holds(_sum(b, {"": -1})) for b in low[1]) else []
+            case "floordiv" if isinstance(node.args[1], Const) and node.args[1].value > 0:
+                return [{"": a[""] // int(node.args[1].value)} for a in high[0] if set(a) <= {""}] + high[0] * any(
+                    _holds(a) for a in low[0]
+                )
+        return []
+
+
+def _sum(*forms: Linear) -> Linear:
+    names = dict.fromkeys(name for form in forms for name in form)
+    return {name: sum(form.get(name, 0) for form in forms) for name in names}
+
+
+def _scaled(form: Linear, factor: int) -> Linear:
+    return {name: factor * value for name, value in form.items()}
+
+
+def _holds(form: Linear) -> bool:
+    """Whether a linear form is at least zero for all sizes of at least one."""
+    return all(v >= 0 for name, v in form.items() if name) and sum(form.values()) >= 0

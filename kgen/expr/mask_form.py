@@ -1,0 +1,98 @@
+"""Pass: normal forms of a mask.
+
+*Negation normal form*: `not` sits on leaves only, `abs(x) <= w` is two comparisons, `==` and `!=` of integers are a
+conjunction and a disjunction of inequalities where a tile range is to be found from them. *Conjuncts*: what has to hold all
+at once; those that see only the key side (`kv_idx < lens[b]`) can guard loads of K and V, those that see only the query
+side loads of Q and dO, exactly like the ends of the tensors.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from kgen.expr.algebra import call
+from kgen.expr.nodes import Call, Const, Node, Type, rebuild, transform
+
+_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+
+TRUE = Const(True, Type.BOOL)
+FALSE = Const(False, Type.BOOL)
+
+
+def all_of(conditions: list[Node]) -> Node:
+    """The conjunction, `TRUE` when there is nothing to hold."""
+    kept = [c for c in conditions if c != TRUE]
+    return reduce(lambda a, b: call("and", a, b), kept) if kept else TRUE
+
+
+def any_of(conditions: list[Node]) -> Node:
+    """The disjunction, `FALSE` when nothing is allowed."""
+    kept = [c for c in conditions if c != FALSE]
+    return reduce(lambda a, b: call("or", a, b), kept) if kept else FALSE
+
+
+def normalize(mask: Node) -> Node:
+    """Negations pushed to the leaves and `abs` comparisons split; equal to `mask` for every input."""
+    return _positive(transform(mask, _split_abs))
+
+
+def conjuncts(mask: Node) -> list[Node]:
+    """The conditions that `mask` requires all at once."""
+    if isinstance(mask, Call) and mask.fn == "and":
+        return conjuncts(mask.args[0]) + conjuncts(mask.args[1])
+    return [] if mask == TRUE else [mask]
+
+
+def disjuncts(mask: Node) -> list[Node]:
+    """The conditions of which `mask` requires one."""
+    if isinstance(mask, Call) and mask.fn == "or":
+        return disjuncts(mask.args[0]) + disjuncts(mask.args[1])
+    return [] if mask == FALSE else [mask]
+
+
+def _positive(mask: Node) -> Node:
+    if isinstance(mask, Call) and mask.fn == "not":
+        return _negative(mask.args[0])
+    if isinstance(mask, Call) and mask.fn in ("and", "or"):
+        return rebuild(mask, tuple(_positive(a) for a in mask.args))
+    return mask
+
+
+def _negative(mask: Node) -> Node:
+    if isinstance(mask, Const):
+        return Const(not mask.value, Type.BOOL)
+    if isinstance(mask, Call):
+        if mask.fn == "not":
+            return _positive(mask.args[0])
+        if mask.fn in ("and", "or"):
+            other = {"and": "or", "or": "and"}[mask.fn]
+            return call(other, *(_negative(a) for a in mask.args))
+        # Of floats only == and != have an opposite: with a NaN, neither `a < b` nor `a >= b` holds.
+        exact = all(a.type is Type.INT for a in mask.args) or mask.fn in ("eq", "ne")
+        if mask.fn in _NEGATED and exact:
+            return Call(_NEGATED[mask.fn], mask.args, Type.BOOL)
+    return call("not", mask)
+
+
+def _split_abs(node: Node) -> Node:
+    """`abs(x) <= w` is `x <= w and x >= -w`, and so on for the other comparisons of an integer `abs`."""
+    if not (isinstance(node, Call) and node.fn in _MIRRORED):
+        return node
+    fn, (left, right) = node.fn, node.args
+    if _is_abs(right) and not _is_abs(left):
+        fn, left, right = _MIRRORED[fn], right, left
+    if not (isinstance(left, Call) and _is_abs(left)):
+        return node
+    (x,) = left.args
+    minus = call("neg", right) if not isinstance(right, Const) else Const(-right.value, right.type)
+    match fn:
+        case "lt" | "le":
+            return call("and", call(fn, x, right), call(_MIRRORED[fn], x, minus))
+        case "gt" | "ge":
+            return call("or", call(fn, x, right), call(_MIRRORED[fn], x, minus))
+    return node
+
+
+def _is_abs(node: Node) -> bool:
+    return isinstance(node, Call) and node.fn == "abs" and node.type is Type.INT

@@ -1,0 +1,132 @@
+"""Pass: bring `score_mod` into the form that a base-2 online softmax wants.
+
+    log2(e) * score_mod(score) = multiplier * core + bias     + log2(e) * row_rest
+                                 `--- what the inner loop computes ---'
+
+with `score = scale * qk`. Three steps, each exact in real arithmetic:
+
+*Drop.* Softmax does not see what is added to a whole row. Where `score_mod(q_idx, kv_idx) - score_mod(q_start, kv_idx)` does
+not depend on the key, the loop evaluates the term at `q_start`, the tile's first row, instead of at `q_idx`: ALiBi's
+`slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is `row_rest`, which only the
+log-sum-exp needs. (Dropping the row's term altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32
+rounds the score away; relative to the tile it stays small wherever the softmax has weight.)
+
+*Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e) and the slope.
+
+*Peel.* Of `c * f(score)` with a positive scalar `c` the factor moves into `multiplier`, where it is free: 30 * tanh(score / 30) costs the
+loop one tanh.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sympy as sp
+
+from kgen.expr.algebra import LOG2E, Algebra
+from kgen.expr.nodes import Node, Type, Var
+
+QK = Var("qk", Type.FLOAT)
+SCALE = Var("scale", Type.FLOAT)
+Q_IDX = Var("q_idx", Type.INT)
+KV_IDX = Var("kv_idx", Type.INT)
+Q_START = Var("q_start", Type.INT)
+SCORE = Var("score", Type.FLOAT)
+
+
+@dataclass(frozen=True)
+class SoftmaxForm:
+    """`score_mod` as the loop computes it: base-2 logits are `multiplier * core + bias`."""
+
+    core: Node
+    multiplier: Node
+    bias: Node | None
+    row_rest: Node | None
+    """What was dropped from the row, in natural units: `lse` is the loop's log-sum-exp plus this."""
+    positive: bool
+    """`multiplier` is a positive number for a whole (b, h): the row maximum may be taken of `core` itself."""
+    finite: bool
+    """No logit can be -inf before masking: a row has a finite maximum as soon as it has seen a key."""
+
+
+def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
+    """The form of a `score_mod` over `score, b, h, q_idx, kv_idx`."""
+    score = algebra.symbol(SCORE)
+    expr = algebra.to_sympy(score_mod)
+    scored = sp.Add(*[t for t in sp.Add.make_args(expr) if t.has(score)])
+    bias, row_rest = _drop(expr - scored, algebra)
+
+    qk, scale, log2e = (algebra.symbol(v) for v in (QK, SCALE, LOG2E))
+    slope, offset = scored.diff(score), scored.subs(score, 0)
+    # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value itself.
+    if sp.expand(scored - slope * score - offset) == 0:
+        bias += offset
+        core, multiplier = qk, slope * scale * log2e
+    else:
+        factor, rest = _peel(scored, algebra, positive=True)
+        core, multiplier = rest.subs(score, scale * qk), factor * log2e
+    positive = not bias and _scalar(multiplier, algebra) and bool(multiplier.is_positive)
+    tree = algebra.to_tree
+    return SoftmaxForm(
+        core=tree(core),
+        multiplier=tree(multiplier),
+        bias=tree(_times(log2e, bias)) if bias != 0 else None,
+        row_rest=tree(row_rest) if row_rest != 0 else None,
+        positive=positive,
+        finite=bias == 0 and not _may_overflow(expr),
+    )
+
+
+def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
+    """Split what is added to the score into what the loop adds and what only the log-sum-exp sees."""
+    kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
+    if not bias.has(kv):
+        return sp.Integer(0), bias
+    # Separable as the user wrote it: keep that form, at the tile's first row.
+    if bias.has(q):
+        rest = sp.expand(bias - bias.subs(q, q_start))
+        if not rest.has(kv):
+            return bias.subs(q, q_start), sp.factor_terms(rest)
+    terms = sp.Add.make_args(sp.expand(bias))
+    row = sp.Add(*[t for t in terms if not t.has(kv)])
+    if row == 0:
+        return bias, row
+    separable = sp.Add(*[t for t in terms if not (t.has(kv) and t.has(q))])
+    kept = separable.subs(q, q_start)
+    rest = sp.expand(separable - kept)
+    return sp.factor_terms(sp.expand(bias - separable) + sp.factor_terms(kept)), sp.factor_terms(rest)
+
+
+def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
+    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the rest."""
+    factor, rest = _peel(algebra.to_sympy(node), algebra, keep=keep)
+    return algebra.to_tree(factor), algebra.to_tree(rest)
+
+
+def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, ...] = ()) -> tuple[Any, Any]:
+    """The scalar factors of a product (only the positive ones, if that is asked), and the rest."""
+    if expr == 0:
+        return sp.Integer(0), sp.Integer(1)
+    factors = [f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)]
+    factor = sp.Mul(*factors)
+    return factor, expr / factor
+
+
+def _scalar(expr: Any, algebra: Algebra, keep: tuple[Var, ...] = ()) -> bool:
+    """Whether a value is one number for a whole (b, h)."""
+    return not any(expr.has(algebra.symbol(v)) for v in (Q_IDX, KV_IDX, SCORE, QK, Q_START, *keep))
+
+
+def _times(factor: Any, expr: Any) -> Any:
+    """The product, unexpanded where `expr` is a sum of several terms over a common shape."""
+    if expr.is_Add:
+        return sp.Mul(factor, expr, evaluate=False)
+    return factor * expr
+
+
+def _may_overflow(expr: Any) -> bool:
+    """Whether a value may be infinite although the score is finite: it reads a buffer or names `inf`."""
+    return expr.has(sp.Symbol("inf", real=True)) or any(
+        type(f).__name__.startswith("read_") for f in expr.atoms(sp.Function)
+    )

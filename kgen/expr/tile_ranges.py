@@ -1,0 +1,357 @@
+"""Pass: which tiles a mask needs, in closed form.
+
+For a tile of the *outer* index (say query rows `q_start .. q_last`) find the positions of the *inner* index (keys) for which
+the mask can hold anywhere in the tile, and those for which it holds everywhere:
+
+    [lo, hi)            holds for some row of the tile      tiles outside are never visited
+    [full_lo, full_hi)  holds for every row of the tile     tiles inside need no mask
+
+Both come from the inequalities of the mask. `f(kv) <= g(q)` with `f` and `g` monotone holds for some row where
+`f(kv) <= max g` and for every row where `f(kv) <= min g`, and the extremes of `g` lie at the ends of the tile. A conjunction
+intersects ranges, a disjunction makes a list of them. The first range is exact or too large, the second exact or too small: a
+condition that cannot be classified (an arbitrary buffer, a remainder) leaves the first alone and empties the second, so that
+the kernel scans with the mask. The same code serves the backward pass, with the indices' roles exchanged.
+
+Monotone are sums, products with numbers, `//` by a positive number, `min`, `max` and reads of buffers that the spec declares
+sorted; for those the end of the range is found by a binary search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import product
+
+from kgen.expr.algebra import Algebra, call
+from kgen.expr.mask_form import conjuncts, disjuncts, normalize
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
+
+MOST_SPANS = 4
+FIRST_AT_LEAST = ".first_at_least"
+"""Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is the first
+position whose element is not smaller than `value`, the length where there is none."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An index with its tile: `start` and `last` are its first and last position there, `size` the tensor's length."""
+
+    index: Var
+    start: Var
+    last: Var
+    size: Var
+
+
+@dataclass(frozen=True)
+class Span:
+    """Positions of the inner index to visit; all four are integer scalars of the outer tile."""
+
+    lo: Node
+    hi: Node
+    full_lo: Node
+    full_hi: Node
+    has_full: bool
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Bounds `[low, high)`, `None` where there is none; `full` is `None` when no position is known to hold throughout."""
+
+    some: tuple[Node | None, Node | None]
+    full: tuple[Node | None, Node | None] | None
+
+
+_ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
+_UNKNOWN = _Range((None, None), None)
+
+
+@dataclass(frozen=True)
+class RangeFinder:
+    """Finds the spans of masks over one pair of axes.
+
+    `positive` names parameters known to be greater than zero; `is_sorted(buffer)` tells whether a buffer ascends along its
+    last axis.
+    """
+
+    inner: Axis
+    outer: Axis
+    algebra: Algebra
+    positive: frozenset[str]
+    is_sorted: Callable[[str], bool]
+
+    def spans(self, mask: Node) -> tuple[Span, ...]:
+        """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
+        alternatives = _disjunctive(normalize(mask))
+        if alternatives is None:
+            return (self._span([_UNKNOWN]),)
+        spans = [self._span([self._atom(a) for a in atoms]) for atoms in alternatives]
+        return _ascending(_merged(spans))
+
+    # --- one condition -----------------------------------------------------------------------------------------
+
+    def _atom(self, atom: Node) -> _Range:
+        if not (isinstance(atom, Call) and atom.fn in ("lt", "le", "gt", "ge", "eq")):
+            return _UNKNOWN
+        left, right = atom.args
+        if left.type is not Type.INT or right.type is not Type.INT:
+            return _UNKNOWN
+        match atom.fn:
+            case "lt":
+                return self._at_most(left, call("sub", right, _ONE))
+            case "le":
+                return self._at_most(left, right)
+            case "gt":
+                return self._at_most(right, call("sub", left, _ONE))
+            case "ge":
+                return self._at_most(right, left)
+        return _meet([self._at_most(left, right), self._at_most(right, left)])
+
+    def _at_most(self, left: Node, right: Node) -> _Range:
+        """The range of `left <= right`."""
+        x = self.inner.index.name
+        if x in variables(left) and x in variables(right):
+            left, right = self._tidy(call("sub", left, right)), _ZERO
+        if x in variables(right):
+            return self._solve(right, left, upper=False)
+        if x in variables(left):
+            return self._solve(left, right, upper=True)
+        return self._constant(call("sub", left, right))
+
+    def _constant(self, difference: Node) -> _Range:
+        """A condition `difference <= 0` on the outer tile alone: everything, or nothing."""
+        bounds = self._bounds(difference)
+        if bounds is None:
+            return _UNKNOWN
+        lowest, highest = (call("where", call("le", self._tidy(b), _ZERO), self.inner.size, _ZERO) for b in bounds)
+        return _Range((None, lowest), (None, highest))
+
+    def _solve(self, left: Node, right: Node, upper: bool) -> _Range:
+        """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner index."""
+        x = self.inner.index.name
+        linear = _linear(left, x)
+        if linear is not None:
+            slope, rest = linear
+            bounds = self._bounds(call("sub", right, rest))
+            if bounds is None:
+                return _UNKNOWN
+            if slope < 0:  # -x <= r is x >= -r
+                bounds = (call("neg", bounds[1]), call("neg", bounds[0]))
+                slope, upper = -slope, not upper
+            return self._bounded(bounds, upper, lambda b: _divided(b, slope, upper))
+        bounds = self._bounds(right)
+        if bounds is None:
+            return _UNKNOWN
+        if isinstance(left, Call) and left.fn == "floordiv" and self._is_positive(left.args[1]):
+            if left.args[0] != self.inner.index:
+                return _UNKNOWN
+            return self._bounded(bounds, upper, lambda b: _undivided(b, left.args[1], upper))
+        if isinstance(left, Read) and self.is_sorted(left.buffer) and left.indices[-1] == self.inner.index:
+            if any(x in variables(i) or self.outer.index.name in variables(i) for i in left.indices[:-1]):
+                return _UNKNOWN
+            return self._bounded(bounds, upper, lambda b: _searched(left, b, upper))
+        return _UNKNOWN
+
+    def _bounded(self, bounds: tuple[Node, Node], upper: bool, solve: Callable[[Node], Node]) -> _Range:
+        lowest, highest = (self._tidy(solve(self._tidy(b))) for b in bounds)
+        if upper:
+            lowest, highest = (self._tidy(call("add", b, _ONE)) for b in (lowest, highest))
+            return _Range((None, highest), (None, lowest))
+        return _Range((lowest, None), (highest, None))
+
+    # --- extremes over the outer tile ----------------------------------------------------------------------------
+
+    def _bounds(self, node: Node) -> tuple[Node, Node] | None:
+        """Least and greatest value over the outer tile, or `None` when the expression is not known to be monotone."""
+        outer = self.outer.index
+        if outer.name not in variables(node):
+            return (node, node) if self.inner.index.name not in variables(node) else None
+        if node == outer:
+            return self.outer.start, self.outer.last
+        if isinstance(node, Read):
+            inside = self._bounds(node.indices[-1])
+            fixed = all(outer.name not in variables(i) for i in node.indices[:-1])
+            if inside is None or not fixed or not self.is_sorted(node.buffer):
+                return None
+            return tuple(Read(node.buffer, (*node.indices[:-1], i), node.type) for i in inside)  # type: ignore[return-value]
+        if not isinstance(node, Call):
+            return None
+        parts = [self._bounds(a) for a in node.args]
+        known = [p for p in parts if p is not None]
+        if len(known) < len(parts):
+            return None
+        match node.fn:
+            case "add" | "min" | "max":
+                return call(node.fn, known[0][0], known[1][0]), call(node.fn, known[0][1], known[1][1])
+            case "sub":
+                return call("sub", known[0][0], known[1][1]), call("sub", known[0][1], known[1][0])
+            case "neg":
+                return call("neg", known[0][1]), call("neg", known[0][0])
+            case "mul":
+                return self._scaled(node.args, known)
+            case "floordiv" if self._is_positive(node.args[1]):
+                return call("floordiv", known[0][0], node.args[1]), call("floordiv", known[0][1], node.args[1])
+        return None
+
+    def _scaled(self, args: tuple[Node, ...], known: list[tuple[Node, Node]]) -> tuple[Node, Node] | None:
+        for factor, (low, high) in ((args[0], known[1]), (args[1], known[0])):
+            if self._is_positive(factor):
+                return call("mul", factor, low), call("mul", factor, high)
+            if isinstance(factor, Const) and factor.value <= 0:
+                return call("mul", factor, high), call("mul", factor, low)
+        return None
+
+    def _is_positive(self, node: Node) -> bool:
+        if isinstance(node, Const):
+            return node.value > 0
+        return isinstance(node, Var) and node.name in self.positive
+
+    # --- assembly ------------------------------------------------------------------------------------------------
+
+    def _span(self, ranges: list[_Range]) -> Span:
+        whole = _meet(ranges)
+        lo, hi = self._positions(whole.some)
+        full_lo, full_hi = self._positions(whole.full or (None, None))
+        return Span(lo, hi, full_lo, full_hi, has_full=whole.full is not None)
+
+    def _positions(self, bounds: tuple[Node | None, Node | None]) -> tuple[Node, Node]:
+        low, high = bounds
+        size = self.inner.size
+        lo = _ZERO if low is None else low
+        hi = size if high is None else high
+        # What is a position of the outer tile, or zero, is not negative; a choice of size and zero is not too large.
+        if lo not in (_ZERO, self.outer.start, self.outer.last):
+            lo = call("max", lo, _ZERO)
+        if hi != size and not (isinstance(hi, Call) and hi.fn == "where"):
+            hi = call("min", hi, size)
+        return lo, hi
+
+    def _tidy(self, node: Node) -> Node:
+        """Like terms collected."""
+        return self.algebra.to_tree(self.algebra.to_sympy(node))
+
+
+def _disjunctive(mask: Node) -> list[list[Node]] | None:
+    """The mask as alternatives of conditions, `None` when there are too many."""
+    alternatives: list[list[Node]] = [[]]
+    if isinstance(mask, Call) and mask.fn == "or":
+        parts = [_disjunctive(m) for m in disjuncts(mask)]
+        if any(p is None for p in parts):
+            return None
+        alternatives = [atoms for part in parts for atoms in part or []]
+    else:
+        for condition in conjuncts(mask):
+            if isinstance(condition, Call) and condition.fn == "or":
+                choices = _disjunctive(condition)
+            elif isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type is Type.INT:
+                choices = [[call("lt", *condition.args)], [call("gt", *condition.args)]]
+            else:
+                choices = [[condition]]
+            if choices is None:
+                return None
+            alternatives = [a + c for a, c in product(alternatives, choices)]
+    return alternatives if len(alternatives) <= MOST_SPANS else None
+
+
+def _meet(ranges: list[_Range]) -> _Range:
+    """All conditions at once."""
+
+    def both(sides: list[tuple[Node | None, Node | None]]) -> tuple[Node | None, Node | None]:
+        lows = list(dict.fromkeys(lo for lo, _ in sides if lo is not None))
+        highs = list(dict.fromkeys(hi for _, hi in sides if hi is not None))
+        low = reduce(lambda a, b: call("max", a, b), lows) if lows else None
+        high = reduce(lambda a, b: call("min", a, b), highs) if highs else None
+        return low, high
+
+    full = [r.full for r in ranges]
+    return _Range(both([r.some for r in ranges]), None if None in full else both([f for f in full if f is not None]))
+
+
+def _merged(spans: list[Span]) -> list[Span]:
+    """Spans that start together, or end together, are one."""
+    merged: list[Span] = []
+    for span in spans:
+        for i, other in enumerate(merged):
+            union = _union(other, span)
+            if union is not None:
+                merged[i] = union
+                break
+        else:
+            merged.append(span)
+    return merged
+
+
+def _union(a: Span, b: Span) -> Span | None:
+    if a.has_full and b.has_full:
+        if a.lo == b.lo and a.full_lo == b.full_lo:
+            return replace(a, hi=_either("max", a.hi, b.hi), full_hi=_either("max", a.full_hi, b.full_hi))
+        if a.hi == b.hi and a.full_hi == b.full_hi:
+            return replace(a, lo=_either("min", a.lo, b.lo), full_lo=_either("min", a.full_lo, b.full_lo))
+    elif (a.lo, a.hi) == (b.lo, b.hi):
+        return a if a.has_full else b
+    return None
+
+
+def _ascending(spans: list[Span]) -> tuple[Span, ...]:
+    """In order where it is known (a span that starts at 0 comes first); spans of unknown order become their hull."""
+    first = [s for s in spans if s.lo == _ZERO]
+    others = [s for s in spans if s.lo != _ZERO]
+    if len(first) > 1:
+        first = [_hull(first)]
+    if len(others) > 1:
+        others = [_hull(others)]
+    return (*first, *others)
+
+
+def _hull(spans: list[Span]) -> Span:
+    lo = reduce(lambda a, b: _either("min", a, b), [s.lo for s in spans])
+    hi = reduce(lambda a, b: _either("max", a, b), [s.hi for s in spans])
+    full = next((s for s in spans if s.has_full), spans[0])
+    return replace(full, lo=lo, hi=hi)
+
+
+def _either(fn: str, a: Node, b: Node) -> Node:
+    return a if a == b else call(fn, a, b)
+
+
+def _linear(node: Node, x: str) -> tuple[int, Node] | None:
+    """`node` as `slope * x + rest` with a whole slope, or `None`."""
+    if x not in variables(node):
+        return 0, node
+    if isinstance(node, Var):
+        return 1, _ZERO
+    if not isinstance(node, Call):
+        return None
+    parts = [_linear(a, x) for a in node.args]
+    match node.fn, parts:
+        case ("add" | "sub" as fn), [(a, r), (b, s)]:
+            return a + b if fn == "add" else a - b, call(fn, r, s)
+        case "neg", [(a, r)]:
+            return -a, call("neg", r)
+        case "mul", [(a, r), (0, Const(int(c)))]:
+            return a * c, call("mul", r, node.args[1])
+        case "mul", [(0, Const(int(c))), (a, r)]:
+            return a * c, call("mul", r, node.args[0])
+    return None
+
+
+def _divided(bound: Node, slope: int, upper: bool) -> Node:
+    """The bound on `x` from a bound on `slope * x`, rounded into the range."""
+    if slope == 1:
+        return bound
+    if not upper:
+        bound = call("add", bound, Const(slope - 1, Type.INT))
+    return call("floordiv", bound, Const(slope, Type.INT))
+
+
+def _undivided(bound: Node, divisor: Node, upper: bool) -> Node:
+    """The bound on `x` from a bound on `x // divisor`."""
+    low = call("mul", bound, divisor)
+    return call("add", low, call("sub", divisor, _ONE)) if upper else low
+
+
+def _searched(read: Read, bound: Node, upper: bool) -> Node:
+    """The bound on `x` from a bound on `buffer[x]`, for a sorted buffer of integers."""
+    value = call("add", bound, _ONE) if upper else bound
+    position = Read(read.buffer + FIRST_AT_LEAST, (*read.indices[:-1], value), Type.INT)
+    return call("sub", position, _ONE) if upper else position

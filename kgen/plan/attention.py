@@ -1,0 +1,362 @@
+"""A spec of attention becomes an `AttentionPlan`: for each kernel, what to load, hoist, loop over and store.
+
+Everything that is decided is decided here, in terms of expressions; a target only spells it. The four kernels share one
+description, `TileLoop`: a program owns a tile of the *outer* index and visits tiles of the *inner* one.
+
+    forward   outer q_idx, inner kv_idx     out, lse
+    dq        outer q_idx, inner kv_idx     dq, gradients of buffers that do not depend on the key
+    dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key alone
+    pair      one tile of both              gradient of a buffer with an element for each (query, key)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from kgen.expr.algebra import Algebra
+from kgen.expr.differentiate import differentiate, is_one, is_zero
+from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist
+from kgen.expr.index_ranges import IndexRanges
+from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables, walk
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
+from kgen.expr.tile_ranges import Axis, RangeFinder, Span
+from kgen.plan.tiles import TileTables, tile_tables
+from kgen.spec.attention import AttentionSpec
+from kgen.spec.load import Loaded
+
+SIZES = frozenset({"B", "HQ", "HKV", "SQ", "SK"})
+SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
+Q_AXIS = Axis(Q_IDX, Q_START, Var("q_last", Type.INT), SQ)
+KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), SK)
+Q_LIVE, KV_LIVE = Var("q_live", Type.BOOL), Var("kv_live", Type.BOOL)
+ONE = Const(1, Type.INT)
+# The largest tile: lengths that are promised to be a multiple of it need no bounds checks.
+LARGEST_TILE = 128
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A power-of-two block of columns of a head: `[start, start + size)`, of which the first `width` exist."""
+
+    tag: str
+    start: int
+    size: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Conditions on one side alone. `bound` keeps inside the tensor, `live` also inside what the mask allows there."""
+
+    bound: Node
+    live: Node
+
+
+@dataclass(frozen=True)
+class ReadGradient:
+    """The gradient through one distinct read of a buffer: `sum of dscore_mod * derivative` at `indices`.
+
+    `along` says over which positions it is kept before it is written: "q" (a value per query), "kv" (a value per key),
+    or "pair". `summed` names the dimensions `b h q_idx kv_idx` that the indices are, one for one, so that the gradient is a
+    plain sum over the others; it is `None` when the values have to be scattered.
+    """
+
+    name: str
+    buffer: str
+    indices: tuple[Node, ...]
+    along: str
+    summed: tuple[str, ...] | None
+    derivative: Node
+    factor: Node
+
+
+@dataclass(frozen=True)
+class TileLoop:
+    """What one kernel computes for a tile of `outer`, looping over tiles of `inner`."""
+
+    outer: Axis
+    inner: Axis
+    program: Program
+    spans: tuple[Span, ...]
+    masked: bool
+    inner_live: Node
+    dscore: Node
+    """What the gradient of the modified score is multiplied by inside the loop to give that of `qk`."""
+    dscore_factor: Node
+    """What dq or dk is multiplied by after the loop, besides the softmax scale."""
+    gradients: tuple[ReadGradient, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Everything a target needs to spell the kernels of one spec."""
+
+    spec: AttentionSpec
+    score_mod: Node | None
+    mask_mod: Node | None
+    form: SoftmaxForm
+    qk_chunks: tuple[Chunk, ...]
+    v_chunks: tuple[Chunk, ...]
+    tiles: TileTables
+    q: Guards
+    kv: Guards
+    self_attention: bool
+    """A buffer ties the two lengths: the launcher requires SQ == SK."""
+    forward: TileLoop
+    dq: TileLoop | None
+    dkdv: TileLoop | None
+    pairs: tuple[TileLoop, ...]
+    index_ranges: IndexRanges
+
+    @cached_property
+    def gradients(self) -> tuple[ReadGradient, ...]:
+        """Gradients of buffers, in the order in which `score_mod` reads them."""
+        loops = [loop for loop in (self.dq, self.dkdv, *self.pairs) if loop is not None]
+        return tuple(g for loop in loops for g in loop.gradients)
+
+    @property
+    def backward(self) -> bool:
+        """Whether the spec asks for gradients."""
+        return self.dq is not None
+
+
+def plan_attention(loaded: Loaded) -> AttentionPlan:
+    """The plan of a loaded attention spec."""
+    return _Planner(loaded).plan()
+
+
+class _Planner:
+    def __init__(self, loaded: Loaded) -> None:
+        self.spec = loaded.spec
+        self.score_mod = loaded.score_mod
+        self.mask_mod = loaded.mask_mod
+        params = self.spec.params
+        self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
+        self.algebra = Algebra(self.positive)
+        self.divisible_q = _promised(self.spec.lengths.q)
+        self.divisible_kv = _promised(self.spec.lengths.kv)
+        self.form = softmax_form(self.score_mod or SCORE, self.algebra)
+        self.q, self.kv, self.mask = self._split_mask()
+
+    def plan(self) -> AttentionPlan:
+        spec, head = self.spec, self.spec.head_dim
+        qk_chunks, v_chunks = _chunks(head.qk), _chunks(head.v)
+        backward = "backward" in spec.passes
+        gradients = self._gradients() if backward else ()
+        outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
+        by_query = tuple(g for g in gradients if g.along == "q" or (g.along == "pair" and g.summed is None))
+        by_key = tuple(g for g in gradients if g.along == "kv")
+        by_pair = tuple(g for g in gradients if g.along == "pair" and g.summed is not None)
+        dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
+        # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
+        by_head = () if spec.gqa == 1 else (Var("h", Type.INT),)
+        loops = {
+            "dq": self._loop(*outer_q, peel_scalar(dscore, self.algebra), by_query),
+            "dkdv": self._loop(*outer_kv, peel_scalar(dscore, self.algebra, keep=by_head), by_key),
+        }
+        return AttentionPlan(
+            spec=spec,
+            score_mod=self.score_mod,
+            mask_mod=self.mask_mod,
+            form=self.form,
+            qk_chunks=qk_chunks,
+            v_chunks=v_chunks,
+            tiles=tile_tables(
+                bytes_per_element=4 if spec.dtype == "fp32" else 2,
+                ieee=spec.dtype == "fp32" and spec.precision != "tf32",
+                width_qk=sum(c.size for c in qk_chunks),
+                width_v=sum(c.size for c in v_chunks),
+                heavy=self.form.core != QK,
+            ),
+            q=self.q,
+            kv=self.kv,
+            self_attention=self._ties_lengths(),
+            forward=self._loop(*outer_q),
+            dq=loops["dq"] if backward else None,
+            dkdv=loops["dkdv"] if backward else None,
+            pairs=tuple(self._pair(g) for g in by_pair),
+            index_ranges=self._index_ranges(),
+        )
+
+    # --- masks ---------------------------------------------------------------------------------------------------
+
+    def _split_mask(self) -> tuple[Guards, Guards, Node]:
+        """Guards of the query side and of the key side, and the whole mask over `q_live` and `kv_live`."""
+        sides: dict[str, list[Node]] = {"q": [], "kv": [], "both": []}
+        for condition in conjuncts(normalize(self.mask_mod or TRUE)):
+            names = variables(condition) & {"q_idx", "kv_idx"}
+            sides[{"q_idx": "q", "kv_idx": "kv"}[names.pop()] if len(names) == 1 else "both"].append(condition)
+        q_bound = TRUE if self.divisible_q else Call("lt", (Q_IDX, SQ), Type.BOOL)
+        kv_bound = TRUE if self.divisible_kv else Call("lt", (KV_IDX, SK), Type.BOOL)
+        q = Guards(q_bound, all_of([q_bound, *sides["q"]]))
+        kv = Guards(kv_bound, all_of([kv_bound, *sides["kv"]]))
+        return q, kv, all_of([_named(q.live, Q_LIVE), _named(kv.live, KV_LIVE), *sides["both"]])
+
+    def _spans(self, inner: Axis, outer: Axis) -> tuple[Span, ...]:
+        finder = RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted)
+        return finder.spans(self.mask_mod or TRUE)
+
+    def _is_sorted(self, buffer: str) -> bool:
+        return self.spec.buffers[buffer].sorted
+
+    # --- loops ---------------------------------------------------------------------------------------------------
+
+    def _loop(
+        self,
+        outer: Axis,
+        inner: Axis,
+        dscore: tuple[Node, Node] = (ONE, ONE),
+        gradients: tuple[ReadGradient, ...] = (),
+    ) -> TileLoop:
+        outer_name, inner_name = outer.index.name.removesuffix("_idx"), inner.index.name.removesuffix("_idx")
+        row, column = Place(False, (outer_name,)), Place(True, (inner_name,))
+        places = {
+            outer.index.name: row,
+            f"{outer_name}_live": row,
+            inner.index.name: column,
+            f"{inner_name}_live": column,
+            inner.start.name: Place(True, ()),
+            "qk": TILE,
+        }
+        return self._tile_loop(outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer))
+
+    def _pair(self, gradient: ReadGradient) -> TileLoop:
+        """One tile of both indices; the batches and heads that the buffer does not have are looped over inside."""
+        row, column = Place(False, ("q",)), Place(False, ("kv",))
+        places = {"q_idx": row, "q_live": row, "kv_idx": column, "kv_live": column, "qk": TILE}
+        places |= {name: Place(True, ()) for name in ("b", "h")}
+        return self._tile_loop(Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), ())
+
+    def _tile_loop(
+        self,
+        outer: Axis,
+        inner: Axis,
+        places: dict[str, Place],
+        row: Place,
+        column: Place,
+        dscore: tuple[Node, Node],
+        gradients: tuple[ReadGradient, ...],
+        spans: tuple[Span, ...],
+    ) -> TileLoop:
+        form = self.form
+        q_place = row if outer is Q_AXIS else column
+        sides = {"q_idx": self.q, "kv_idx": self.kv}
+        roots: dict[str, tuple[Node, Place]] = {
+            "core": (form.core, TILE),
+            "qk_scale": (form.multiplier, TILE),
+            "outer_live": (sides[outer.index.name].live, row),
+            "outer_bound": (sides[outer.index.name].bound, row),
+            "inner_live": (sides[inner.index.name].live, column),
+            "mask": (self._mask_in(outer), TILE),
+        }
+        if form.bias is not None:
+            roots["bias"] = (form.bias, TILE)
+        if form.row_rest is not None:
+            roots["row_rest"] = (form.row_rest, q_place)
+        if not is_one(dscore[1]):
+            roots["dscore"] = (dscore[1], TILE)
+        for gradient in gradients:
+            roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
+            if gradient.along == "pair" and gradient.summed is None:
+                roots |= {f"d_{gradient.name}_{i}": (node, TILE) for i, node in enumerate(gradient.indices)}
+        program = hoist(roots, places, reserved=_RESERVED | set(self.spec.buffers) | set(self.spec.params))
+        return TileLoop(
+            outer=outer,
+            inner=inner,
+            program=program,
+            spans=spans,
+            masked=self._mask_in(outer) != TRUE,
+            inner_live=sides[inner.index.name].live,
+            dscore=dscore[1],
+            dscore_factor=dscore[0],
+            gradients=gradients,
+        )
+
+    def _mask_in(self, outer: Axis) -> Node:
+        """The mask inside a tile. Rows of the outer index past its end are never stored: no check for those."""
+        guards = self.q if outer is Q_AXIS else self.kv
+        live = Q_LIVE if outer is Q_AXIS else KV_LIVE
+        return all_of([c for c in conjuncts(self.mask) if c != live or guards.live != guards.bound])
+
+    # --- buffers -------------------------------------------------------------------------------------------------
+
+    def _gradients(self) -> tuple[ReadGradient, ...]:
+        found: list[ReadGradient] = []
+        for read in reads(self.score_mod) if self.score_mod is not None else ():
+            if not self.spec.buffers[read.buffer].grad:
+                continue
+            assert self.score_mod is not None
+            derivative = differentiate(self.score_mod, read, self.algebra)
+            if is_zero(derivative):
+                continue
+            factor, rest = peel_scalar(derivative, self.algebra)
+            count = sum(g.buffer == read.buffer for g in found)
+            name = read.buffer if not count else f"{read.buffer}_{count + 1}"
+            names = frozenset().union(*(variables(i) for i in read.indices)) if read.indices else frozenset()
+            along = "q" if "kv_idx" not in names else "pair" if "q_idx" in names else "kv"
+            found.append(
+                ReadGradient(name, read.buffer, read.indices, along, self._summed(read), rest, factor)
+            )
+        return tuple(found)
+
+    def _summed(self, read: Read) -> tuple[str, ...] | None:
+        sizes = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
+        if self._ties_lengths():
+            sizes |= {"q_idx": ("SQ", "SK"), "kv_idx": ("SQ", "SK")}
+        names = [i.name if isinstance(i, Var) else "" for i in read.indices]
+        shape = self.spec.buffers[read.buffer].shape
+        plain = all(n in sizes and s in sizes[n] for n, s in zip(names, shape, strict=True))
+        return tuple(names) if plain and len(set(names)) == len(names) else None
+
+    def _ties_lengths(self) -> bool:
+        """Whether a buffer that is as long as one side is read at a position of the other."""
+        trees = [t for t in (self.score_mod, self.mask_mod) if t is not None]
+        return any(
+            (size, index) in (("SQ", KV_IDX), ("SK", Q_IDX))
+            for tree in trees
+            for node in walk(tree)
+            if isinstance(node, Read)
+            for size, index in zip(self.spec.buffers[node.buffer].shape, node.indices, strict=True)
+        )
+
+    def _index_ranges(self) -> IndexRanges:
+        greatest = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}, "q_start": {"SQ": 1, "": -1}}
+        greatest |= {"q_last": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
+        greatest |= {"q_idx": {"SQ": 1, "": -1}} if self.divisible_q else {}
+        greatest |= {"kv_idx": {"SK": 1, "": -1}} if self.divisible_kv else {}
+        return IndexRanges(greatest, SIZES)
+
+
+# Names of the emitted kernels' own variables.
+_RESERVED = frozenset(
+    "q k v o do acc m_i l_i p s dp ds dq dk dv lse delta b h h_kv pid tile scale mask qk core bias alpha offs_m offs_n "
+    "kv_lo kv_hi q_lo q_hi q_start q_last kv_start kv_last n_tiles row_rest inner_live outer_live GQA".split()
+)
+
+
+def _promised(length: object) -> bool:
+    """Whether a length is promised to be a multiple of every tile."""
+    multiple = getattr(length, "multiple_of", None)
+    return multiple is not None and multiple % LARGEST_TILE == 0
+
+
+def _named(condition: Node, name: Var) -> Node:
+    return TRUE if condition == TRUE else name
+
+
+def _chunks(head_dim: int) -> tuple[Chunk, ...]:
+    """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64, 576 = 512 + 64.
+
+    Matrix units want at least 16 columns; a rest that is not a power of two is padded to one.
+    """
+    size = max(16, 1 << (head_dim.bit_length() - 1))
+    if size >= head_dim:
+        return (Chunk("", 0, size, head_dim),)
+    rest = head_dim - size
+    padded = max(16, 1 << (rest - 1).bit_length())
+    return Chunk("_0", 0, size, size), Chunk("_1", size, padded, rest)
+
+
+__all__ = ["KV_LIVE", "OUTSIDE", "Q_LIVE", "AttentionPlan", "Chunk", "Const", "plan_attention"]

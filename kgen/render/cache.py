@@ -1,0 +1,102 @@
+"""Remembers that a spec is up to date, so that rendering it again costs a few reads.
+
+An entry is believed only while nothing it was made from has moved: kgen's own sources, templates and the
+libraries that shape the output (by path, size and time), the bytes of the spec, and those of every file made.
+The cache lies beside the output directory in `.kgen-cache/` and can be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kgen.render import environment, manifest
+
+if TYPE_CHECKING:
+    from kgen.render.writer import Output
+
+LIBRARIES = ("jinja2", "pydantic", "sympy")
+
+
+def lookup(spec: Path, generated: Path) -> Output | None:
+    """What the spec makes, read back from disk, if nothing has changed since it was written there."""
+    from kgen.render.writer import Output
+
+    try:
+        entry = json.loads(_entry_path(spec, generated).read_bytes())
+        if entry["fingerprint"] != fingerprint() or entry["spec"] != _hash(spec.read_bytes()):
+            return None
+        directory = generated / entry["name"]
+        files: dict[str, str] = {}
+        for name, expected in entry["files"].items():
+            data = (directory / name).read_bytes()
+            if _hash(data) != expected:
+                return None
+            files[name] = data.decode()
+        return Output(spec, entry["name"], files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def store(output: Output, spec_text: str, generated: Path) -> None:
+    """Remember that `output`, made from `spec_text`, is on disk. Failing to is no harm."""
+    path = _entry_path(output.spec, generated)
+    entry = {
+        "fingerprint": fingerprint(),
+        "spec": _hash(spec_text.encode()),
+        "name": output.name,
+        "files": {name: _hash(text.encode()) for name, text in output.files.items()},
+    }
+    temporary = path.with_suffix(f".{secrets.token_hex(6)}.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        ignore = path.parent / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+        temporary.write_text(json.dumps(entry), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+
+
+@cache
+def fingerprint() -> str:
+    """Stands for everything but the spec that decides what is rendered."""
+    parts = [sys.version]
+    for path in _inputs():
+        stat = os.stat(path)
+        parts.append(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}")
+    return _hash("\n".join(parts).encode())
+
+
+def _inputs() -> Iterator[str]:
+    yield from _walk(str(environment.PACKAGE), ".py")
+    yield from _walk(str(environment.template_root()), "")
+    for library in LIBRARIES:
+        found = find_spec(library)  # Finds a package without importing it.
+        if found is not None and found.origin is not None:
+            yield found.origin
+
+
+def _walk(root: str, suffix: str) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name != "__pycache__")
+        yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith(suffix))
+
+
+def _entry_path(spec: Path, generated: Path) -> Path:
+    out = Path(os.path.realpath(generated))
+    key = _hash(f"{out.name}\0{manifest.relative_spec(spec, out)}".encode())[:24]
+    return out.parent / ".kgen-cache" / f"{key}.json"
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,63 @@
+"""`generated/<name>/manifest.json`: which spec made the directory, and which files.
+
+There is one manifest per directory, so that processes that render different specs share no file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kgen.render.header import body_hash
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a directory's manifest says. `spec` is a posix path relative to the directory."""
+
+    spec: str
+    files: Mapping[str, str]
+
+    def text(self) -> str:
+        """The file, the same on every machine."""
+        return json.dumps({"spec": self.spec, "files": dict(sorted(self.files.items()))}, indent=2) + "\n"
+
+    def spec_path(self, directory: Path) -> Path:
+        """Where the spec should be."""
+        return Path(os.path.realpath(directory / self.spec))
+
+
+def relative_spec(spec: Path, directory: Path) -> str:
+    """The path of a spec as the manifest in `directory` writes it."""
+    return Path(os.path.relpath(os.path.realpath(spec), os.path.realpath(directory))).as_posix()
+
+
+def read(directory: Path) -> Manifest | None:
+    """The manifest of a directory; None without one that can be read (a merge may have left marks in it)."""
+    try:
+        data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        files = {str(name): str(value) for name, value in data["files"].items()}
+        return Manifest(str(data["spec"]), files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def listed(directory: Path) -> list[str]:
+    """The files that kgen put into a directory: by its manifest, or without one by their own headers."""
+    manifest = read(directory)
+    if manifest is not None:
+        # A manifest is only text on disk: a name in it must not lead out of its directory.
+        return sorted(name for name in manifest.files if Path(name).name == name)
+    if not directory.is_dir():
+        return []
+    return sorted(entry.name for entry in directory.iterdir() if entry.is_file() and _has_header(entry))
+
+
+def _has_header(path: Path) -> bool:
+    with path.open("rb") as file:
+        return body_hash(file.read(4096).decode("utf-8", "replace").replace("\r\n", "\n")) is not None

@@ -1,0 +1,117 @@
+"""The specs of a project: finding them, loading them, rendering them; every error of every spec at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.render import cache
+from kgen.render.rendering import blaming, render_spec
+from kgen.render.writer import Output
+
+if TYPE_CHECKING:
+    from kgen.spec.load import Loaded
+
+T = TypeVar("T")
+SPECS = Path("specs")
+
+
+def find_specs(given: Sequence[Path]) -> list[Path]:
+    """The spec files that are meant: a directory means all its `*.yaml`, nothing means those of `specs/`."""
+    found: list[Path] = []
+    for path in given or [SPECS]:
+        if path.is_dir():
+            inside = sorted(path.glob("*.yaml"))
+            if not inside and given:
+                raise KgenError(Diagnostic("no-specs", "the directory has no *.yaml", file=str(path)))
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        else:
+            hint = None if given else "run kgen where `specs/` is, or name a spec"
+            raise KgenError(Diagnostic("no-specs", "no such file or directory", file=str(path), hint=hint))
+    return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
+
+
+def load_all(paths: Iterable[Path]) -> list[Loaded]:
+    """Every spec, or every error of every spec."""
+    return _each(paths, _load)
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """What a spec makes. `spec_text` is None where the cache vouched for the files on disk."""
+
+    output: Output
+    spec_text: str | None
+
+
+def render_all(
+    paths: Iterable[Path],
+    generated: Path,
+    *,
+    targets: Collection[str] | None = None,
+    cached: bool = False,
+) -> list[Rendered]:
+    """What every spec makes, or every error of every spec. `cached`: ask the cache first."""
+
+    def render(path: Path) -> Rendered:
+        if cached and targets is None and (hit := cache.lookup(path, generated)):
+            return Rendered(hit, None)
+        loaded = _load(path)
+        files = render_spec(loaded, targets)
+        return Rendered(Output(path, loaded.spec.name, files, whole=targets is None), loaded.text)
+
+    rendered = _each(paths, render)
+    if targets is not None:
+        _check_targets(targets, rendered)
+    return rendered
+
+
+def remember(rendered: Iterable[Rendered], generated: Path) -> None:
+    """Tell the cache what is on disk now."""
+    for each in rendered:
+        if each.spec_text is not None and each.output.whole:
+            cache.store(each.output, each.spec_text, generated)
+
+
+def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> None:
+    from kgen.targets import TARGETS
+
+    hint = f"targets are: {', '.join(TARGETS)}"
+    unknown = [
+        Diagnostic("unknown-target", f"there is no target `{target}`", hint=hint)
+        for target in targets
+        if target not in TARGETS
+    ]
+    if unknown:
+        raise KgenError(unknown)
+    if not any(each.output.files for each in rendered):
+        raise KgenError(Diagnostic("no-target", f"no spec asks for the target {', '.join(sorted(targets))}"))
+
+
+def _load(path: Path) -> Loaded:
+    from kgen.spec.load import load
+
+    with blaming(str(path)):
+        return load(path)
+
+
+def _each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:
+    """The results for all paths; errors are collected so that one run shows them all."""
+    results: list[T] = []
+    errors: list[KgenError] = []
+    for path in paths:
+        try:
+            results.append(work(path))
+        except KgenError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise KgenError(diagnostic for error in errors for diagnostic in error.diagnostics)
+    return results

@@ -1,0 +1,77 @@
+"""From a loaded spec to the text of its files, in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kgen.diagnostics import KgenError
+from kgen.render import environment
+from kgen.render.header import digest, stamp
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from kgen.spec.load import Loaded
+    from kgen.targets import Source
+
+FILENAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+")
+
+
+class InternalError(Exception):
+    """Something broke in kgen itself while it worked on a spec. The cause is chained."""
+
+
+@contextmanager
+def blaming(spec: str) -> Iterator[None]:
+    """An exception that is not the user's to mend becomes an `InternalError` that names the spec."""
+    try:
+        yield
+    except (KgenError, InternalError):
+        raise
+    except Exception as error:
+        raise InternalError(f"while rendering {spec}: {type(error).__name__}: {error}") from error
+
+
+def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[str, str]:
+    """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
+    from kgen.targets import asked_targets, sources
+
+    files: dict[str, str] = {}
+    with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
+        env = environment.environment(environment.template_root())
+        for target in asked_targets(loaded):
+            if targets is not None and target not in targets:
+                continue
+            for source in sources(loaded, target):
+                if not FILENAME.fullmatch(source.filename) or source.filename in files:
+                    raise ValueError(f"target {target} emits a file called {source.filename!r}")
+                files[source.filename] = _render_source(env, loaded, source)
+    return files
+
+
+def _render_source(env: Environment, loaded: Loaded, source: Source) -> str:
+    """One file. Trailing blanks are dropped, so that templates need not mind where a fragment is empty."""
+    rendered = env.get_template(source.template).render(source.context)
+    body = "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
+    return stamp(
+        body,
+        source.filename,
+        spec=loaded.spec.name,
+        spec_file=Path(loaded.path).name,
+        inputs=_inputs_hash(env, loaded, source),
+        spdx=loaded.spec.license,
+    )
+
+
+def _inputs_hash(env: Environment, loaded: Loaded, source: Source) -> str:
+    """Stands for the spec as understood (comments and layout of its YAML do not count) and its templates.
+
+    The model keeps its order: that of buffers is the order of the launcher's arguments.
+    """
+    texts = environment.template_texts(env, source.template)
+    parts = [loaded.spec.model_dump_json(), *(f"{name}\0{text}" for name, text in texts.items())]
+    return digest("\0".join(parts))

@@ -1,0 +1,225 @@
+"""From rendered text to files on disk: first a list of changes, then all of them or none.
+
+What is written is written beside its place and moved there, so nobody ever sees half a file. A file that
+somebody edited is never overwritten or deleted unless forced; files that kgen does not know are left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kgen.diagnostics import Diagnostic, DriftError, KgenError
+from kgen.render import manifest
+from kgen.render.header import body_hash, is_untouched
+from kgen.render.manifest import MANIFEST, Manifest
+
+State = Literal["new", "changed", "unchanged", "pruned", "edited"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one spec makes. `whole` is false where only some of its targets were asked for."""
+
+    spec: Path
+    name: str
+    files: Mapping[str, str]
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is to become of one path. `text` is what it should hold (None: nothing makes it any more).
+
+    An `edited` file differs from `text` by somebody's own work: it is written or deleted only when forced.
+    """
+
+    path: Path
+    state: State
+    text: str | None
+    old: bytes | None
+    why: str = ""
+
+    @property
+    def is_manifest(self) -> bool:
+        """Whether this is our own record, which summaries do not count."""
+        return self.path.name == MANIFEST
+
+
+def compute_changes(outputs: Sequence[Output], generated: Path) -> list[Change]:
+    """Everything that stands between the disk and `outputs`, unchanged files included."""
+    with _os_errors():
+        made = {Path(os.path.realpath(output.spec)): output for output in outputs}
+        _refuse_shared_names(outputs, made, generated)
+        changes: list[Change] = []
+        for output in outputs:
+            changes += _directory_changes(output, generated / output.name)
+        names = {output.name for output in outputs}
+        for path in sorted(generated.glob(f"*/{MANIFEST}")):
+            if path.parent.name not in names and not path.parent.is_symlink():
+                changes += _orphan_changes(path.parent, made)
+        return changes
+
+
+def apply(changes: Iterable[Change], *, force: bool = False) -> None:
+    """Write, replace and delete; nothing at all if an edit would be lost and `force` is not given."""
+    changes = [change for change in changes if change.state != "unchanged"]
+    if not force:
+        refuse_edited(changes)
+    # The manifest goes last: whoever stops halfway leaves the old one, by which every file is still known.
+    writes = sorted((c for c in changes if c.text is not None), key=lambda change: change.is_manifest)
+    deletes = sorted((c for c in changes if c.text is None), key=lambda change: change.is_manifest)
+    temporary: list[tuple[Path, Path]] = []
+    with _os_errors():
+        try:
+            for change in writes:
+                change.path.parent.mkdir(parents=True, exist_ok=True)
+                beside = change.path.with_name(f".{change.path.name}.{secrets.token_hex(6)}.tmp")
+                temporary.append((beside, change.path))
+                beside.write_bytes((change.text or "").encode())
+            for beside, path in temporary:
+                os.replace(beside, path)
+        finally:
+            for beside, _ in temporary:
+                beside.unlink(missing_ok=True)
+        for change in deletes:
+            change.path.unlink(missing_ok=True)
+        for directory in {change.path.parent for change in deletes}:
+            with suppress(OSError):  # It holds something that is not ours.
+                directory.rmdir()
+
+
+def drift(changes: Sequence[Change]) -> list[Change]:
+    """The changes worth a line: a manifest only says again what its directory's files say."""
+    said = {c.path.parent for c in changes if c.state != "unchanged" and not c.is_manifest}
+    return [c for c in changes if c.state != "unchanged" and not (c.is_manifest and c.path.parent in said)]
+
+
+def refuse_edited(changes: Iterable[Change]) -> None:
+    """Raise if a change would lose somebody's work."""
+    diagnostics = [
+        Diagnostic(
+            "edited",
+            f"{change.why}; it would be {'overwritten' if change.text is not None else 'deleted'}",
+            file=str(change.path),
+            hint="move the change into the spec, or give up the edit with --force",
+        )
+        for change in changes
+        if change.state == "edited"
+    ]
+    if diagnostics:
+        raise DriftError(diagnostics)
+
+
+def _refuse_shared_names(outputs: Sequence[Output], made: Mapping[Path, Output], generated: Path) -> None:
+    """Two specs must not make one directory; and a directory must be a directory of its own, not a link."""
+    diagnostics = []
+    first: dict[str, Path] = {}
+    for output in outputs:
+        if not output.name.isidentifier():
+            raise ValueError(f"a spec is called {output.name!r}: its directory could be anywhere")
+        directory = generated / output.name
+        other = first.setdefault(output.name, output.spec)
+        if other is output.spec:
+            recorded = manifest.read(directory)
+            path = recorded.spec_path(directory) if recorded else Path(os.path.realpath(output.spec))
+            if path not in made and path.is_file():
+                other = Path(os.path.relpath(path))
+        if other is not output.spec:
+            diagnostics.append(
+                Diagnostic(
+                    "name-taken",
+                    f"the name `{output.name}` belongs to {other}, which makes {directory}",
+                    file=str(output.spec),
+                    hint="give the spec another `name`",
+                )
+            )
+        if directory.is_symlink():
+            diagnostics.append(
+                Diagnostic("link", "the output directory is a symbolic link", file=str(directory))
+            )
+    if diagnostics:
+        raise KgenError(diagnostics)
+
+
+def _directory_changes(output: Output, directory: Path) -> list[Change]:
+    """Each file that the spec makes, each that it made before and makes no more, and the manifest."""
+    changes = [_file_change(directory / name, text) for name, text in sorted(output.files.items())]
+    hashes = {name: body_hash(text) or "" for name, text in output.files.items()}
+    if output.whole:
+        changes += _pruned(directory, set(output.files), f"{output.spec} no longer makes it")
+    elif old := manifest.read(directory):
+        hashes = {**old.files, **hashes}
+    if hashes:
+        text = Manifest(manifest.relative_spec(output.spec, directory), hashes).text()
+        changes.append(_manifest_change(directory / MANIFEST, text))
+    return changes
+
+
+def _orphan_changes(directory: Path, made: Mapping[Path, Output]) -> list[Change]:
+    """What is to be deleted in a directory that no spec makes: its spec is gone, or has another name now."""
+    recorded = manifest.read(directory)
+    if recorded is None:
+        return []
+    spec = recorded.spec_path(directory)
+    if spec not in made and spec.is_file():
+        return []
+    why = f"its spec now makes `{made[spec].name}`" if spec in made else f"its spec {spec.name} is gone"
+    old = (directory / MANIFEST).read_bytes()
+    return [*_pruned(directory, set(), why), Change(directory / MANIFEST, "pruned", None, old, why)]
+
+
+def _pruned(directory: Path, kept: set[str], why: str) -> Iterator[Change]:
+    for name in manifest.listed(directory):
+        path = directory / name
+        if name in kept or not os.path.lexists(path):
+            continue
+        old = path.read_bytes() if path.is_file() else b""
+        if edit := _edit(path, old):
+            yield Change(path, "edited", None, old, edit)
+        else:
+            yield Change(path, "pruned", None, old, why)
+
+
+def _file_change(path: Path, text: str) -> Change:
+    if not os.path.lexists(path):
+        return Change(path, "new", text, None)
+    old = path.read_bytes() if path.exists() else b""
+    if old == text.encode() and not path.is_symlink():
+        return Change(path, "unchanged", text, old)
+    if edit := _edit(path, old):
+        return Change(path, "edited", text, old, edit)
+    return Change(path, "changed", text, old)
+
+
+def _manifest_change(path: Path, text: str) -> Change:
+    old = path.read_bytes() if path.is_file() else None
+    state: State = "new" if old is None else "unchanged" if old == text.encode() else "changed"
+    return Change(path, state, text, old)
+
+
+def _edit(path: Path, old: bytes) -> str | None:
+    """How a file on disk is not what kgen wrote, if so."""
+    if path.is_symlink():
+        return "the file is a symbolic link"
+    text = old.decode("utf-8", "replace")
+    if is_untouched(text):
+        return None
+    if body_hash(text.replace("\r\n", "\n")) is None:
+        return "the file has no header of kgen's"
+    return "the file was edited by hand: its body is not the one that its header names"
+
+
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """What the file system refuses is for the user to mend."""
+    try:
+        yield
+    except OSError as error:
+        file = str(error.filename) if error.filename else None
+        raise KgenError(Diagnostic("io", error.strerror or str(error), file=file)) from error

@@ -1,0 +1,28 @@
+"""Index expressions as eager PyTorch: where the launcher scatters a gradient that the kernel kept per row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kgen.expr.functions import ATOM, TABLE
+from kgen.expr.nodes import Const, Node, Read, Var
+
+
+def torch_index(node: Node, buffers: Mapping[str, Any]) -> str:
+    """An integer expression over tensors `b, h, q_idx, kv_idx`; constants become tensors where PyTorch wants one."""
+    return _spelled(node, 0)
+
+
+def _spelled(node: Node, context: int) -> str:
+    if isinstance(node, Const):
+        return f"torch.tensor({node.value!r}, device=q.device)" if context == 0 else repr(node.value)
+    if isinstance(node, Var):
+        return node.name
+    if isinstance(node, Read):
+        return f"_read({node.buffer}, {', '.join(_spelled(i, 0) for i in node.indices)})"
+    spelling = TABLE[node.fn].spelled["torch"]
+    infix = spelling.binds != ATOM
+    args = [_spelled(a, spelling.operand + 1 if infix else 0) for a in node.args]
+    text = spelling.form.format(*args)
+    return f"({text})" if infix and spelling.binds < context else text

@@ -1,0 +1,109 @@
+"""The `kgen` command over stand-ins for loading and targets: writer and command are tested by themselves.
+
+    python tests/standin.py VERB ...
+
+A spec is `key: value` lines. Target `fake` makes `fake.py` and, when the spec says `cuda: yes`, `fake.cu`;
+the templates are in `templates/` of the current directory.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kgen.diagnostics import Diagnostic, KgenError, MissingError
+from kgen.targets import TARGETS, Source
+
+TEMPLATES = {
+    "fake.py.j2": '{% from "_shared.j2" import line %}\n"""{{ summary }}"""\n\n{{ line(formula) }}\n',
+    "fake.cu.j2": "// {{ summary }}\nint cuda;\n",
+    "undefined.j2": "{{ nobody_prepared_this }}\n",
+    "_shared.j2": "{% macro line(text) %}value = {{ text }}{% endmacro %}\n",
+}
+
+
+@dataclass
+class Spec:
+    name: str
+    kernel: str = "attention"
+    summary: str = "A stand-in."
+    formula: str = "1"
+    cuda: str = "no"
+    license: str | None = "Apache-2.0"
+    targets: tuple[tuple[str, bool], ...] = ()
+
+    def model_dump_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Loaded:
+    path: Path
+    text: str
+    spec: Spec
+
+
+def load(path: Path) -> Loaded:
+    text = Path(path).read_text(encoding="utf-8")
+    fields = dict(line.split(": ", 1) for line in text.splitlines())
+    if "name" not in fields:
+        raise KgenError(Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1))
+    targets = tuple((target, True) for target in fields.pop("targets", "fake").split())
+    return Loaded(Path(path), text, Spec(**fields, targets=targets))
+
+
+def sources(loaded: Loaded) -> list[Source]:
+    spec = loaded.spec
+    if spec.formula == "bug":
+        raise ZeroDivisionError("by the stand-in")
+    if spec.formula == "unsupported":
+        raise KgenError(Diagnostic("unsupported", "fake cannot do this", file=str(loaded.path)))
+    if spec.formula == "interrupt":
+        raise KeyboardInterrupt
+    template = "undefined.j2" if spec.formula == "undefined" else "fake.py.j2"
+    made = [Source("fake.py", template, {"summary": spec.summary, "formula": spec.formula})]
+    if spec.cuda == "yes":
+        made.append(Source("fake.cu", "fake.cu.j2", {"summary": spec.summary}))
+    return made
+
+
+def other_sources(loaded: Loaded) -> list[Source]:
+    return [Source("other.py", "fake.py.j2", {"summary": "The other.", "formula": loaded.spec.formula})]
+
+
+def verify_specs(loaded: list[Loaded], generated: Path, *_: object) -> list[dict[str, object]]:
+    formula = loaded[0].spec.formula
+    if formula == "no torch":
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+    if formula == "no device":
+        raise MissingError(Diagnostic("no-device", "there is no CUDA device"))
+    ok = formula != "wrong"
+    row = {"spec": loaded[0].spec.name, "pass": "forward", "case": "a", "ok": ok, "error": float("nan")}
+    return [row | {"eager": 1e-3, "ratio": 1.0, "seconds": 0.5, "message": None}]
+
+
+def stand_in(name: str, **contents: object) -> None:
+    module = types.ModuleType(name)
+    vars(module).update(contents)
+    sys.modules[name] = module
+
+
+def install() -> None:
+    from kgen.render import environment
+
+    TARGETS.update(fake="standin_fake", other="standin_other")
+    stand_in("standin_fake", sources=sources)
+    stand_in("standin_other", sources=other_sources)
+    stand_in("kgen.spec.load", load=load)
+    stand_in("kgen.verify.verifying", verify_specs=verify_specs)
+    environment.template_root = lambda: Path("templates").resolve()
+
+
+if __name__ == "__main__":
+    install()
+    from kgen.cli import main
+
+    main()
