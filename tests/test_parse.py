@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -60,55 +61,54 @@ def printed(node: Node) -> str:
     return row.spelled["python"].form.format(*operands)
 
 
-def trees(type_: Type) -> st.SearchStrategy[Node]:
-    return {INT: integers, FLOAT: reals, BOOL: truths}[type_]
+@cache
+def trees(type_: Type, depth: int) -> st.SearchStrategy[Node]:
+    """Trees of a type, at most `depth` calls and reads deep: unbounded recursion grows without end."""
+    if depth == 0:
+        return LEAVES[type_]
+
+    def calls(names: str, *types: Type) -> st.SearchStrategy[Node]:
+        arguments = st.tuples(*(trees(t, depth - 1) for t in types))
+        return st.builds(lambda fn, args: call(fn, *args), st.sampled_from(names.split()), arguments)
+
+    def elements(name: str) -> st.SearchStrategy[Node]:
+        indices = st.tuples(*[trees(INT, depth - 1)] * BUFFERS[name].rank)
+        return st.builds(lambda args: Read(name, args, type_), indices)
+
+    branches = {
+        INT: [
+            calls("add sub mul floordiv mod min max", INT, INT),
+            calls("neg abs", INT),
+            calls("where", BOOL, INT, INT),
+            calls("clamp", INT, INT, INT),
+        ],
+        FLOAT: [
+            calls("add sub mul div min max", FLOAT, INT),
+            calls("add sub mul div min max", FLOAT, FLOAT),
+            calls("div", INT, INT),
+            calls("neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float", FLOAT),
+            calls("exp2 float", INT),
+            calls("where", BOOL, FLOAT, INT),
+        ],
+        BOOL: [
+            calls("lt le gt ge eq ne", INT, FLOAT),
+            calls("lt le gt ge eq ne", INT, INT),
+            calls("and or", BOOL, BOOL),
+            calls("not", BOOL),
+            calls("where", BOOL, BOOL, BOOL),
+        ],
+    }[type_]
+    read = [elements(name) for name, buffer in BUFFERS.items() if buffer.element is type_]
+    return st.one_of(LEAVES[type_], *read, *branches)
 
 
-def calls(names: str, *types: Type) -> st.SearchStrategy[Node]:
-    arguments = st.tuples(*(st.deferred(lambda t=t: trees(t)) for t in types))  # type: ignore[misc]
-    return st.builds(lambda fn, args: call(fn, *args), st.sampled_from(names.split()), arguments)
-
-
-def elements(type_: Type) -> st.SearchStrategy[Node]:
-    buffers = sorted(name for name, buffer in BUFFERS.items() if buffer.element is type_)
-    return st.sampled_from(buffers).flatmap(
-        lambda name: st.builds(
-            lambda indices: Read(name, indices, type_),
-            st.tuples(*[st.deferred(lambda: integers)] * BUFFERS[name].rank),
-        )
-    )
-
-
-finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
-integers: st.SearchStrategy[Node] = st.one_of(
-    st.builds(integer, st.integers(-(2**31), 2**31 - 1)),
-    st.sampled_from([Var(name, INT) for name in INDICES]),
-    elements(INT),
-    calls("add sub mul floordiv mod min max", INT, INT),
-    calls("neg abs", INT),
-    calls("where", BOOL, INT, INT),
-    calls("clamp", INT, INT, INT),
-)
-reals: st.SearchStrategy[Node] = st.one_of(
-    st.builds(lambda x: Const(x, FLOAT), finite),
-    st.sampled_from([SCORE, INF]),
-    elements(FLOAT),
-    calls("add sub mul div min max", FLOAT, INT),
-    calls("add sub mul div min max", FLOAT, FLOAT),
-    calls("div", INT, INT),
-    calls("neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float", FLOAT),
-    calls("exp2 float", INT),
-    calls("where", BOOL, FLOAT, INT),
-)
-truths: st.SearchStrategy[Node] = st.one_of(
-    st.booleans().map(lambda x: Const(x, BOOL)),
-    elements(BOOL),
-    calls("lt le gt ge eq ne", INT, FLOAT),
-    calls("lt le gt ge eq ne", INT, INT),
-    calls("and or", BOOL, BOOL),
-    calls("not", BOOL),
-    calls("where", BOOL, BOOL, BOOL),
-)
+LEAVES: dict[Type, st.SearchStrategy[Node]] = {
+    INT: st.builds(integer, st.integers(-(2**31), 2**31 - 1))
+    | st.sampled_from([Var(n, INT) for n in INDICES]),
+    FLOAT: st.builds(lambda x: Const(x, FLOAT), st.floats(width=32, allow_nan=False, allow_infinity=False))
+    | st.sampled_from([SCORE, INF]),
+    BOOL: st.booleans().map(lambda x: Const(x, BOOL)),
+}
 
 
 def parseable(node: Node) -> bool:
@@ -123,7 +123,7 @@ def parseable(node: Node) -> bool:
 
 
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.one_of(reals, truths, integers).filter(parseable))
+@given(st.sampled_from(Type).flatmap(lambda t: trees(t, 4)).filter(parseable))
 def test_parse_is_the_inverse_of_print(tree: Node) -> None:
     assert repr(parse_expression(printed(tree), SCOPE, tree.type)) == repr(tree)
 
@@ -131,31 +131,34 @@ def test_parse_is_the_inverse_of_print(tree: Node) -> None:
 # --- nothing but ExpressionError ------------------------
 
 
+WORDS = (
+    "score h q_idx kv_idx doc [ ] ( ) + - * ** // and or not if else lambda : := == < >= , . inf 2 0.5 max "
+    "where tanh True x = \n f'' 1j for in await yield * import return"
+)
+
+
 @settings(deadline=None)
 @given(
     st.one_of(
         st.text(),
         st.text(alphabet="()[]{}+-*/%&|~^<>=!.,:;'\"\\#\n\t @01e_xjhbslq"),
-        st.lists(
-            st.sampled_from(
-                "score h q_idx kv_idx doc [ ] ( ) + - * ** // and or not if else lambda : := == < >= , . inf 2 0.5 "
-                "max where tanh True x = \n f'' 1j for in await yield * import return".split(" ")
-            )
-        ).map(" ".join),
+        st.lists(st.sampled_from(WORDS.split(" "))).map(" ".join),
     )
 )
 def test_no_text_raises_anything_else(text: str) -> None:
     lines = text.split("\n")
     for result in Type:
+        error: ExpressionError | None = None
         try:
             tree = parse(text, result)
-        except ExpressionError as error:
+            assert tree.type is result or (tree.type, result) == (INT, FLOAT)
+        except ExpressionError as caught:
+            error = caught
+        if error is not None:
             assert 1 <= error.line <= len(lines)
             assert 1 <= error.column <= len(lines[error.line - 1]) + 1
             assert error.length >= 1
             assert error.hint
-        else:
-            assert tree.type is result or (tree.type, result) == (INT, FLOAT)
 
 
 @pytest.mark.parametrize(

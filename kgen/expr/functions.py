@@ -108,7 +108,9 @@ def _choice(types: tuple[Type, ...]) -> Type:
     if condition is not BOOL:
         raise TypeRuleError("takes a truth value as its condition", "compare first, for example `x != 0`")
     if (BOOL in values) and any(t is not BOOL for t in values):
-        raise TypeRuleError("has one branch that is a truth value and one that is a number")
+        raise TypeRuleError(
+            "has one branch that is a truth value and one that is a number", "make both of them numbers"
+        )
     return BOOL if BOOL in values else _arithmetic(tuple(values))
 
 

@@ -402,7 +402,12 @@ class _Builder:
                 "compare it with something: true means that the pair is kept",
             )
         if self.result is Type.INT and built.type is not Type.INT:
-            raise _error(self.span(at), "wrong-type", f"the value is {_a(built.type)}, an integer is needed")
+            raise _error(
+                self.span(at),
+                "wrong-type",
+                f"the value is {_a(built.type)}, an integer is needed",
+                "use `//`",
+            )
 
     # Expressions ------------------------
 

@@ -281,7 +281,7 @@ class Targets(SpecModel):
 
 
 def _gqa(value: Any) -> Any:
-    if value == "any" or (_is_integer(value) and value >= 1):
+    if value == "any" or (_is_integer(value) and 1 <= value < 2**31):
         return value
     hint = "write how many query heads share a key-value head, for example `gqa: 4`"
     raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
