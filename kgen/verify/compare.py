@@ -222,11 +222,9 @@ def changed(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> list[str]:
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are equal bit for bit, NaN included."""
     a, b = a.detach().contiguous(), b.detach().contiguous()
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-    )
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool((a.reshape(-1).view(torch.uint8) == b.reshape(-1).view(torch.uint8)).all())
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -32,7 +32,10 @@ def require(*packages: str) -> None:
 
 
 def pick_device(device: str) -> str:
-    """`cuda` or `cpu`; `auto` is `cuda` where there is one. Raises `MissingError` for `cuda` without a device."""
+    """`cuda` or `cpu`; `auto` is `cuda` where there is one.
+
+    Raises `MissingError` without torch and triton, and for `cuda` without a device.
+    """
     require("torch", "triton")
     if device == "cpu":
         return "cpu"
@@ -60,7 +63,7 @@ def versions() -> dict[str, str]:
 
 
 def describe(device: str) -> dict[str, str]:
-    """A device and its capability. The CPU is called `interpreter`: what runs there is Triton's interpreter."""
+    """A device and its capability. The CPU is called `interpreter`, for Triton's interpreter runs there."""
     if device == "cpu":
         return {"device": "interpreter", "capability": ""}
     torch: Any = importlib.import_module("torch")
