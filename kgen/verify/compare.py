@@ -33,12 +33,16 @@ class Tolerance:
 
 
 def tolerance(
-    dtype: str, precision: str | None = None, fast_math: bool = False, device: str = "cuda", reach: float = 0.0
+    dtype: str,
+    precision: str | None = None,
+    fast_math: bool = False,
+    device: str = "cuda",
+    reach: float = 0.0,
 ) -> Tolerance:
     """What the arithmetic of a spec allows beside the eager error.
 
-    `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so its
-    rounding is theirs.
+    `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
+    its rounding is theirs.
     """
     floor, noise = {"bf16": (2e-3, 2e-5), "fp16": (3e-4, 2e-5), "fp32": (2e-6, 5e-6)}[dtype]
     if dtype == "fp32" and precision == "tf32" and device != "cpu":
