@@ -270,8 +270,8 @@ def _eager(workload: Workload) -> Attention:
         if score_mod is not None:
             scores = score_mod(scores, b, h, q_idx, kv_idx)
         if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        # Rows without a key are NaN after softmax.
+            # Not -inf: a row without a key would be NaN, and so would its gradient.
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
         p = torch.softmax(scores, -1)
         if mask is not None:
             p = p.masked_fill(~mask, 0.0)

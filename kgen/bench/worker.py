@@ -32,7 +32,7 @@ AGREE = 5e-2
 
 @dataclass(frozen=True)
 class BenchJob:
-    """What one worker measures. `budget` is in seconds, for the timing of one pass; `rounds` is its minimum."""
+    """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer."""
 
     problem: Problem
     path: Path
@@ -60,13 +60,16 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _first(run: Callable[[], Any], device: str) -> tuple[Any, float]:
-    """The result of a first call and its seconds, compilation included."""
+def _first(
+    attention: Attention, workload: Workload, wanted: Sequence[Any] | None, device: str
+) -> tuple[Callable[[], Any], Any, float]:
+    """What to time, the result of its first call, and that call's seconds with compilation."""
     _synchronize(device)
     began = time.perf_counter()
+    run = _runner(attention, workload, wanted)
     result = run()
     _synchronize(device)
-    return result, time.perf_counter() - began
+    return run, result, time.perf_counter() - began
 
 
 def _once(run: Callable[[], Any], device: str, flush: Any) -> float:
@@ -159,7 +162,7 @@ def _contenders(
     failed: dict[str, str],
     device: str,
 ) -> list[Contender]:
-    """The peers that run and agree with kgen (or else with the first that runs); the others go to `failed`."""
+    """The peers that run and agree with kgen, or else with the first that runs; others go to `failed`."""
     backward = pass_ == "backward"
     grads = [workload.buffers[b.name] for b in workload.problem.buffers if b.grad]
     wanted = [workload.q, workload.k, workload.v, *grads]
@@ -169,8 +172,7 @@ def _contenders(
     want: Sequence[Any] | None = None
     for name, attention in list(attentions.items()):
         try:
-            run = _runner(attention, workload, wanted if backward else None)
-            result, seconds = _first(run, device)
+            run, result, seconds = _first(attention, workload, wanted if backward else None, device)
             got = [t.detach() for t in (result if backward else [result])]
             if want is None:
                 want = got
@@ -206,11 +208,10 @@ def _driver(device: str) -> str:
         return ""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        return (
-            subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[0].strip()
-        )
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return text.split("\n")[0].strip()
 
 
 def main(job: BenchJob, lines: IO[str]) -> None:

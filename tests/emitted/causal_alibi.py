@@ -1,7 +1,7 @@
-"""A small hand-written attention file of the documented contract, for tests of the tools around emitted files.
+"""A small hand-written attention file of the documented contract, for tests of the tools.
 
-score_mod: score + slopes[h] * (kv_idx - q_idx), mask_mod: q_idx >= kv_idx, fp16, head size 32, two query heads
-per KV head, forward and backward.
+score_mod: score + slopes[h] * (kv_idx - q_idx), mask_mod: q_idx >= kv_idx, fp16, head size 32, two
+query heads per KV head, forward and backward.
 
     out = causal_alibi(q, k, v, slopes=slopes)
 """
@@ -86,7 +86,7 @@ def _backward_kernel(
     dv = tl.zeros((TILE, D), tl.float32)
     columns = tl.arange(0, D)
     b, first = tl.program_id(1) // heads, tl.program_id(1) % heads
-    for member in range(0, GROUP if KEYS else 1):
+    for member in range(GROUP if KEYS else 1):
         h = first * GROUP + member if KEYS else first
         hq = heads * GROUP if KEYS else heads
         slope = tl.load(slopes_ptr + h * slopes_h)

@@ -1,4 +1,4 @@
-"""The contract of an emitted file on plain PyTorch, for quick tests of the harness: keys past lens[b] are hidden.
+"""The contract of an emitted file on plain PyTorch, for quick tests: keys past lens[b] are hidden.
 
 fp32, head sizes 8 and 8, any group of heads.
 """
