@@ -1,0 +1,240 @@
+"""Right or wrong: an output against float64, with the eager computation as the yardstick.
+
+Three things are asked of every output: the relative Frobenius error is at most `RATIO` times that of the
+eager computation (plus a floor that covers one rounding of the result), no single row is far worse than the
+eager computation's worst row, and rows that have nothing to attend to are exactly zero (or -inf). NaN never
+passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+RATIO = 1.35
+ROW_RATIO = 3.0
+
+CANARY = 0xA5
+_MARGIN = 256  # bytes on each side of an output; a multiple of every alignment that kernels specialise on
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """`floor` is relative to the result; `noise` to what the result would be if nothing cancelled in it."""
+
+    floor: float
+    noise: float
+
+
+def tolerance(
+    dtype: str,
+    precision: str | None = None,
+    fast_math: bool = False,
+    device: str = "cuda",
+    reach: float = 0.0,
+) -> Tolerance:
+    """What the arithmetic of a spec allows beside the eager error.
+
+    `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
+    its rounding is theirs.
+    """
+    floor, noise = {"bf16": (2e-3, 2e-5), "fp16": (3e-4, 2e-5), "fp32": (2e-6, 5e-6)}[dtype]
+    if dtype == "fp32" and precision == "tf32" and device != "cpu":
+        floor, noise = 5e-4, 2e-3
+    if fast_math:
+        floor = max(floor, 2e-3)
+    return Tolerance(floor + 2e-7 * reach, noise)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict on one output. `error` and `eager` are relative Frobenius errors against float64."""
+
+    name: str
+    ok: bool
+    error: float
+    eager: float
+    ratio: float
+    message: str = ""
+
+
+def check(
+    name: str,
+    got: Tensor,
+    want: Tensor,
+    eager: Tensor,
+    allowed: Tolerance,
+    *,
+    natural: float = 0.0,
+    empty: Tensor | None = None,
+    dtype: Any = None,
+) -> Check:
+    """Compare an output with the float64 truth `want` of the same shape.
+
+    `empty` marks the rows (`want` without its last dimension; for `lse` its entries) that nothing contributes
+    to: exactly zero, or -inf where `want` is. `natural` is the norm that the result would have without
+    cancellation. `dtype` is the one that `got` must have.
+    """
+
+    def wrong(message: str, error: float = math.inf) -> Check:
+        return Check(name, False, error, math.nan, math.inf, f"{name}: {message}")
+
+    if tuple(got.shape) != tuple(want.shape):
+        return wrong(f"shape {tuple(got.shape)}, expected {tuple(want.shape)}")
+    if dtype is not None and got.dtype != dtype:
+        return wrong(f"dtype {got.dtype}, expected {dtype}")
+    if want.numel() == 0:
+        return Check(name, True, 0.0, 0.0, 0.0)
+    got64, eager64 = got.detach().double(), eager.detach().double()
+    infinite = want == -torch.inf
+    if (infinite != (got64 == -torch.inf)).any():
+        return wrong(f"-inf in {_count(got64 == -torch.inf)}, expected in {_count(infinite)}")
+    bad = ~torch.isfinite(got64) & ~infinite
+    if bad.any():
+        return wrong(f"not finite in {_count(bad)}")
+    if empty is not None and empty.any() and not infinite.any():
+        rows = got64[empty]
+        if rows.abs().max() > 0:
+            return wrong(f"{_count((rows != 0).flatten(1).any(1))} rows without a key are not zero", 1.0)
+
+    want, got64 = want.masked_fill(infinite, 0.0), got64.masked_fill(infinite, 0.0)
+    eager64 = eager64.masked_fill(infinite, 0.0)
+    size = float(want.norm())
+    if size <= 1e-6 * natural or size == 0:
+        size = natural or 1.0  # all of it cancelled: relative to what cancelled
+    distance = float((got64 - want).norm())
+    yardstick = float((eager64 - want).norm())
+    if not math.isfinite(yardstick):
+        # The eager computation overflowed where the kernel must not.
+        yardstick, eager64 = 0.0, want
+    slack = allowed.floor * float(want.norm()) + allowed.noise * natural
+    error, eager_error = distance / size, yardstick / size
+    ratio = distance / max(yardstick, slack, 1e-300)
+    if distance > RATIO * yardstick + slack:
+        message = f"{name}: error {error:.2e}, eager {eager_error:.2e}, ratio {ratio:.2f}"
+        return Check(name, False, error, eager_error, ratio, message)
+    row = _worst_row(got64, want, eager64, slack)
+    return Check(name, row is None, error, eager_error, ratio, "" if row is None else f"{name}: {row}")
+
+
+def _count(flags: Tensor) -> str:
+    return f"{int(flags.sum())} of {flags.numel()}"
+
+
+def _worst_row(got: Tensor, want: Tensor, eager: Tensor, slack: float) -> str | None:
+    """A row that is much worse than the eager computation's worst one, as a message."""
+    if want.ndim < 2:
+        return None
+    width = want.shape[-1]
+    got, want, eager = (t.reshape(-1, width) for t in (got, want, eager))
+    norms = want.norm(dim=1)
+    # A row that is small beside the others is judged by a share of their size, its own errors being theirs.
+    size = norms + 0.05 * norms.square().mean().sqrt() + 1e-300
+    errors, yardstick = (got - want).norm(dim=1) / size, (eager - want).norm(dim=1) / size
+    worst = int(errors.argmax())
+    bound = ROW_RATIO * float(yardstick.max()) + 4 * slack / math.sqrt(len(want)) / float(size[worst])
+    if float(errors[worst]) <= bound:
+        return None
+    limit = float(yardstick.max())
+    return f"row {worst} of {len(want)} has error {float(errors[worst]):.2e}, eager at most {limit:.2e}"
+
+
+# --- poison and canaries ---
+
+
+@contextlib.contextmanager
+def poisoned_outputs() -> Iterator[list[Tensor]]:
+    """Everything that `torch.empty` and its relatives hand out inside holds poison, between canaries.
+
+    Python's entry points are replaced, which is where emitted launchers allocate: neither determinism
+    settings nor the allocator change. Yields the storages, for `broken_canaries`.
+    """
+    storages: list[Tensor] = []
+    places = [(torch, n) for n in ("empty", "empty_like", "empty_strided")]
+    places += [(torch.Tensor, n) for n in ("new_empty", "new_empty_strided")]
+    originals = [(place, name, getattr(place, name)) for place, name in places]
+
+    def poisoning(original: Any) -> Any:
+        def allocate(*args: Any, **kwargs: Any) -> Any:
+            plain = original(*args, **kwargs)
+            # Fake, meta and symbolic tensors have no memory to poison.
+            if (
+                type(plain) is not torch.Tensor
+                or plain.device.type == "meta"
+                or plain.layout != torch.strided
+            ):
+                return plain
+            return _guarded(plain, originals[0][2], storages)
+
+        return allocate
+
+    try:
+        for place, name, original in originals:
+            setattr(place, name, poisoning(original))
+        yield storages
+    finally:
+        for place, name, original in originals:
+            setattr(place, name, original)
+
+
+def _guarded(plain: Tensor, empty: Any, storages: list[Tensor]) -> Tensor:
+    """A tensor like `plain` in the middle of a bigger storage."""
+    span = (
+        sum((n - 1) * s for n, s in zip(plain.shape, plain.stride(), strict=True)) + 1 if plain.numel() else 0
+    )
+    item = plain.element_size()
+    margin = _MARGIN // item
+    with torch.no_grad():
+        whole = empty(2 * _MARGIN + -(-span * item // 16) * 16, dtype=torch.uint8, device=plain.device)
+        whole.fill_(CANARY)
+        typed = whole.view(plain.dtype)
+        inside = typed[margin : margin + span]
+        inside.fill_(
+            torch.nan if plain.is_floating_point() else plain.dtype == torch.bool or min(2**30, _top(plain))
+        )
+        # Not a view of the storage's first tensor, so that autograd sees an ordinary new tensor.
+        fresh = empty(0, dtype=plain.dtype, device=plain.device)
+        fresh.set_(typed.untyped_storage(), margin, plain.shape, plain.stride())
+    whole.kgen_span = span * item
+    storages.append(whole)
+    return fresh.requires_grad_(plain.requires_grad)
+
+
+def _top(tensor: Tensor) -> int:
+    return int(torch.iinfo(tensor.dtype).max) if not tensor.is_complex() else 0
+
+
+def broken_canaries(storages: list[Tensor]) -> int:
+    """How many of the storages were written outside their tensor."""
+    return sum(
+        bool((s[:_MARGIN] != CANARY).any() or (s[_MARGIN + s.kgen_span :] != CANARY).any()) for s in storages
+    )
+
+
+def snapshot(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A copy of the whole storages below some tensors, gaps between rows included."""
+    return {name: _bytes(tensor).clone() for name, tensor in tensors.items()}
+
+
+def changed(tensors: dict[str, Tensor], before: dict[str, Tensor]) -> list[str]:
+    """The tensors whose storage is not bit for bit what it was."""
+    return [name for name, tensor in tensors.items() if not torch.equal(_bytes(tensor), before[name])]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are equal bit for bit, NaN included."""
+    a, b = a.detach().contiguous(), b.detach().contiguous()
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool((a.reshape(-1).view(torch.uint8) == b.reshape(-1).view(torch.uint8)).all())
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))

@@ -1,0 +1,296 @@
+"""Hard cases for an attention kernel, drawn from its spec.
+
+A `Case` is a name and the few numbers that make it; `draw` turns it into tensors. The seed is the name of the
+case, so that a case that failed can be drawn again anywhere.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.verify.problem import Buffer, Problem
+from kgen.verify.reference import evaluate
+
+DTYPES: Mapping[str, Any] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "offset", "stepped", "broadcast")
+
+INT_EDGES = (33, 1, 100_000, 0)
+FLOAT_EDGES = (1.0, 0.125, 50.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the kernel.
+
+    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
+    `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `zero` or `past` (beyond
+    every length). `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
+    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a gradient through it.
+    """
+
+    name: str
+    sq: int
+    sk: int
+    batch: int = 1
+    heads_kv: int = 1
+    group: int = 1
+    layout: str = "contiguous"
+    dout: str = "contiguous"
+    magnitude: float = 1.0
+    scale: float | None = None
+    lse: bool = False
+    ints: str = "mixed"
+    hidden: bool = False
+    edge: int = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that buffer shapes and expressions may name."""
+        heads = self.heads_kv * self.group
+        return {"B": self.batch, "HQ": heads, "HKV": self.heads_kv, "SQ": self.sq, "SK": self.sk}
+
+
+@dataclass
+class Inputs:
+    """The tensors of a case.
+
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
+    float32 [B, HQ, SQ] or None. `clean_k` and `clean_v` have zeros where `k` and `v` hold NaN for hidden
+    keys: what the reference sees.
+    """
+
+    case: Case
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+    clean_k: Tensor
+    clean_v: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    params: dict[str, int | float] = field(default_factory=dict)
+    """Every param of the spec, for the reference."""
+    runtime: dict[str, int | float] = field(default_factory=dict)
+    """The params that the emitted function takes."""
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a kernel must not write to."""
+        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers}
+
+
+def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
+    """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
+    found: dict[str, Case] = {}
+    for number, case in enumerate(_wanted(problem, quick)):
+        fitted = _fit(problem, case, number)
+        # Promises about lengths can make two shapes the same.
+        if not any(replace(fitted, name=name) == other for name, other in found.items()):
+            found[fitted.name] = fitted
+    return tuple(found.values())
+
+
+def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
+    yield Case("tile", 64, 64, batch=2)
+    yield Case("one", 1, 1)
+    yield Case("one-query", 1, 77)
+    yield Case("one-key", 45, 1)
+    yield Case("off-tile", 129, 129, lse=True)
+    yield Case("q-shorter", 33, 100, dout="strided")
+    yield Case("q-longer", 130, 41, lse=True)
+    yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
+    yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
+    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded")
+    yield Case("stepped", 50, 34, layout="stepped")
+    yield Case("large", 66, 66, magnitude=16.0)
+    yield Case("scale", 67, 67, scale=0.37, lse=True)
+    ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "bool") and not b.sorted]
+    if ints:
+        yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
+        yield Case("ints-past", 70, 70, batch=2, ints="past")
+    if problem.key_conjuncts:
+        yield Case("nan-hidden", 68, 90, batch=2, heads_kv=2, hidden=True)
+    if problem.runtime_params:
+        for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
+            yield Case(f"params-{edge}", 71, 71, edge=edge)
+    if quick:
+        return
+    yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
+    yield Case("offset", 99, 131, layout="offset")
+    yield Case("negative-scale", 67, 67, scale=-0.2)
+    yield Case("127", 127, 127, batch=3, heads_kv=2)
+    yield Case("257", 257, 257, batch=2, heads_kv=3, lse=True)
+    yield Case("1000", 1000, 1000, batch=2, heads_kv=2)
+    yield Case("2048", 2048, 2048, batch=2, heads_kv=2, lse=True)
+    yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
+    yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
+    yield Case("tall", 2049, 127, batch=2, heads_kv=2)
+    yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
+    yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
+    yield Case("long-broadcast", 513, 1537, batch=3, heads_kv=3, layout="broadcast", dout="expanded")
+    yield Case("long-large", 515, 515, heads_kv=2, magnitude=8.0, lse=True)
+    if ints:
+        yield Case("long-ints-zero", 700, 700, batch=2, ints="zero", lse=True)
+        yield Case("long-ints-past", 700, 700, batch=2, ints="past")
+    if problem.key_conjuncts:
+        yield Case("long-nan-hidden", 513, 1030, batch=3, heads_kv=2, hidden=True)
+    if problem.runtime_params:
+        for edge in range(max(len(INT_EDGES), len(FLOAT_EDGES))):
+            yield Case(f"long-params-{edge}", 771, 771, edge=edge)
+
+
+def _fit(problem: Problem, case: Case, number: int) -> Case:
+    """Lengths that keep the spec's promises, and a group of query heads that it allows."""
+    sq, sk = case.sq, case.sk
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    group = (1, 2, 3, 4)[number % 4] if problem.gqa == "any" else int(problem.gqa)
+    sq = -(-sq // problem.q_multiple) * problem.q_multiple
+    sk = -(-sk // problem.kv_multiple) * problem.kv_multiple
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    return replace(case, sq=sq, sk=sk, group=group)
+
+
+def draw(problem: Problem, case: Case, device: str) -> Inputs:
+    """The tensors of a case on a device, the same numbers on every device."""
+    random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    dtype = DTYPES[problem.dtype]
+    size = case.sizes
+
+    def normal(*shape: int, magnitude: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=random) * magnitude).to(dtype)
+
+    q = normal(size["B"], size["HQ"], size["SQ"], problem.head_qk, magnitude=case.magnitude)
+    k = normal(size["B"], size["HKV"], size["SK"], problem.head_qk, magnitude=case.magnitude)
+    v = normal(size["B"], size["HKV"], size["SK"], problem.head_v)
+    dout = normal(size["B"], size["HQ"], size["SQ"], problem.head_v)
+    dlse = torch.randn(size["B"], size["HQ"], size["SQ"], generator=random) if case.lse else None
+    runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
+    params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
+    buffers = {b.name: _buffer(b, case, random) for b in problem.buffers}
+    if case.layout == "broadcast":
+        q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
+    if case.dout == "expanded":
+        dout = dout[:1, :1, :1, :1].expand_as(dout)
+
+    hidden = _hidden(problem, case, buffers, params)[..., None]
+    clean = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
+    if case.hidden:
+        k, v = k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan)
+    else:
+        clean = k, v
+    return Inputs(
+        case=case,
+        q=arrange(q.to(device), case.layout),
+        k=arrange(k.to(device), case.layout),
+        v=arrange(v.to(device), case.layout),
+        dout=arrange(dout.to(device), "guarded" if case.dout == "strided" else case.dout),
+        dlse=None if dlse is None else dlse.to(device),
+        clean_k=clean[0].to(device),
+        clean_v=clean[1].to(device),
+        buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
+        params=params,
+        runtime=runtime,
+    )
+
+
+def _edge(type_: str, case: Case) -> int | float:
+    edges: tuple[int | float, ...] = INT_EDGES if type_ == "int" else FLOAT_EDGES
+    return edges[case.edge % len(edges)]
+
+
+def _buffer_layout(case: Case) -> str:
+    return case.layout if case.layout in ("guarded", "stepped") else "contiguous"
+
+
+def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
+    """Values that make sense for what a buffer seems to be, in its own dtype."""
+    shape = tuple(n if isinstance(n, int) else case.sizes[n] for n in buffer.shape)
+    per_token = any(n in ("SQ", "SK") for n in buffer.shape)
+    dtype = DTYPES[buffer.dtype]
+    if dtype.is_floating_point:
+        # Without a sequence dimension it is likely a coefficient of a distance, which should stay small.
+        values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
+        return (values.sort(-1).values if buffer.sorted else values).to(dtype)
+    if buffer.sorted and per_token:
+        # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
+        return (torch.rand(shape, generator=random) < 4 / shape[-1]).cumsum(-1).to(dtype)
+    if dtype == torch.bool:
+        chance = {"mixed": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
+        return torch.rand(shape, generator=random) < chance
+    longest = max(case.sq, case.sk)
+    values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
+    if not per_token and values.numel() > 1:
+        values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
+    if buffer.sorted:
+        values = values.sort(-1).values
+    elif case.ints != "mixed":
+        values = torch.full_like(values, {"zero": 0, "past": longest + 5}[case.ints])
+    return values.to(dtype)
+
+
+def _hidden(
+    problem: Problem, case: Case, buffers: Mapping[str, Tensor], params: Mapping[str, int | float]
+) -> Tensor:
+    """The keys [B, HKV, SK] that the mask hides from every query whatever its position."""
+    size = case.sizes
+    env: dict[str, Any] = {**size, **params, **buffers, "inf": torch.inf}
+    env["b"] = torch.arange(size["B"])[:, None, None]
+    env["h"] = torch.arange(size["HQ"])[None, :, None]
+    env["kv_idx"] = torch.arange(size["SK"])[None, None, :]
+    shape = (size["B"], size["HQ"], size["SK"])
+    shown = torch.ones(shape, dtype=torch.bool)
+    for part in problem.key_conjuncts:
+        shown = shown & evaluate(part, env, torch).expand(shape)
+    return ~shown.unflatten(1, (case.heads_kv, case.group)).any(2)
+
+
+def arrange(values: Tensor, layout: str) -> Tensor:
+    """The same values in a storage of another layout; what lies between and after the rows is poison.
+
+    `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
+    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `offset`: contiguous,
+    one element off; `stepped`: every other element; `broadcast` and `expanded`: strides of 0 as they come.
+    """
+    if layout in ("broadcast", "expanded"):
+        return values
+    if layout == "contiguous" or values.ndim == 0:
+        return values.contiguous()
+    if layout == "bshd":
+        return values.transpose(1, 2).contiguous().transpose(1, 2)
+    shape = list(values.shape)
+    if layout == "offset":
+        view = _poison((values.numel() + 2,), values)[1:-1].view(shape)
+    elif layout == "stepped":
+        view = _poison((*shape[:-1], 2 * shape[-1]), values)[..., ::2]
+    else:
+        aligned = layout == "padded"
+        grown = [n if i < len(shape) - 2 else n + (8 if aligned else 3) for i, n in enumerate(shape)]
+        start = 8 if aligned else 1
+        view = _poison(tuple(grown), values)
+        for axis in range(max(0, len(shape) - 2), len(shape)):
+            # Rows begin after poison too; an aligned layout keeps its rows aligned.
+            view = view.narrow(axis, start if axis == len(shape) - 1 else 2, shape[axis])
+    view.copy_(values)
+    return view
+
+
+def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """NaN, or an integer that no index survives, or True."""
+    value: Any = torch.nan if like.is_floating_point() else like.dtype == torch.bool or 2**30
+    return torch.full(shape, value, dtype=like.dtype, device=like.device)

@@ -1,0 +1,184 @@
+"""`generated/verified.json`: which emitted file was verified where, with which error.
+
+A file is known by the hash of its text, so a record can never speak for another text. Each hash has a record
+per device; Triton's interpreter is the device `interpreter`, and `compiled sm_90` says that it compiled for
+that architecture. A machine without a GPU reads here what a machine with one has found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.verify.problem import emitted_path
+
+FILENAME = "verified.json"
+INTERPRETER = "interpreter"
+
+Ledger = dict[str, dict[str, Any]]
+"""By hash: `{"file": path below generated, "records": {device: record}}`."""
+
+
+def file_hash(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def read(generated: Path) -> Ledger:
+    """The ledger, empty where there is none. Raises `KgenError` for a file that is not one."""
+    path = Path(generated) / FILENAME
+    try:
+        files = json.loads(path.read_text())["files"]
+        if not isinstance(files, dict) or not all("records" in entry for entry in files.values()):
+            raise ValueError("no records")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, KeyError, TypeError) as error:
+        raise KgenError(
+            Diagnostic(
+                "bad-ledger", f"cannot read the ledger: {error}", file=str(path), hint=f"remove {path}"
+            )
+        ) from error
+    return files
+
+
+def record(
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    device: str,
+    capability: str,
+    versions: Mapping[str, str],
+    quick: bool,
+) -> None:
+    """Enter the rows of `verify_specs` for one file; rows that failed take away what was claimed before.
+
+    A quick run does not replace the record of a full one.
+    """
+
+    def change(files: Ledger) -> None:
+        records = _records(files, generated, path, digest)
+        if not rows or not all(row["ok"] for row in rows):
+            records.pop(device, None)
+            return
+        if quick and not records.get(device, {"quick": True})["quick"]:
+            return
+        records[device] = {
+            "capability": capability,
+            "versions": dict(versions),
+            "passes": sorted({str(row["pass"]) for row in rows}),
+            "cases": len(rows),
+            "quick": quick,
+            "worst": _worst(rows),
+        }
+
+    update(generated, change)
+
+
+def record_compiled(
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    arch: str,
+    versions: Mapping[str, str],
+) -> None:
+    """Enter the rows of `compile_specs` for one file and architecture."""
+
+    def change(files: Ledger) -> None:
+        records = _records(files, generated, path, digest)
+        if not rows or not all(row["ok"] for row in rows):
+            records.pop(f"compiled {arch}", None)
+            return
+        kernels: dict[str, dict[str, int]] = {}
+        for row in rows:
+            use = kernels.setdefault(row["kernel"], {})
+            for what in ("registers", "spills", "shared"):
+                use[what] = max(use.get(what, 0), int(row[what]))
+        records[f"compiled {arch}"] = {"versions": dict(versions), "kernels": kernels}
+
+    update(generated, change)
+
+
+def _records(files: Ledger, generated: Path, path: Path, digest: str) -> dict[str, Any]:
+    name = Path(os.path.relpath(path, generated)).as_posix()
+    records: dict[str, Any] = files.setdefault(digest, {"file": name, "records": {}})["records"]
+    return records
+
+
+def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    worst: dict[str, dict[str, float]] = {}
+    for row in rows:
+        for name, (error, ratio) in row.get("outputs", {}).items():
+            entry = worst.setdefault(name, {"error": 0.0, "ratio": 0.0})
+            entry["error"] = max(entry["error"], float(f"{error or 0.0:.3g}"))
+            entry["ratio"] = max(entry["ratio"], float(f"{ratio or 0.0:.3g}"))
+    return worst
+
+
+def update(generated: Path, change: Callable[[Ledger], None]) -> None:
+    """Change the ledger under a lock, forget files that are gone, and replace it in one step."""
+    generated = Path(generated)
+    with _locked(generated):
+        files = read(generated)
+        change(files)
+        there = {file_hash(path) for path in generated.glob("*/*") if path.is_file()}
+        files = {digest: entry for digest, entry in files.items() if digest in there and entry["records"]}
+        text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
+        path = generated / FILENAME
+        if path.exists() and path.read_text() == text:
+            return
+        handle, temporary = tempfile.mkstemp(dir=generated, prefix=f".{FILENAME}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    # The folder itself is the lock: the ledger is replaced, and a lock file would be litter.
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
+    """A row for each spec: spec, file, state, device, error.
+
+    `missing`: not rendered. `verified`: this text ran right on that device (a GPU before the interpreter).
+    `stale`: it did not, or only compiled.
+    """
+    files = read(generated)
+    return [_status(one.spec.name, emitted_path(generated, one.spec.name), files) for one in loaded]
+
+
+def _status(name: str, path: Path, files: Ledger) -> dict[str, Any]:
+    row: dict[str, Any] = {"spec": name, "file": str(path), "state": "missing", "device": None, "error": None}
+    if not path.is_file():
+        return row
+    records = files.get(file_hash(path), {"records": {}})["records"]
+    ran = sorted((d for d in records if "worst" in records[d]), key=lambda d: (d == INTERPRETER, d))
+    if not ran:
+        return row | {"state": "stale"}
+    errors = [entry["error"] for entry in records[ran[0]]["worst"].values()]
+    return row | {"state": "verified", "device": ran[0], "error": max(errors, default=None)}

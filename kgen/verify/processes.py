@@ -1,0 +1,110 @@
+"""Worker processes that may crash, hang or talk nonsense without taking the caller along."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import kgen
+
+
+class WorkerError(Exception):
+    """A worker died, hung or wrote something that is not a result."""
+
+
+def messages(
+    module: str, job: object, timeout: float, environment: Mapping[str, str | None]
+) -> Iterator[dict[str, Any]]:
+    """Run `python -m module JOB` and yield the JSON objects that it prints, one a line.
+
+    `timeout` is in seconds and counts anew with every line. `environment` is added to this process's; `None`
+    takes a variable away. Raises `WorkerError`, with the end of the worker's standard error, when it goes
+    wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, open(f"{folder}/stderr", "w+b") as stderr:
+        path = Path(folder) / "job"
+        path.write_bytes(pickle.dumps(job))
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(path)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=_environment(environment),
+            start_new_session=True,
+        )
+        lines: queue.Queue[bytes | None] = queue.Queue()
+        reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
+        reader.start()
+        try:
+            while True:
+                try:
+                    line = lines.get(timeout=timeout)
+                except queue.Empty:
+                    raise WorkerError(f"no result within {timeout:g} s{_tail(stderr)}") from None
+                if line is None:
+                    break
+                yield _parsed(line, stderr)
+            code = process.wait(timeout=timeout)
+            if code:
+                raise WorkerError(f"{_ending(code)}{_tail(stderr)}")
+        finally:
+            # The whole group: a compiler that the worker started must not outlive it.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            reader.join(timeout=5)
+
+
+def _read(process: subprocess.Popen[bytes], lines: queue.Queue[bytes | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.put(line)
+    lines.put(None)
+
+
+def _parsed(line: bytes, stderr: Any) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise WorkerError(f"unreadable result {line[:80]!r}{_tail(stderr)}")
+    return value
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"exit status {code}"
+
+
+def _tail(stderr: Any, size: int = 1500) -> str:
+    stderr.seek(0, os.SEEK_END)
+    stderr.seek(max(0, stderr.tell() - size))
+    text = stderr.read().decode(errors="replace").strip()
+    return f": {text}" if text else ""
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    environment = dict(os.environ)
+    # `-m kgen...` must find this kgen, installed or not.
+    root = str(Path(kgen.__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, environment.get("PYTHONPATH")) if p)
+    for name, value in changes.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    return environment

@@ -1,0 +1,258 @@
+"""Attention on plain PyTorch, from the original expression trees.
+
+`attention` computes in float64: the truth. `eager` computes as someone who writes attention in eager PyTorch
+in the kernel's dtype would: the yardstick for errors. Both walk the tree that the user wrote, so a wrong
+simplification cannot hide, and both take gradients from autograd, never from symbolic derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Const, Node, Read, Type, Var
+
+
+def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -> Any:
+    """The value of a tree through the table's `reference` column.
+
+    `env` gives every variable a number or a tensor, and every buffer its tensor. Integers are int64, reals
+    have the dtype `real` (float64 unless given), truth values are bool; operands broadcast. A buffer read out
+    of range is zero, and negative indices do not wrap. Differentiable in `score` and in float buffers. Raises
+    `KeyError` for a name that `env` does not have.
+    """
+    real = real or torch.float64
+    dtypes = {Type.INT: torch.int64, Type.FLOAT: real, Type.BOOL: torch.bool}
+    device = next((value.device for value in env.values() if hasattr(value, "device")), "cpu")
+
+    def value(node: Node) -> Any:
+        dtype = dtypes[node.type]
+        if isinstance(node, Const):
+            return torch.tensor(node.value, dtype=dtype, device=device)
+        if isinstance(node, Var):
+            return torch.as_tensor(env[node.name], device=device).to(dtype)
+        if isinstance(node, Read):
+            return _read(env[node.buffer], [value(index) for index in node.indices], torch).to(dtype)
+        args = [value(arg) for arg in node.args]
+        if Type.FLOAT in (node.type, *(arg.type for arg in node.args)):
+            # Promote before the operation: int / int would otherwise be computed in torch's default dtype.
+            args = [arg if arg.dtype == torch.bool else arg.to(real) for arg in args]
+        return TABLE[node.fn].reference(torch, *args).to(dtype)
+
+    return value(node)
+
+
+def _read(buffer: Any, indices: list[Any], torch: Any) -> Any:
+    inside = torch.ones((), dtype=torch.bool, device=buffer.device)
+    for index, size in zip(indices, buffer.shape, strict=True):
+        inside = inside & (index >= 0) & (index < size)
+    zero = torch.zeros((), dtype=buffer.dtype, device=buffer.device)
+    if buffer.numel() == 0:
+        return zero.expand(inside.shape)
+    safe = tuple(index.clamp(0, size - 1) for index, size in zip(indices, buffer.shape, strict=True))
+    return torch.where(inside, buffer[safe] if safe else buffer, zero)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What attention gives.
+
+    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key; `seen` [B, HKV,
+    SK], whether any query of the group sees that key; `grads` by name (`q`, `k`, `v` and buffers). `natural`
+    says how large each gradient would be if nothing cancelled: where a gradient cancels to almost nothing,
+    its rounding errors are relative to that.
+    """
+
+    out: Tensor
+    lse: Tensor
+    seen: Tensor
+    grads: dict[str, Tensor] = field(default_factory=dict)
+    natural: dict[str, float] = field(default_factory=dict)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    score_mod: Node | None = None,
+    mask_mod: Node | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+    params: Mapping[str, int | float] | None = None,
+    scale: float | None = None,
+    dtype: Any = torch.float64,
+    dout: Tensor | None = None,
+    dlse: Tensor | None = None,
+    wanted: Sequence[str] = ("q", "k", "v"),
+) -> Result:
+    """Attention and its gradients with everything computed in `dtype`.
+
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV.
+    With `dout` [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs and buffers in `wanted`
+    come with it. Rows without a key give zeros, -inf and zero gradients. One (b, h) slice is in memory at a
+    time.
+    """
+    mods = (score_mod, mask_mod)
+    return _slices(q, k, v, mods, buffers or {}, params or {}, scale, dtype, dtype, dout, dlse, wanted)
+
+
+def eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    score_mod: Node | None = None,
+    mask_mod: Node | None = None,
+    buffers: Mapping[str, Tensor] | None = None,
+    params: Mapping[str, int | float] | None = None,
+    scale: float | None = None,
+    dout: Tensor | None = None,
+    dlse: Tensor | None = None,
+    wanted: Sequence[str] = ("q", "k", "v"),
+) -> Result:
+    """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
+
+    Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
+    """
+    mods = (score_mod, mask_mod)
+    return _slices(
+        q, k, v, mods, buffers or {}, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted
+    )
+
+
+def _slices(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mods: tuple[Node | None, Node | None],
+    buffers: Mapping[str, Tensor],
+    params: Mapping[str, int | float],
+    scale: float | None,
+    real: Any,
+    store: Any,
+    dout: Tensor | None,
+    dlse: Tensor | None,
+    wanted: Sequence[str],
+) -> Result:
+    batch, heads, sq, dim = q.shape
+    heads_kv, sk, dim_v = k.shape[1], k.shape[2], v.shape[3]
+    group = heads // heads_kv
+    scale = dim**-0.5 if scale is None else scale
+    exact = store == torch.float64
+    device = q.device
+    result = Result(
+        out=torch.zeros(batch, heads, sq, dim_v, dtype=store, device=device),
+        lse=torch.full((batch, heads, sq), -torch.inf, dtype=real, device=device),
+        seen=torch.zeros(batch, heads_kv, sk, dtype=torch.bool, device=device),
+    )
+    differentiate = dout is not None
+    env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "SQ": sq, "SK": sk, "inf": torch.inf}
+    env |= dict(params)
+    env |= {name: value.detach() for name, value in buffers.items()}
+    leaves = {}
+    for name in (n for n in wanted if differentiate and n in buffers):
+        leaves[name] = env[name] = buffers[name].detach().to(real).requires_grad_()
+    inputs = {"q": q, "k": k, "v": v}
+    sums = {name: torch.zeros_like(leaf) for name, leaf in leaves.items()}
+    sums |= {
+        n: torch.zeros(inputs[n].shape, dtype=real, device=device)
+        for n in wanted
+        if differentiate and n in inputs
+    }
+    natural = {name: torch.zeros_like(total) for name, total in sums.items() if name != "v"}
+
+    for b in range(batch):
+        for h in range(heads):
+            at = {"q": (b, h), "k": (b, h // group), "v": (b, h // group)}
+            here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
+            scores = (here["q"] @ here["k"].mT).to(real) * scale
+            modded = _modified(scores, mods, env | {"b": b, "h": h}, real)
+            p, lse = _softmax(modded)
+            out = p.to(store) @ here["v"]
+            result.out[b, h] = out.detach()
+            result.lse[b, h] = lse.detach()
+            result.seen[at["k"]] |= (sk > 0) & (modded.detach() > -torch.inf).any(0)
+            if dout is None:
+                continue
+            cotangents = [
+                dout[b, h].to(store),
+                torch.zeros_like(lse) if dlse is None else dlse[b, h].to(real),
+            ]
+            sources = {n: here[n] if n in here else leaves[n] for n in sums}
+            if exact and modded.requires_grad:
+                uncancelled = _uncancelled(p.detach(), here["v"].detach(), *cotangents)
+                _accumulate(natural, at, {n: sources[n] for n in natural}, [modded], [uncancelled])
+            _accumulate(sums, at, sources, [out, lse], cotangents)
+
+    result.natural.update({name: float(total.norm()) for name, total in natural.items()})
+    for name, total in sums.items():
+        result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
+    return result
+
+
+def _modified(
+    scores: Tensor, mods: tuple[Node | None, Node | None], env: dict[str, Any], real: Any
+) -> Tensor:
+    """The scores [SQ, SK] after both modifications, -inf where masked."""
+    score_mod, mask_mod = mods
+    sq, sk = scores.shape
+    env = env | {
+        "q_idx": torch.arange(sq, device=scores.device)[:, None],
+        "kv_idx": torch.arange(sk, device=scores.device)[None, :],
+    }
+    if mask_mod is None:
+        if score_mod is not None:
+            scores = evaluate(score_mod, env | {"score": scores}, torch, real).expand(sq, sk)
+        return scores
+    mask = evaluate(mask_mod, env, torch, real).expand(sq, sk)
+    if score_mod is None:
+        return scores.masked_fill(~mask, -torch.inf)
+    # Only what the mask shows is evaluated at all: an infinite derivative at a hidden place would otherwise
+    # turn into NaN when autograd multiplies it by zero.
+    q_idx, kv_idx = mask.nonzero(as_tuple=True)
+    env |= {"q_idx": q_idx, "kv_idx": kv_idx, "score": scores[mask]}
+    visible = evaluate(score_mod, env, torch, real).expand(q_idx.shape)
+    hidden = torch.full_like(scores, -torch.inf)
+    return hidden.masked_scatter(mask, visible) if len(q_idx) else hidden
+
+
+def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
+    if scores.shape[1] == 0:
+        return scores, scores.new_full(scores.shape[:1], -torch.inf)
+    peak = scores.detach().amax(1, keepdim=True)
+    peak = torch.where(peak == -torch.inf, 0.0, peak)
+    p = torch.exp(scores - peak)
+    total = p.sum(1, keepdim=True)
+    dead = total == 0
+    total = torch.where(dead, 1.0, total)
+    return p / total, torch.where(dead, -torch.inf, peak + total.log()).squeeze(1)
+
+
+def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
+    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK]."""
+    dp = dout @ v.mT
+    delta = (p * dp).sum(1, keepdim=True)
+    return p * (dp.abs() + delta.abs() + dlse.abs()[:, None])
+
+
+def _accumulate(
+    sums: dict[str, Tensor],
+    at: Mapping[str, tuple[int, int]],
+    sources: Mapping[str, Tensor],
+    outputs: list[Tensor],
+    cotangents: list[Tensor],
+) -> None:
+    """Add the gradients of one slice to the sums of the whole."""
+    grads = torch.autograd.grad(
+        outputs, list(sources.values()), cotangents, retain_graph=True, allow_unused=True
+    )
+    for name, grad in zip(sources, grads, strict=True):
+        if grad is not None:
+            target = sums[name][at[name]] if name in at else sums[name]
+            target += grad.to(target.dtype)

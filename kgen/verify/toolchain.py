@@ -1,0 +1,82 @@
+"""Which packages and devices there are, and clear errors where one is missing."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, MissingError
+
+Progress = Callable[[int, int, str], None]
+"""Called with how many of how many are done, and what was done last."""
+
+
+def require(*packages: str) -> None:
+    """Raise `MissingError` unless all packages can be imported."""
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise MissingError(
+                Diagnostic(
+                    "missing-package",
+                    f"`{package}` is not installed",
+                    hint="pip install 'kgen-kernels[verify]'",
+                )
+            )
+
+
+def pick_device(device: str) -> str:
+    """`cuda` or `cpu`; `auto` is `cuda` where there is one.
+
+    Raises `MissingError` without torch and triton, and for `cuda` without a device.
+    """
+    require("torch", "triton")
+    if device == "cpu":
+        return "cpu"
+    torch: Any = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "auto":
+        return "cpu"
+    raise MissingError(
+        Diagnostic(
+            "missing-device",
+            "there is no CUDA device",
+            hint="kgen verify --device cpu runs the kernels in Triton's interpreter",
+        )
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    return {
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+        "triton": importlib.metadata.version("triton"),
+    }
+
+
+def describe(device: str) -> dict[str, str]:
+    """A device and its capability. The CPU is called `interpreter`, for Triton's interpreter runs there."""
+    if device == "cpu":
+        return {"device": "interpreter", "capability": ""}
+    torch: Any = importlib.import_module("torch")
+    major, minor = torch.cuda.get_device_capability()
+    return {"device": str(torch.cuda.get_device_name()), "capability": f"{major}.{minor}"}
+
+
+def import_file(path: Path, name: str) -> ModuleType:
+    """Import an emitted file by its path, as a module of that name."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

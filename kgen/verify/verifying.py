@@ -1,0 +1,126 @@
+"""`kgen verify`: run emitted kernels on hard inputs and compare them with float64."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from kgen.verify import ledger
+from kgen.verify.problem import Problem, problem_of, require_emitted
+from kgen.verify.processes import WorkerError, messages
+from kgen.verify.toolchain import Progress, describe, pick_device, versions
+
+if TYPE_CHECKING:
+    from kgen.verify.worker import Job
+
+RESTARTS = 3
+"""How often a pass group may lose its worker before the cases that are left are given up."""
+
+
+def verify_specs(
+    loaded: Sequence[Any],
+    generated: Path,
+    device: str = "auto",
+    jobs: int = 1,
+    timeout: float = 300.0,
+    quick: bool | None = None,
+    progress: Progress | None = None,
+    record: bool | None = None,
+) -> list[dict[str, Any]]:
+    """Verify the emitted Triton files of some specs, each pass in a process of its own.
+
+    `device` is `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick`
+    takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
+    true on `cuda`. Returns rows of spec, pass, case, ok, error, eager, ratio, seconds, message. Raises
+    `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or the device.
+    """
+    work = [(problem_of(one), require_emitted(generated, one)) for one in loaded]
+    device = pick_device(device)
+    quick = device == "cpu" if quick is None else quick
+    record = device == "cuda" if record is None else record
+    tasks = [
+        _job(problem, path, group, device, quick) for problem, path in work for group in _groups(problem)
+    ]
+    total, done, lock = sum(len(job.names) for job in tasks), 0, Lock()
+
+    def run(job: Job) -> list[dict[str, Any]]:
+        nonlocal done
+        rows = []
+        for row in _rows(job, timeout, max(1, jobs)):
+            rows.append(row)
+            with lock:
+                done += 1
+                if progress is not None:
+                    progress(done, total, f"{row['spec']} {row['pass']} {row['case']}")
+        return rows
+
+    # Hash before running: a file that changes meanwhile must not inherit the verdict.
+    hashes = {path: ledger.file_hash(path) for _, path in work}
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        results = list(pool.map(run, tasks))
+    rows = [row for result in results for row in result]
+    if record:
+        for problem, path in work:
+            own = [row for row in rows if row["spec"] == problem.name]
+            ledger.record(
+                generated, path, hashes[path], own, quick=quick, **describe(device), versions=versions()
+            )
+    return rows
+
+
+def _job(problem: Problem, path: Path, group: str, device: str, quick: bool) -> Job:
+    from kgen.verify.worker import Job, case_names  # imports torch
+
+    return Job(problem, path.resolve(), group, device, quick, case_names(problem, group, device, quick))
+
+
+def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
+    """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
+    environment = {
+        "TRITON_INTERPRET": "1" if job.device == "cpu" else None,
+        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
+    }
+    left = list(job.names)
+    for _ in range(RESTARTS):
+        if not left:
+            return
+        culprit, trouble = left[0], "ended before its last case"
+        try:
+            for message in messages(
+                "kgen.verify.worker", replace(job, names=tuple(left)), timeout, environment
+            ):
+                if "start" in message:
+                    culprit = message["start"]
+                elif message.get("case") in left:
+                    left.remove(message["case"])
+                    culprit = left[0] if left else ""
+                    yield {"spec": job.problem.name, "pass": job.group, **message}
+        except WorkerError as error:
+            trouble = str(error)
+        if left and culprit in left:
+            left.remove(culprit)
+            yield _lost(job, culprit, trouble)
+    for name in left:
+        yield _lost(job, name, f"not run: the worker was lost {RESTARTS} times")
+
+
+def _lost(job: Job, case: str, message: str) -> dict[str, Any]:
+    numbers: dict[str, Any] = {"error": None, "eager": None, "ratio": None, "seconds": None, "outputs": {}}
+    return {
+        "spec": job.problem.name,
+        "pass": job.group,
+        "case": case,
+        "ok": False,
+        **numbers,
+        "message": message,
+    }
+
+
+def _groups(problem: Problem) -> tuple[str, ...]:
+    """The passes that can be called by themselves; `forward` is always there."""
+    return ("forward", "backward") if "backward" in problem.passes else ("forward",)

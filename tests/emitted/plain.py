@@ -1,0 +1,77 @@
+"""The contract of an emitted file on plain PyTorch, for quick tests: keys past lens[b] are hidden.
+
+fp32, head sizes 8 and 8, any group of heads.
+"""
+
+import torch
+
+_NAMESPACE = "kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__)
+
+
+def _weights(q, k, lens, scale):
+    hidden = torch.arange(k.shape[2], device=q.device) >= lens[:, None, None, None]
+    k = k.masked_fill(hidden.mT, 0.0).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    s = (q @ k.mT * scale).masked_fill(hidden, -torch.inf)
+    lse = s.logsumexp(-1)
+    p = torch.where(hidden, 0.0, torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse)[..., None]))
+    return p, lse, k, hidden
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::forward", mutates_args=())
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    p, weights_lse, _, hidden = _weights(q, k, lens, scale)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    out.copy_(p @ v.masked_fill(hidden.mT, 0.0).repeat_interleave(q.shape[1] // v.shape[1], 1))
+    lse.copy_(weights_lse)
+    return out, lse
+
+
+@_forward.register_fake
+def _(q, k, v, lens, scale):
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3])
+
+
+@torch.library.custom_op(f"{_NAMESPACE}::backward", mutates_args=())
+def _backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float,
+    out: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    p, _, full_k, hidden = _weights(q, k, lens, scale)
+    group = q.shape[1] // k.shape[1]
+    full_v = v.masked_fill(hidden.mT, 0.0).repeat_interleave(group, 1)
+    ds = p * (do @ full_v.mT - (do * out).sum(-1, keepdim=True) + dlse[..., None])
+    dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * scale, p.mT @ do))
+    return ds @ full_k * scale, dk, dv
+
+
+@_backward.register_fake
+def _(q, k, v, lens, scale, out, do, dlse):
+    return torch.empty(q.shape), torch.empty(k.shape), torch.empty(v.shape)
+
+
+def _setup(ctx, inputs, output):
+    *tensors, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, output[0])
+
+
+def _gradient(ctx, do, dlse):
+    q, k, v, lens, out = ctx.saved_tensors
+    return *_backward(q, k, v, lens, ctx.scale, out, do, dlse), None, None
+
+
+_forward.register_autograd(_gradient, setup_context=_setup)
+
+
+def plain(q, k, v, *, lens, scale=None, return_lse=False):
+    """Attention over [B, H, S, 8] float32 tensors where keys past lens[b] are hidden."""
+    if any(t.ndim != 4 or t.shape[3] != 8 for t in (q, k, v)):
+        raise ValueError("q, k and v must be [B, H, S, 8]")
+    if any(t.dtype != torch.float32 for t in (q, k, v)) or lens.dtype != torch.int32:
+        raise TypeError("q, k and v must be float32 and lens int32")
+    if k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1] or lens.shape != q.shape[:1]:
+        raise ValueError("shapes do not match")
+    out, lse = _forward(q, k, v, lens, 8**-0.5 if scale is None else scale)
+    return (out, lse) if return_lse else out

@@ -1,0 +1,82 @@
+"""Hand-built specs for tests of the tools around emitted files: no YAML, no parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+
+INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
+B, H, Q, K = (Var(name, INT) for name in ("b", "h", "q_idx", "kv_idx"))
+SCORE = Var("score", FLOAT)
+EMITTED = Path(__file__).parent / "emitted"
+
+
+def call(fn: str, *args: Node | int | float) -> Call:
+    """A typed call; numbers become constants."""
+    nodes = tuple(number(a) if isinstance(a, int | float) else a for a in args)
+    return Call(fn, nodes, TABLE[fn].typed(tuple(node.type for node in nodes)))
+
+
+def number(value: int | float) -> Const:
+    return Const(value, FLOAT if isinstance(value, float) else INT)
+
+
+CAUSAL = call("ge", Q, K)
+ALIBI = call("add", SCORE, call("mul", Read("slopes", (H,), FLOAT), call("sub", K, Q)))
+PADDING = call("lt", K, Read("lens", (B,), INT))
+
+
+def buffer(shape: tuple[int | str, ...], dtype: str, grad: bool = False, sorted: bool = False) -> Any:
+    return SimpleNamespace(shape=shape, dtype=dtype, grad=grad, sorted=sorted)
+
+
+def loaded(name: str, **changes: Any) -> Any:
+    """What `kgen.spec.load.load` gives, as far as the tools look at it."""
+    trees = {which: changes.pop(which, None) for which in ("score_mod", "mask_mod")}
+    fields: dict[str, Any] = {
+        "kernel": "attention",
+        "name": name,
+        "dtype": "fp32",
+        "precision": "ieee",
+        "head_dim": SimpleNamespace(qk=8, v=8),
+        "gqa": "any",
+        "lengths": SimpleNamespace(q="any", kv="any"),
+        "buffers": {},
+        "params": {},
+        "passes": ("forward", "backward"),
+        "fast_math": False,
+    }
+    return SimpleNamespace(
+        path=Path(f"specs/{name}.yaml"), text="", spec=SimpleNamespace(**{**fields, **changes}), **trees
+    )
+
+
+def causal_alibi() -> Any:
+    """The spec of `emitted/causal_alibi.py`."""
+    return loaded(
+        "causal_alibi",
+        dtype="fp16",
+        head_dim=SimpleNamespace(qk=32, v=32),
+        gqa=2,
+        buffers={"slopes": buffer(("HQ",), "fp32")},
+        score_mod=ALIBI,
+        mask_mod=CAUSAL,
+    )
+
+
+def plain() -> Any:
+    """The spec of `emitted/plain.py`."""
+    return loaded("plain", buffers={"lens": buffer(("B",), "int32")}, mask_mod=PADDING)
+
+
+def render(one: Any, generated: Path, **edits: str) -> Path:
+    """Put the emitted file of a stand-in in its place, with some text replaced (old=new pairs)."""
+    text = (EMITTED / f"{one.spec.name}.py").read_text()
+    path = generated / one.spec.name / "triton.py"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from standins import (
+    ALIBI,
+    BOOL,
+    CAUSAL,
+    FLOAT,
+    INT,
+    PADDING,
+    SCORE,
+    B,
+    H,
+    K,
+    Q,
+    buffer,
+    call,
+    causal_alibi,
+    loaded,
+    number,
+    plain,
+    render,
+)
+
+from kgen.bench import peers, plot, running
+from kgen.bench.running import Shape, bench_specs
+from kgen.diagnostics import KgenError, MissingError
+from kgen.expr.nodes import Const, Read, Var
+from kgen.verify.problem import problem_of
+from kgen.verify.reference import evaluate
+
+CAP = Var("cap", FLOAT)
+BUFFERS = {
+    "slopes": buffer(("HQ",), "fp32"),
+    "lens": buffer(("B",), "int32"),
+    "table": buffer((5,), "bf16"),
+    "doc": buffer(("B", "SQ"), "int32", sorted=True),
+}
+PARAMS = {
+    "window": SimpleNamespace(type="int", value=3, runtime=False),
+    "cap": SimpleNamespace(type="float", value=None, runtime=True),
+}
+DISTANCE = call("sub", Q, K)
+TREES = [
+    ALIBI,
+    CAUSAL,
+    PADDING,
+    call("mul", CAP, call("tanh", call("div", SCORE, CAP))),
+    call("sub", SCORE, call("sub", call("float", Q), call("float", K))),
+    call("div", SCORE, call("mul", call("add", SCORE, 2.0), 3)),
+    call("neg", call("sub", SCORE, 1)),
+    call("and", CAUSAL, call("or", call("le", DISTANCE, Var("window", INT)), call("not", PADDING))),
+    call("add", SCORE, Read("table", (call("add", DISTANCE, 2),), FLOAT)),
+    call("add", SCORE, Read("table", (number(1),), FLOAT)),
+    call("eq", Read("doc", (B, Q), INT), Read("doc", (B, K), INT)),
+    call("max", 1, call("min", DISTANCE, 4, K), -2),
+    call("clamp", SCORE, -1.0, 1.0),
+    call("mod", call("floordiv", DISTANCE, 2), 3),
+    call("where", CAUSAL, SCORE, number(-float("inf"))),
+    call("mul", SCORE, call("exp2", call("neg", call("div", 8, Var("HQ", INT))))),
+    call("and", CAUSAL, Const(True, BOOL)),
+]
+
+
+def workload():
+    problem = problem_of(loaded("w", buffers=BUFFERS, params=PARAMS))
+    return peers.draw_workload(problem, 2, 4, 8, "cpu")
+
+
+@pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
+def test_printed_source_is_the_tree(tree):
+    load = workload()
+    made = peers.modification(tree, load, score=True)
+    score = torch.randn(2, 4, 8, 8)
+    b, h, q, k = (
+        torch.arange(n).view([-1 if i == axis else 1 for i in range(4)])
+        for axis, n in enumerate((2, 4, 8, 8))
+    )
+    env = {
+        **load.sizes,
+        **load.params,
+        **load.buffers,
+        "score": score,
+        "b": b,
+        "h": h,
+        "q_idx": q,
+        "kv_idx": k,
+    }
+    got, want = made(score, b, h, q, k), evaluate(tree, env, torch)
+    torch.testing.assert_close(
+        got.to(want.dtype).expand_as(score), want.expand_as(score), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_visible_counts_exactly():
+    problem = problem_of(loaded("c", mask_mod=CAUSAL))
+    assert peers.visible(peers.draw_workload(problem, 2, 3, 2000, "cpu")) == 2 * 3 * 2000 * 2001 // 2
+    load = peers.draw_workload(problem_of(plain()), 2, 4, 100, "cpu")
+    assert peers.visible(load) == 2 * 4 * 100 * 75
+
+
+def test_sdpa_only_where_it_applies():
+    for mask, score, applies in [
+        (None, None, True),
+        (CAUSAL, None, True),
+        (PADDING, None, False),
+        (None, ALIBI, False),
+    ]:
+        problem = problem_of(loaded("s", mask_mod=mask, score_mod=score, buffers=BUFFERS))
+        load = peers.draw_workload(problem, 1, 2, 16, "cpu")
+        if applies:
+            assert peers.prepare("sdpa", load, None)(load.q, load.k, load.v).shape == load.q.shape
+        else:
+            with pytest.raises(peers.DoesNotApply):
+                peers.prepare("sdpa", load, None)
+    assert H.name == "h"
+
+
+def test_dry_run(tmp_path):
+    specs = [causal_alibi(), plain()]
+    for one in specs:
+        render(one, tmp_path / "generated")
+    output = tmp_path / "benchmarks"
+    rows = bench_specs(
+        specs, tmp_path / "generated", ("sdpa", "eager"), Shape(1, 2, 64), output, device="cpu"
+    )
+    assert [(r["spec"], r["pass"], r["peer"]) for r in rows] == [
+        (spec, pass_, peer)
+        for spec in ("causal_alibi", "plain")
+        for pass_ in ("forward", "backward")
+        for peer in ("kgen", "eager")
+    ]
+    assert all(row["error"] is None and row["milliseconds"] > 0 and row["first_call"] >= 0 for row in rows)
+    assert all(row["ratio"] == 1.0 for row in rows if row["peer"] == "kgen")
+    folder = output / "interpreter"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "attention.json", "attention.png", "causal_alibi.json", "plain.json",
+    ]  # fmt: skip
+    report = json.loads((folder / "causal_alibi.json").read_text())
+    assert report["workload"]["fraction"] == pytest.approx(65 / 128, abs=1e-6)
+    assert report["facts"]["versions"]["torch"]
+
+
+def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):
+    path = render(plain(), tmp_path)
+    path.write_text(path.read_text().replace(">= lens", "< lens"))
+    rows = bench_specs([plain()], tmp_path, ("eager",), Shape(1, 2, 32), None, device="cpu")
+    assert "disagrees with kgen" in next(r["error"] for r in rows if r["peer"] == "eager")
+    path.write_text("import os\nos.abort()\n")
+    rows = bench_specs([plain()], tmp_path, ("eager",), Shape(1, 2, 32), None, device="cpu")
+    assert len(rows) == 4
+    assert all("SIGABRT" in row["error"] for row in rows)
+
+
+def test_usage(tmp_path, monkeypatch):
+    render(plain(), tmp_path)
+    assert Shape.parse("2x16x8192") == Shape()
+    with pytest.raises(KgenError, match="not a shape"):
+        Shape.parse("2x16")
+    with pytest.raises(KgenError, match="unknown peer `fa9`"):
+        bench_specs([plain()], tmp_path, ("fa9",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(MissingError):
+        bench_specs([plain()], tmp_path)
+    assert running.PEERS == peers.PEERS
+
+
+def test_without_matplotlib(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    assert not plot.plot([], tmp_path / "x.png")
+    assert "matplotlib is not installed" in capsys.readouterr().err

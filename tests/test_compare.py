@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kgen.verify.compare import Tolerance, broken_canaries, check, poisoned_outputs, same_bits, tolerance
+
+torch.manual_seed(0)
+WANT = torch.randn(2, 3, 64, 32, dtype=torch.float64)
+EAGER = WANT.bfloat16().double() * (1 + 2e-3 * torch.randn_like(WANT))
+GOOD = WANT.bfloat16()
+ALLOWED = tolerance("bf16")
+
+
+def test_right():
+    verdict = check("out", GOOD, WANT, EAGER, ALLOWED, dtype=torch.bfloat16)
+    assert verdict.ok
+    assert 0 < verdict.error < 2e-3
+    assert verdict.ratio < 1
+
+
+def broken(change):
+    value = GOOD.clone()
+    change(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("got", "message"),
+    [
+        (GOOD * 1.01, "error"),
+        (broken(lambda t: t[0, 0, 0].fill_(torch.nan)), "not finite"),
+        (broken(lambda t: t[1, 2, 3, 4:5].fill_(torch.inf)), "not finite"),
+        (broken(lambda t: t[1, 1, 63].mul_(1.03)), "row 319 of 384"),
+        (broken(lambda t: t[0, 1, 5].zero_()), "error"),
+        (GOOD[:, :, :-1], "shape"),
+        (GOOD.float(), "dtype"),
+        (torch.full_like(GOOD, torch.nan), "not finite"),
+    ],
+)
+def test_wrong(got, message):
+    verdict = check("out", got, WANT, EAGER, ALLOWED, dtype=torch.bfloat16)
+    assert not verdict.ok
+    assert message in verdict.message
+
+
+def test_empty_rows_are_exactly_zero():
+    empty = torch.zeros(2, 3, 64, dtype=torch.bool)
+    empty[0, 0, 7] = True
+    want = WANT.masked_fill(empty[..., None], 0.0)
+    got = GOOD.masked_fill(empty[..., None], 0.0)
+    eager = EAGER.masked_fill(empty[..., None], 0.0)
+    assert check("out", got, want, eager, ALLOWED, empty=empty).ok
+    got[0, 0, 7, 0] = 1e-6
+    assert "without a key" in check("out", got, want, eager, ALLOWED, empty=empty).message
+
+
+def test_minus_infinity_where_expected_and_nowhere_else():
+    want = torch.tensor([1.0, -torch.inf, 2.0], dtype=torch.float64)
+    assert check("lse", want.float(), want, want, ALLOWED).ok
+    assert not check("lse", torch.tensor([1.0, -1e30, 2.0]), want, want, ALLOWED).ok
+    assert not check("lse", torch.tensor([-torch.inf, -torch.inf, 2.0]), want, want, ALLOWED).ok
+
+
+def test_an_eager_overflow_is_no_licence():
+    eager = EAGER.clone()
+    eager[0, 0, 0, 0] = torch.inf
+    assert check("out", GOOD, WANT, eager, ALLOWED).ok
+    assert not check("out", GOOD * 1.05, WANT, eager, ALLOWED).ok
+
+
+def test_what_cancels_is_judged_by_what_cancelled():
+    want = torch.zeros(4, 8, dtype=torch.float64)
+    noise = torch.full((4, 8), 1e-7)
+    assert check("dq", noise, want, want, Tolerance(1e-6, 1e-5), natural=1.0).ok
+    assert not check("dq", noise * 1e4, want, want, Tolerance(1e-6, 1e-5), natural=1.0).ok
+
+
+def test_outputs_are_poisoned_and_guarded():
+    with poisoned_outputs() as storages:
+        a = torch.empty(3, 5)
+        b = torch.empty_like(torch.zeros(4, 6, dtype=torch.bfloat16).t())
+        c = a.new_empty((7,), dtype=torch.int32)
+        d = torch.empty_strided((2, 3), (8, 2))
+        e = torch.empty(0)
+        f = torch.empty(2, device="meta")
+    assert torch.isnan(a).all()
+    assert torch.isnan(b).all()
+    assert (c == 2**30).all()
+    assert torch.isnan(d).all()
+    assert b.stride() == (1, 6)
+    assert d.stride() == (8, 2)
+    assert e.shape == (0,)
+    assert f.device.type == "meta"
+    assert not a._is_view()
+    assert broken_canaries(storages) == 0
+    torch.as_strided(a, (1,), (1,), a.storage_offset() + 15)[0] = 1.0
+    torch.as_strided(c, (1,), (1,), c.storage_offset() - 1)[0] = 1
+    assert broken_canaries(storages) == 2
+    assert torch.empty.__name__ == "empty"
+
+
+def test_same_bits():
+    a = torch.tensor([1.0, torch.nan, -0.0])
+    assert same_bits(a, a.clone())
+    assert not same_bits(a, torch.tensor([1.0, torch.nan, 0.0]))
+    assert not same_bits(a, a.double())
+    assert same_bits(torch.zeros(2, 2)[:, :1], torch.zeros(2, 1))

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from standins import causal_alibi, loaded, plain, render
+
+from kgen.diagnostics import KgenError, MissingError
+from kgen.verify import ledger, toolchain, verifying
+from kgen.verify.verifying import verify_specs
+
+
+def edit(path, *pairs):
+    text = path.read_text()
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def wrong(rows):
+    return {(row["pass"], row["case"]): row["message"] for row in rows if not row["ok"]}
+
+
+def test_the_triton_fixture_passes(tmp_path):
+    render(causal_alibi(), tmp_path)
+    seen = []
+    rows = verify_specs([causal_alibi()], tmp_path, "cpu", jobs=2, progress=lambda *a: seen.append(a))
+    assert wrong(rows) == {}
+    assert {row["pass"] for row in rows} == {"forward", "backward"}
+    assert {"opcheck", "imports-twice", "misuse", "off-tile"} <= {row["case"] for row in rows}
+    assert [n for n, _, _ in seen] == list(range(1, len(rows) + 1))
+    assert seen[-1][1] == len(rows)
+    assert not (tmp_path / ledger.FILENAME).exists()
+
+
+def test_the_plain_fixture_passes_and_is_recorded(tmp_path):
+    render(plain(), tmp_path)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, record=True)
+    assert wrong(rows) == {}
+    assert {"ints-zero", "nan-hidden"} <= {row["case"] for row in rows}
+    (found,) = ledger.status([plain()], tmp_path)
+    assert (found["state"], found["device"]) == ("verified", "interpreter")
+    (entry,) = ledger.read(tmp_path).values()
+    assert set(entry["records"]["interpreter"]["worst"]) == {"out", "lse", "dq", "dk", "dv"}
+
+
+DEAD = "torch.where(hidden, 0.0, torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse)[..., None]))"
+WRITTEN = "    lse.copy_(weights_lse)\n"
+PAST = "    torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel()).fill_(0.0)\n"
+BETWEEN = "    torch.as_strided(q, (1,), (1,), max(0, q.storage_offset() - 1)).fill_(0.0)\n"
+UNIQUE = '"kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__)'
+
+BUGS = {
+    "scale ignored in the gradient of q": ("full_k * scale, dk", "full_k, dk", "backward", "tile"),
+    "no gradient through lse": ("+ dlse[..., None]", "", "backward", "off-tile"),
+    "off by one in the mask": (">= lens", "> lens", "forward", "tile"),
+    "hidden values leak": ("v.masked_fill(hidden.mT, 0.0).repeat", "v.repeat", "forward", "nan-hidden"),
+    "dead rows are NaN": (DEAD, "torch.exp(s - lse[..., None])", "forward", "ints-zero"),
+    "last row not written": ("lse.copy_(weights_lse)", "lse[..., 1:] = 0", "forward", "off-tile"),
+    "written past the end": (WRITTEN, WRITTEN + PAST, "forward", "tile"),
+    "writes next to its input": (WRITTEN, WRITTEN + BETWEEN, "forward", "guarded"),
+    "foreign import": ("import torch\n", "import torch\nimport numpy\n", "forward", "imports-alone"),
+    "one operator name for all": (UNIQUE, '"kgen_test_same"', "forward", "imports-twice"),
+    "fake of another shape": ("q.new_empty(q.shape[:3])", "q.new_empty(q.shape[1:3])", "forward", "opcheck"),
+    "unchecked head size": ("t.ndim != 4 or t.shape[3] != 8", "t.ndim != 4", "forward", "misuse"),
+}
+
+
+@pytest.mark.parametrize("bug", list(BUGS))
+def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch):
+    old, new, group, case = BUGS[bug]
+    edit(render(plain(), tmp_path), (old, new))
+    # Only the case that must notice: starting a worker is what takes the time.
+    whole = verifying._job
+    monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
+    monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), names=(case,)))
+    assert set(wrong(verify_specs([plain()], tmp_path, "cpu"))) == {(group, case)}
+
+
+def test_a_wrong_kernel_is_caught(tmp_path):
+    path = render(causal_alibi(), tmp_path)
+    edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
+         ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
+    messages = wrong(verify_specs([causal_alibi()], tmp_path, "cpu", jobs=2))
+    assert "out: " in messages["forward", "off-tile"]
+    assert ("forward", "one") not in messages
+
+
+def test_a_crash_costs_one_case(tmp_path):
+    edit(
+        render(plain(), tmp_path),
+        ("    p, weights_lse,", "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"),
+    )
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, record=True)
+    messages = wrong(rows)
+    assert set(messages) == {("forward", "q-shorter"), ("backward", "q-shorter")}
+    assert "SIGABRT" in messages["forward", "q-shorter"]
+    assert len({(row["pass"], row["case"]) for row in rows}) == len(rows) > 30
+    assert ledger.read(tmp_path) == {}
+
+
+def test_a_hang_is_ended(tmp_path, monkeypatch):
+    edit(
+        render(plain(), tmp_path),
+        ("    p, weights_lse,", "    import time\n    time.sleep(600)\n    p, weights_lse,"),
+    )
+    monkeypatch.setattr(verifying, "RESTARTS", 1)
+    began = time.monotonic()
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, timeout=8)
+    assert time.monotonic() - began < 40
+    assert not any(row["ok"] for row in rows)
+    assert "no result within 8 s" in rows[0]["message"]
+    assert "not run" in rows[-1]["message"]
+
+
+def test_a_file_that_does_not_import(tmp_path, monkeypatch):
+    path = render(plain(), tmp_path)
+    path.write_text("raise RuntimeError('no luck')\n")
+    monkeypatch.setattr(verifying, "RESTARTS", 1)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2)
+    assert "no luck" in rows[0]["message"]
+
+
+def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch):
+    edit(render(plain(), tmp_path), ("    p, weights_lse,", "    print('{}')\n    p, weights_lse,"))
+    monkeypatch.setattr(verifying, "_groups", lambda problem: ("forward",))
+    assert wrong(verify_specs([plain()], tmp_path, "cpu")) == {}
+
+
+def test_not_rendered(tmp_path):
+    with pytest.raises(KgenError, match="not rendered") as caught:
+        verify_specs([plain()], tmp_path, "cpu")
+    assert caught.value.diagnostics[0].hint == "kgen render specs/plain.yaml"
+
+
+def test_other_kernels_are_refused(tmp_path):
+    with pytest.raises(KgenError, match="no reference for kernel `norm`"):
+        verify_specs([loaded("n", kernel="norm")], tmp_path, "cpu")
+
+
+def test_missing_packages_and_devices(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert toolchain.pick_device("auto") == "cpu"
+    with pytest.raises(MissingError, match="no CUDA device"):
+        toolchain.pick_device("cuda")
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="`torch` is not installed"):
+        toolchain.pick_device("auto")
