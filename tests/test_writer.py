@@ -232,3 +232,16 @@ def test_concurrent_renders_leave_whole_files(project: Project) -> None:
         assert run.returncode == 0, err
     assert project.kgen("render", "--check").code == 0
     assert not [path for path in project.tree() if path.endswith(".tmp")]
+
+
+def test_concurrent_prunes(project: Project) -> None:
+    specs = [project.spec(f"s{i}") for i in range(30)]
+    project.spec("kept")
+    project.kgen("render")
+    for spec in specs:
+        spec.unlink()
+    runs = [project.start("render") for _ in range(3)]
+    for run in runs:
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == 0, err
+    assert sorted(project.tree()) == ["kept/fake.py", "kept/manifest.json"]

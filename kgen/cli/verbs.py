@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from kgen import __version__
 from kgen.cli import terminal
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 app = typer.Typer(
-    help="From a declarative spec to standalone GPU kernel source.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -59,6 +59,21 @@ JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
 def main() -> None:
     """Run the command."""
     app(prog_name="kgen")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        terminal.line(f"kgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """From a declarative spec to standalone GPU kernel source."""
 
 
 def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
