@@ -257,9 +257,11 @@ def bench(
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
         rows = bench_specs(loaded, generated, peers, size, output, progress)
-    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", "tflops", "ratio"), form)
-    terminal.summary(f"{len(rows)} measured", form)
-    return 0
+    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", "tflops", "ratio", "error"), form)
+    failed = [row for row in rows if row["error"]]
+    terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
+    # A peer that cannot run is its own affair.
+    return EXIT_WRONG if any(row["peer"] == "kgen" for row in failed) else 0
 
 
 @verb("explain")
