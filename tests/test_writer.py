@@ -74,6 +74,14 @@ def test_without_a_readable_manifest_headers_tell_what_is_ours(generated: Path, 
     assert (generated / "a/mine.py").exists()
 
 
+def test_what_another_process_is_writing_is_not_pruned(generated: Path) -> None:
+    (generated / "a").mkdir(parents=True)
+    halfway = generated / "a/.k.py.0123.tmp"
+    halfway.write_text(stamped("x = 1\n"))
+    write(generated, output(generated))
+    assert halfway.exists()
+
+
 def test_an_edited_file_stops_everything(generated: Path) -> None:
     write(generated, output(generated), output(generated, "b"))
     edited = generated / "a/k.py"
