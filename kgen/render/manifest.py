@@ -62,5 +62,9 @@ def _is_ours(path: Path) -> bool:
     # A name with a dot in front is what another process is writing just now.
     if path.name.startswith(".") or not path.is_file():
         return False
-    with path.open("rb") as file:
-        return body_hash(file.read(4096).decode("utf-8", "replace").replace("\r\n", "\n")) is not None
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096).decode("utf-8", "replace")
+    except FileNotFoundError:  # Another process has just pruned it.
+        return False
+    return body_hash(start.replace("\r\n", "\n")) is not None
