@@ -74,7 +74,7 @@ def other_sources(loaded: Loaded) -> list[Source]:
     return [Source("other.py", "fake.py.j2", {"summary": "The other.", "formula": loaded.spec.formula})]
 
 
-def verify_specs(loaded: list[Loaded], generated: Path, *_: object) -> list[dict[str, object]]:
+def verify_specs(loaded: list[Loaded], generated: Path, *_: object, **__: object) -> list[dict[str, object]]:
     formula = loaded[0].spec.formula
     if formula == "no torch":
         raise ModuleNotFoundError("No module named 'torch'", name="torch")

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, Project
 
+from kgen.cli import terminal
+
 
 def test_render_says_what_it_did(project: Project) -> None:
     project.spec("a", "cuda: yes\n")
@@ -269,6 +271,23 @@ def test_verify(project: Project, formula: str, code: int, said: str) -> None:
         assert result.last == ("1 right, 0 failed" if code == 0 else "0 right, 1 failed")
         (row,) = json.loads(project.kgen("verify", "--format", "json").out)
         assert row["error"] is None, "JSON has no NaN"
+
+
+@pytest.mark.parametrize(("argument", "start"), [("schema", "{"), ("--version", "kgen ")])
+def test_schema_and_version(argument: str, start: str) -> None:
+    command = [sys.executable, "-m", "kgen", argument]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.startswith(start)
+
+
+def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    terminal.table(
+        [{"spec": "[a]", "ok": True, "error": 0.12345}], ("spec", "ok", "error"), terminal.Format.TEXT
+    )
+    drawn = capsys.readouterr().out
+    assert all(cell in drawn for cell in ("spec", "[a]", "yes", "0.1235"))
+    assert drawn.count("\n") > 3
 
 
 def test_interrupted(project: Project) -> None:

@@ -74,6 +74,14 @@ def test_without_a_readable_manifest_headers_tell_what_is_ours(generated: Path, 
     assert (generated / "a/mine.py").exists()
 
 
+def test_what_another_process_is_writing_is_not_pruned(generated: Path) -> None:
+    (generated / "a").mkdir(parents=True)
+    halfway = generated / "a/.k.py.0123.tmp"
+    halfway.write_text(stamped("x = 1\n"))
+    write(generated, output(generated))
+    assert halfway.exists()
+
+
 def test_an_edited_file_stops_everything(generated: Path) -> None:
     write(generated, output(generated), output(generated, "b"))
     edited = generated / "a/k.py"
@@ -232,3 +240,16 @@ def test_concurrent_renders_leave_whole_files(project: Project) -> None:
         assert run.returncode == 0, err
     assert project.kgen("render", "--check").code == 0
     assert not [path for path in project.tree() if path.endswith(".tmp")]
+
+
+def test_concurrent_prunes(project: Project) -> None:
+    specs = [project.spec(f"s{i}") for i in range(30)]
+    project.spec("kept")
+    project.kgen("render")
+    for spec in specs:
+        spec.unlink()
+    runs = [project.start("render") for _ in range(3)]
+    for run in runs:
+        _, err = run.communicate(timeout=60)
+        assert run.returncode == 0, err
+    assert sorted(project.tree()) == ["kept/fake.py", "kept/manifest.json"]

@@ -21,7 +21,7 @@ EXTRAS = {"torch": "verify", "triton": "verify", "numpy": "verify", "matplotlib"
 """Packages that only some verbs need, and the extra that brings each."""
 
 Row = Mapping[str, object]
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[int, int, str], None]
 
 
 class Format(str, Enum):
@@ -112,16 +112,16 @@ def table(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
 
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A function to report progress to: `(label, done, total)`. Silent unless a person is watching."""
+    """A function to report progress to: `(done, total, label)`. Silent unless a person is watching."""
     if not sys.stderr.isatty():
-        yield lambda label, done, total: None
+        yield lambda done, total, label: None
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
-        yield lambda label, done, total: bar.update(task, description=label, completed=done, total=total)
+        yield lambda done, total, label: bar.update(task, description=label, completed=done, total=total)
 
 
 def _cell(value: object) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from kgen import __version__
 from kgen.cli import terminal
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 app = typer.Typer(
-    help="From a declarative spec to standalone GPU kernel source.",
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -46,6 +46,7 @@ Specs = Annotated[
     typer.Argument(metavar="SPEC", help="Spec files, or directories of *.yaml. Default: specs/."),
 ]
 Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time.")]
 Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
 Generated = Annotated[
     Path, typer.Option("--generated", metavar="DIR", help="Where the kernels were rendered to.")
@@ -59,6 +60,21 @@ JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
 def main() -> None:
     """Run the command."""
     app(prog_name="kgen")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        terminal.line(f"kgen {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """From a declarative spec to standalone GPU kernel source."""
 
 
 def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
@@ -173,26 +189,39 @@ def compile_(
     specs: Specs = None,
     arch: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option("--arch", help="An architecture, as sm_90. Repeatable; default: all."),
+        typer.Option("--arch", help="An architecture, as sm_90. Repeatable."),
     ] = None,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
+    record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
     """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
-    from kgen.verify.compiling import compile_specs
+    from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, compile_specs
 
-    rows = compile_specs(_load(specs), generated, arch or [])
-    columns = ("spec", "kernel", "arch", "registers", "spills", "shared", "limit", "ok", "error")
-    return _judge(rows, columns, "compiled", form)
+    loaded = _load(specs)
+    with terminal.progress_bar() as progress:
+        rows = compile_specs(
+            loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress=progress, record=record
+        )
+    return _judge(rows, COLUMNS, "compiled", form)
 
 
 @verb("verify")
 def verify(
     specs: Specs = None,
     device: Annotated[Device, typer.Option(help="A GPU, or Triton's interpreter.")] = Device.AUTO,
-    jobs: Annotated[int, typer.Option(min=1, help="Kernels at a time.")] = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
-    quick: Annotated[bool, typer.Option("--quick/--full", help="A few cases, or all of them.")] = False,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one case may take.")] = 300.0,
+    quick: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--quick/--full", help="The small cases, or all. Default: full on a GPU."),
+    ] = None,
+    record: Annotated[
+        Optional[bool],  # noqa: UP045
+        typer.Option("--record/--no-record", help="Enter the result in the ledger. Default: on a GPU."),
+    ] = None,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
@@ -201,7 +230,9 @@ def verify(
 
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
-        rows = verify_specs(loaded, generated, device.value, jobs, timeout, quick, progress)
+        rows = verify_specs(
+            loaded, generated, device.value, jobs, timeout, quick=quick, progress=progress, record=record
+        )
     columns = ("spec", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
     return _judge(rows, columns, "right", form)
 
@@ -212,23 +243,25 @@ def bench(
     against: Annotated[str, typer.Option(help="Peers, with commas.")] = "flex,sdpa",
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Sizes, as B=2,HQ=16,SQ=8192,SK=8192."),
+        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
     """Time emitted kernels against their peers, interleaved in one run."""
-    from kgen.bench.running import bench_specs
+    from kgen.bench.running import Shape, bench_specs
 
-    sizes = _parse_shape(shape) if shape else None
+    size = Shape.parse(shape) if shape else None
     peers = [peer.strip() for peer in against.split(",") if peer.strip()]
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
-        rows = bench_specs(loaded, generated, peers, sizes, output, progress)
-    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", "tflops", "ratio"), form)
-    terminal.summary(f"{len(rows)} measured", form)
-    return 0
+        rows = bench_specs(loaded, generated, peers, size, output, progress)
+    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", "tflops", "ratio", "error"), form)
+    failed = [row for row in rows if row["error"]]
+    terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
+    # A peer that cannot run is its own affair.
+    return EXIT_WRONG if any(row["peer"] == "kgen" for row in failed) else 0
 
 
 @verb("explain")
@@ -310,13 +343,3 @@ def _judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format)
     wrong = sum(not row["ok"] for row in rows)
     terminal.summary(f"{len(rows) - wrong} {done}, {wrong} failed", form)
     return EXIT_WRONG if wrong else 0
-
-
-def _parse_shape(text: str) -> dict[str, int]:
-    """`B=2,SQ=8192` as a dict."""
-    try:
-        pairs = [part.split("=") for part in text.split(",")]
-        return {name.strip(): int(value) for name, value in pairs}
-    except ValueError:
-        hint = "write sizes as B=2,HQ=16,SQ=8192,SK=8192"
-        raise KgenError(Diagnostic("usage", f"--shape {text} is not a list of sizes", hint=hint)) from None

@@ -38,6 +38,7 @@ def environment(root: Path) -> Environment:
     )
 
 
+@cache
 def template_texts(env: Environment, name: str) -> dict[str, str]:
     """The text of a template and of everything that it imports, includes or extends, by name."""
     from jinja2.meta import find_referenced_templates

@@ -55,9 +55,16 @@ def listed(directory: Path) -> list[str]:
         return sorted(name for name in manifest.files if Path(name).name == name)
     if not directory.is_dir():
         return []
-    return sorted(entry.name for entry in directory.iterdir() if entry.is_file() and _has_header(entry))
+    return sorted(entry.name for entry in directory.iterdir() if _is_ours(entry))
 
 
-def _has_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        return body_hash(file.read(4096).decode("utf-8", "replace").replace("\r\n", "\n")) is not None
+def _is_ours(path: Path) -> bool:
+    # A name with a dot in front is what another process is writing just now.
+    if path.name.startswith(".") or not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096).decode("utf-8", "replace")
+    except FileNotFoundError:  # Another process has just pruned it.
+        return False
+    return body_hash(start.replace("\r\n", "\n")) is not None

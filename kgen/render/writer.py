@@ -136,7 +136,7 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Mapping[Path, Output],
                     "name-taken",
                     f"the name `{output.name}` belongs to {other}, which makes {directory}",
                     file=str(output.spec),
-                    hint="give the spec another `name`",
+                    hint="give the spec another `name`; if the other one was renamed, render both",
                 )
             )
         if directory.is_symlink():
@@ -170,7 +170,7 @@ def _orphan_changes(directory: Path, made: Mapping[Path, Output]) -> list[Change
     if spec not in made and spec.is_file():
         return []
     why = f"its spec now makes `{made[spec].name}`" if spec in made else f"its spec {spec.name} is gone"
-    old = (directory / MANIFEST).read_bytes()
+    old = _read(directory / MANIFEST)
     return [*_pruned(directory, set(), why), Change(directory / MANIFEST, "pruned", None, old, why)]
 
 
@@ -179,7 +179,7 @@ def _pruned(directory: Path, kept: set[str], why: str) -> Iterator[Change]:
         path = directory / name
         if name in kept or not os.path.lexists(path):
             continue
-        old = path.read_bytes() if path.is_file() else b""
+        old = _read(path) or b""
         if edit := _edit(path, old):
             yield Change(path, "edited", None, old, edit)
         else:
@@ -189,7 +189,7 @@ def _pruned(directory: Path, kept: set[str], why: str) -> Iterator[Change]:
 def _file_change(path: Path, text: str) -> Change:
     if not os.path.lexists(path):
         return Change(path, "new", text, None)
-    old = path.read_bytes() if path.exists() else b""
+    old = _read(path) or b""
     if old == text.encode() and not path.is_symlink():
         return Change(path, "unchanged", text, old)
     if edit := _edit(path, old):
@@ -198,9 +198,17 @@ def _file_change(path: Path, text: str) -> Change:
 
 
 def _manifest_change(path: Path, text: str) -> Change:
-    old = path.read_bytes() if path.is_file() else None
+    old = _read(path)
     state: State = "new" if old is None else "unchanged" if old == text.encode() else "changed"
     return Change(path, state, text, old)
+
+
+def _read(path: Path) -> bytes | None:
+    """What a file holds; None if there is none, or if another process has just pruned it."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _edit(path: Path, old: bytes) -> str | None:
