@@ -72,8 +72,8 @@ def test_an_eager_overflow_is_no_licence():
 def test_what_cancels_is_judged_by_what_cancelled():
     want = torch.zeros(4, 8, dtype=torch.float64)
     noise = torch.full((4, 8), 1e-7)
-    assert check("dq", noise, want, want, Tolerance(1e-6, 1e-5), natural=1.0).ok
-    assert not check("dq", noise * 1e4, want, want, Tolerance(1e-6, 1e-5), natural=1.0).ok
+    assert check("dq", noise, want, want, Tolerance(1e-6, 1e-5), natural=torch.full((4,), 0.5)).ok
+    assert not check("dq", noise * 1e4, want, want, Tolerance(1e-6, 1e-5), natural=torch.full((4,), 0.5)).ok
 
 
 def test_outputs_are_poisoned_and_guarded():

@@ -50,7 +50,7 @@ DEAD = "torch.where(hidden, 0.0, torch.exp(s - torch.where(lse == -torch.inf, 0.
 WRITTEN = "    lse.copy_(weights_lse)\n"
 PAST = "    torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel()).fill_(0.0)\n"
 BETWEEN = "    torch.as_strided(q, (1,), (1,), max(0, q.storage_offset() - 1)).fill_(0.0)\n"
-UNIQUE = '"kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__)'
+DEFINE = "torch.library.define('kgen_test_same::op', '() -> ()')\n"
 
 BUGS = {
     "scale ignored in the gradient of q": ("full_k * scale, dk", "full_k, dk", "backward", "tile"),
@@ -62,9 +62,9 @@ BUGS = {
     "written past the end": (WRITTEN, WRITTEN + PAST, "forward", "tile"),
     "writes next to its input": (WRITTEN, WRITTEN + BETWEEN, "forward", "guarded"),
     "foreign import": ("import torch\n", "import torch\nimport numpy\n", "forward", "imports-alone"),
-    "one operator name for all": (UNIQUE, '"kgen_test_same"', "forward", "imports-twice"),
+    "second import fails": ("import torch\n", "import torch\n" + DEFINE, "forward", "imports-twice"),
     "fake of another shape": ("q.new_empty(q.shape[:3])", "q.new_empty(q.shape[1:3])", "forward", "opcheck"),
-    "unchecked head size": ("t.ndim != 4 or t.shape[3] != 8", "t.ndim != 4", "forward", "misuse"),
+    "unchecked dtype": ("t.dtype != torch.float32 for", "False for", "forward", "misuse"),
 }
 
 

@@ -7,6 +7,7 @@ column of the function table.
 from __future__ import annotations
 
 import keyword
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,7 +68,7 @@ def draw_workload(problem: Problem, batch: int, heads: int, length: int, device:
     group = 1 if problem.gqa == "any" else int(problem.gqa)
     heads_kv = max(1, heads // group)
     heads = heads_kv * group
-    step = problem.q_multiple * problem.kv_multiple
+    step = math.lcm(problem.q_multiple, problem.kv_multiple)
     length = -(-length // step) * step
     dtype = DTYPES[problem.dtype]
 

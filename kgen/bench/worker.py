@@ -89,7 +89,8 @@ def _once(run: Callable[[], Any], device: str, flush: Any) -> float:
 
 def measure(contenders: Sequence[Contender], job: BenchJob) -> None:
     """Fill in the samples: one call of each per round, the order rotating, so that drift hits all alike."""
-    flush = torch.empty(2**28, dtype=torch.uint8, device="cuda") if job.device == "cuda" else None
+    # Far more than L2: zeroing it also takes the GPU long enough to hide how long a launch takes the CPU.
+    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda") if job.device == "cuda" else None
     for contender in contenders:
         _once(contender.run, job.device, flush)
     round_ms = sum(_once(contender.run, job.device, flush) for contender in contenders)

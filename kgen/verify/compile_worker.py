@@ -6,6 +6,7 @@ JOB is a pickled `CompileJob`. Standard output carries a JSON line for each dist
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -65,13 +66,12 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 def variants(problem: Problem) -> Iterator[tuple[str, Inputs]]:
     """The calls that lead to different specialisations: everything divisible by 16, and nothing."""
-    length = 256
-    if problem.q_multiple > 1 or problem.kv_multiple > 1:
-        length = max(length, problem.q_multiple * problem.kv_multiple)
+    step = math.lcm(problem.q_multiple, problem.kv_multiple)
+    length = -(-256 // step) * step
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     even = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
     yield "aligned", draw(problem, even, "cpu")
-    odd = length if problem.q_multiple * problem.kv_multiple > 1 else length - 1
+    odd = length - 1 if step == 1 else length
     yield (
         "strided",
         draw(problem, Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided"), "cpu"),

@@ -62,17 +62,17 @@ def _read(buffer: Any, indices: list[Any], torch: Any) -> Any:
 class Result:
     """What attention gives.
 
-    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key; `seen` [B, HKV,
-    SK], whether any query of the group sees that key; `grads` by name (`q`, `k`, `v` and buffers). `natural`
-    says how large each gradient would be if nothing cancelled: where a gradient cancels to almost nothing,
-    its rounding errors are relative to that.
+    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key; `seen`
+    [B, HKV, SK], whether any query of the group sees that key; `grads` by name (`q`, `k`, `v` and buffers).
+    `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
+    cancels to almost nothing, its rounding errors are relative to that.
     """
 
     out: Tensor
     lse: Tensor
     seen: Tensor
     grads: dict[str, Tensor] = field(default_factory=dict)
-    natural: dict[str, float] = field(default_factory=dict)
+    natural: dict[str, Tensor] = field(default_factory=dict)
 
 
 def attention(
@@ -189,7 +189,8 @@ def _slices(
                 _accumulate(natural, at, {n: sources[n] for n in natural}, [modded], [uncancelled])
             _accumulate(sums, at, sources, [out, lse], cotangents)
 
-    result.natural.update({name: float(total.norm()) for name, total in natural.items()})
+    rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}
+    result.natural.update(rows)
     for name, total in sums.items():
         result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
     return result

@@ -18,7 +18,7 @@ from kgen.verify.toolchain import Progress, describe, pick_device, versions
 if TYPE_CHECKING:
     from kgen.verify.worker import Job
 
-RESTARTS = 3
+RESTARTS = 5
 """How often a pass group may lose its worker before the cases that are left are given up."""
 
 
@@ -98,11 +98,11 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
                     culprit = message["start"]
                 elif message.get("case") in left:
                     left.remove(message["case"])
-                    culprit = left[0] if left else ""
+                    culprit = ""  # whatever happens before the next case starts is nobody's fault
                     yield {"spec": job.problem.name, "pass": job.group, **message}
         except WorkerError as error:
             trouble = str(error)
-        if left and culprit in left:
+        if culprit in left:
             left.remove(culprit)
             yield _lost(job, culprit, trouble)
     for name in left:
