@@ -74,7 +74,7 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
         bias=tree(_times(log2e, bias)) if bias != 0 else None,
         row_rest=tree(row_rest) if row_rest != 0 else None,
         positive=positive,
-        finite=bias == 0 and not _may_overflow(expr),
+        finite=not _may_be_infinite(expr, algebra),
     )
 
 
@@ -125,8 +125,12 @@ def _times(factor: Any, expr: Any) -> Any:
     return factor * expr
 
 
-def _may_overflow(expr: Any) -> bool:
-    """Whether a value may be infinite although the score is finite: it reads a buffer or names `inf`."""
+def _may_be_infinite(expr: Any, algebra: Algebra) -> bool:
+    """Whether a logit may be -inf although `score` is finite: `inf` is named, or a buffer is read for each key.
+
+    What is read for a whole row is finite by contract: -inf there would be a mask, and masks are `mask_mod`'s.
+    """
+    kv = algebra.symbol(KV_IDX)
     return expr.has(sp.Symbol("inf", real=True)) or any(
-        type(f).__name__.startswith("read_") for f in expr.atoms(sp.Function)
+        type(f).__name__.startswith("read_") and f.has(kv) for f in expr.atoms(sp.Function)
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from kgen.expr.algebra import Algebra
+from kgen.expr.algebra import LOG2E, Algebra, call
 from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
@@ -257,7 +257,8 @@ class _Planner:
         if form.bias is not None:
             roots["bias"] = (form.bias, TILE)
         if form.row_rest is not None:
-            roots["row_rest"] = (form.row_rest, q_place)
+            # The kernels keep the log-sum-exp in base 2.
+            roots["row_rest"] = (call("mul", LOG2E, form.row_rest), q_place)
         if not is_one(dscore[1]):
             roots["dscore"] = (dscore[1], TILE)
         for gradient in gradients:

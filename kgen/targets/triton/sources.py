@@ -142,7 +142,6 @@ class _Context:
             "outer_v": [self._load(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
             "vector_load": f"{row_guard}, other=0.0" if row_guard else "",
-            "vector_load_lse": f'{row_guard}, other=float("-inf")' if row_guard else "",
             "row_rest": self._row_rest(loop, printer, "+") if forward else "",
         }
         for x in streamed:
@@ -184,7 +183,7 @@ class _Context:
             "logits": logits,
             "scaled": scaled,
             "dead_rows": loop.masked or not plan.form.finite,
-            "lse_log2": self._lse_log2(loop, printer),
+            "lse_lines": self._lse_lines(loop, printer),
         }
 
     def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
@@ -276,7 +275,6 @@ class _Context:
             "k_loads": [self._load(c, kv_guard) for c in plan.qk_chunks],
             "v_loads": [replace(self._load(c, kv_guard), do_guard=self._load(c, q_guard).guard) for c in plan.v_chunks],
             "vector_load": f"{rows}, other=0.0" if rows else "",
-            "vector_load_lse": f'{rows}, other=float("-inf")' if rows else "",
             "gradient_lines": [*lines, f"{name} += {part}{factor}"],
             "address": printer.address(name, tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed), ("q", "kv"))
             .replace("outer_b", "outer" if present == ["b"] else "outer // HQ")
@@ -361,7 +359,7 @@ class _Context:
         names += [f"stride_{letter[x]}{d}" for x in streamed for d in "sd"]
         body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
         body.append(fields["scaled"])
-        body += [fields["lse_log2"], fields["vector_load"]] if outer == "kv_idx" else []
+        body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
         used = set(re.findall(r"\w+", "\n".join(body)))
         outside = [line.partition(" = ")[0] for line in before]
         candidates = ["b", "h", outer, "q_start", *outside, *self.problem, *_pointer_names(fields.get("gradient_params", ""))]
@@ -388,9 +386,14 @@ class _Context:
         rest = loop.program.results.get("row_rest")
         return "" if rest is None else f" {sign} {printer.own(rest, MUL)}"
 
-    def _lse_log2(self, loop: TileLoop, printer: Printer) -> str:
+    def _lse_lines(self, loop: TileLoop, printer: Printer) -> list[str]:
+        """What turns the stored log-sum-exp into the one of the loop's logits."""
         rest = self._row_rest(loop, printer, "-")
-        return f"(lse{rest}) * LOG2E" if rest else "lse * LOG2E"
+        lines = [f"lse = lse{rest}"] if rest else []
+        if not self.plan.form.finite:
+            # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
+            lines.append('lse = tl.where(lse == float("-inf"), float("inf"), lse)')
+        return lines
 
     def _scalar(self, node: Node, printer: Printer) -> str:
         """A number of one (b, h), printed in full where it is used once, after a loop."""
