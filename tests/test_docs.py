@@ -1,0 +1,246 @@
+"""What README and docs say holds: tables and excerpts are made from the code, links resolve, nothing is left
+out.
+
+KGEN_UPDATE_GOLDEN=1 writes the generated parts anew, between `<!-- name -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from kgen.cli import app
+from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
+from kgen.expr import parse
+from kgen.expr.functions import TABLE, TypeRuleError
+from kgen.expr.nodes import Type
+from kgen.spec.attention import ELEMENTS, SIZES, AttentionSpec, Buffer, ParamSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+LANGUAGE = ROOT / "docs/specs.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+STOCK = sorted((ROOT / "specs").glob("*.yaml"))
+
+PART = re.compile(r"<!-- (spec|loop|specs|functions)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
+
+
+# --- parts that are made from something else ------------------------
+
+
+def spec_text(path: str) -> str:
+    return f"```yaml\n{(ROOT / path).read_text(encoding='utf-8')}```\n"
+
+
+def forward_loop(path: str) -> str:
+    """The loop over KV tiles of an emitted file, as it stands there."""
+    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
+    start = lines.index("def _forward_tiles(")
+    first = next(i for i in range(start, len(lines)) if lines[i].startswith("    for "))
+    last = next(i for i in range(first, len(lines)) if lines[i].startswith("    return "))
+    body = "\n".join(line[4:] for line in lines[first:last])
+    return f"```python\n{body}\n```\n"
+
+
+def spec_table() -> str:
+    rows = ["| spec | what it is |", "|---|---|"]
+    for path in STOCK:
+        summary = YAML(typ="safe").load(path)["summary"]
+        rows.append(f"| [`{path.stem}`](specs/{path.name}) | {summary} |")
+    return "\n".join(rows) + "\n"
+
+
+def function_table() -> str:
+    rows = ["| written | of | gives | derivative in each operand | approximated by `fast_math` |"]
+    rows.append("|---|---|---|---|---|")
+    for row in TABLE.values():
+        takes, gives = signature(row.name)
+        written = row.spelled["python"].form.format("x", "y", "z")
+        if row.arity[1] is None:
+            written = written.replace(")", ", ...)")
+        cells = (f"`{written}`", takes, gives, derivatives(row.name), "yes" if row.fast else "")
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def signature(name: str) -> tuple[str, str]:
+    """What a row takes and gives, found by asking its type rule."""
+    row = TABLE[name]
+    head = (Type.BOOL,) if name == "where" else ()
+    found = {}
+    for type_ in Type:
+        try:
+            found[type_] = row.typed((*head, *[type_] * (row.arity[0] - len(head))))
+        except TypeRuleError:
+            continue
+    words = {Type.INT: "integers", Type.FLOAT: "reals", Type.BOOL: "truth values"}
+    takes = " or ".join(words[type_] for type_ in found)
+    if set(found) == {Type.INT, Type.FLOAT}:
+        takes = "numbers"
+    elif len(found) == len(Type):
+        takes = "numbers or truth values"
+    if head:
+        takes = f"a truth value, then {takes}"
+    results = set(found.values())
+    gives = (
+        "what it takes"
+        if len(results) > 1
+        else {Type.INT: "integer", Type.FLOAT: "real", Type.BOOL: "truth value"}[results.pop()]
+    )
+    return takes, gives
+
+
+class Algebra:
+    """Operands of a derivative that write down what is done to them."""
+
+    def __init__(self, text: str, atom: bool = True) -> None:
+        self.text, self.atom = text, atom
+
+    def __str__(self) -> str:
+        return self.text if self.atom else f"({self.text})"
+
+    def _joined(self, sign: str, other: object, swapped: bool = False) -> Algebra:
+        left, right = (other, self) if swapped else (self, other)
+        return Algebra(f"{left} {sign} {right}", atom=False)
+
+    def __add__(self, other: object) -> Algebra:
+        return self._joined("+", other)
+
+    def __sub__(self, other: object) -> Algebra:
+        return self._joined("-", other)
+
+    def __rsub__(self, other: object) -> Algebra:
+        return self._joined("-", other, swapped=True)
+
+    def __mul__(self, other: object) -> Algebra:
+        return self._joined("*", other)
+
+    def __truediv__(self, other: object) -> Algebra:
+        return self._joined("/", other)
+
+    def __rtruediv__(self, other: object) -> Algebra:
+        return self._joined("/", other, swapped=True)
+
+    def __pow__(self, other: object) -> Algebra:
+        return Algebra(f"{self}**{other}")
+
+    def __neg__(self) -> Algebra:
+        return Algebra(f"-{self}")
+
+
+COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+
+
+def derivatives(name: str) -> str:
+    row = TABLE[name]
+    if row.derivative is None:
+        return "flat"
+
+    def applied(fn: str, *operands: object) -> Algebra:
+        texts = [o.text if isinstance(o, Algebra) else str(o) for o in operands]
+        if fn in COMPARED:
+            return Algebra(f"{texts[0]} {COMPARED[fn]} {texts[1]}", atom=False)
+        return Algebra(f"{fn}({', '.join(texts)})")
+
+    partials = row.derivative(applied, *[Algebra(x) for x in "xyz"[: row.arity[0]]])
+    texts = ["none" if p is None else f"`{p.text if isinstance(p, Algebra) else p}`" for p in partials]
+    return ", ".join(texts)
+
+
+MAKERS = {
+    "spec": spec_text,
+    "loop": forward_loop,
+    "specs": lambda _: spec_table(),
+    "functions": lambda _: function_table(),
+}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_generated_parts_are_current(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    def made(part: re.Match[str]) -> str:
+        name, argument, _ = part.groups()
+        mark = name + (f": {argument}" if argument else "")
+        return f"<!-- {mark} -->\n{MAKERS[name](argument)}<!-- end -->\n"
+
+    wanted = PART.sub(made, text)
+    if os.environ.get("KGEN_UPDATE_GOLDEN") == "1" and wanted != text:
+        page.write_text(wanted, encoding="utf-8")
+        text = wanted
+    assert text == wanted
+
+
+def test_parts_are_there() -> None:
+    parts = {
+        part[1] for page in (README, LANGUAGE) for part in PART.finditer(page.read_text(encoding="utf-8"))
+    }
+    assert parts == set(MAKERS)
+
+
+# --- claims ------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_relative_links_resolve(page: Path) -> None:
+    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if not re.match(r"[a-z]+:|#", target):
+            assert (page.parent / target.partition("#")[0]).exists(), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_named_files_exist(page: Path) -> None:
+    folders = r"(?:kgen|templates|tests|docs|specs|scripts|\.ci)"
+    for name in re.findall(rf"`({folders}/[\w./-]+)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_verb_is_listed() -> None:
+    verbs = {command.name for command in app.registered_commands}
+    listed = set(re.findall(r"^\| `kgen (\w+)` \|", README.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert listed == verbs
+
+
+def test_exit_codes_are_listed() -> None:
+    listed = {
+        int(code)
+        for code in re.findall(r"^\| (\d+) \|", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }
+    assert listed == {0, EXIT_WRONG, EXIT_USAGE, EXIT_MISSING, EXIT_BUG}
+
+
+@pytest.mark.parametrize("model", [AttentionSpec, Buffer, ParamSpec], ids=lambda model: model.__name__)
+def test_every_field_is_described(model: type[AttentionSpec | Buffer | ParamSpec]) -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*)", LANGUAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert set(model.model_fields) <= set(rows)
+
+
+def test_names_and_limits_of_the_language() -> None:
+    text = LANGUAGE.read_text(encoding="utf-8")
+    assert all(f"`{name}`" in text for name in (*SIZES, *ELEMENTS))
+    for number in (parse.MAX_LENGTH, parse.MAX_NODES, parse.MAX_DEPTH):
+        assert f"{number:,}" in text
+
+
+def test_first_example_renders(tmp_path: Path) -> None:
+    example = re.search(
+        r"^```yaml\n(kernel: .*?)^```", LANGUAGE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
+    assert example is not None
+    path = tmp_path / "example.yaml"
+    path.write_text(example[1], encoding="utf-8")
+    command = [sys.executable, "-m", "kgen", "render", "--stdout", str(path)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "def causal_alibi(q, k, v, *, slopes" in run.stdout
+
+
+def test_scripts_that_are_named_can_be_run() -> None:
+    for name in ("scripts/setup", "scripts/quickstart", "scripts/test", ".ci/run"):
+        assert os.access(ROOT / name, os.X_OK), name
