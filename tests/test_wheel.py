@@ -1,0 +1,54 @@
+"""The wheel carries templates and specs, and renders with them what the repository renders."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytest.importorskip("hatchling", reason="the wheel is built with hatchling, which is part of the dev extra")
+
+
+def run(code: str, folder: Path, path: Path | None = None) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(path or "")}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing in it but what the wheel holds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(f"from hatchling.build import build_wheel; build_wheel({str(folder)!r})", ROOT)
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "installed")
+    return folder / "installed"
+
+
+def test_wheel_holds_templates_specs_and_licence(installed: Path) -> None:
+    for kind, ending in (("templates", "j2"), ("specs", "yaml")):
+        ours = {p.relative_to(ROOT / kind): p.read_bytes() for p in (ROOT / kind).rglob(f"*.{ending}")}
+        theirs = installed / "kgen/_data" / kind
+        assert {p.relative_to(theirs): p.read_bytes() for p in theirs.rglob("*") if p.is_file()} == ours
+    assert [p.name for p in installed.glob("*.dist-info/licenses/*")] == ["LICENSE"]
+
+
+def test_wheel_renders_the_same(installed: Path, tmp_path: Path) -> None:
+    root = run(
+        "from kgen.render.environment import template_root; print(template_root())", tmp_path, installed
+    )
+    assert Path(root.strip()) == installed / "kgen/_data/templates"
+    spec = installed / "kgen/_data/specs/causal_alibi.yaml"
+    code = f"import sys; sys.argv[1:] = ['render', {str(spec)!r}]; from kgen.cli import main; main()"
+    run(code, tmp_path, installed)
+    emitted = tmp_path / "generated/causal_alibi/triton.py"
+    assert emitted.read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
