@@ -92,6 +92,15 @@ class TileLoop:
     """What dq or dk is multiplied by after the loop, besides the softmax scale."""
     gradients: tuple[ReadGradient, ...] = ()
 
+    @property
+    def rotated(self) -> bool:
+        """Whether programs begin at different tiles of the inner index.
+
+        Where every program's range starts at the same position, all of them would read the same tile at the same time; a range
+        that moves with the outer tile spreads the reads by itself.
+        """
+        return all(not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans)
+
 
 @dataclass(frozen=True)
 class AttentionPlan:
