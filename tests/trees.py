@@ -83,7 +83,7 @@ def draw_env(seed: int, sq: int, sk: int, heads: int = 2, batches: int = 2) -> d
     make = torch.Generator().manual_seed(seed)
 
     def real(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=make, dtype=torch.float64)
+        return torch.randn(shape, generator=make, dtype=torch.float64)
 
     def whole(low: int, high: int, *shape: int) -> torch.Tensor:
         return torch.randint(low, high + 1, shape, generator=make)

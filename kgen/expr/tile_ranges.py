@@ -24,6 +24,7 @@ from functools import reduce
 from itertools import product
 
 from kgen.expr.algebra import Algebra, call
+from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import conjuncts, disjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
 
@@ -132,6 +133,8 @@ class RangeFinder:
         linear = _linear(left, x)
         if linear is not None:
             slope, rest = linear
+            if slope == 0:  # kv_idx - kv_idx
+                return self._constant(call("sub", rest, right) if upper else call("sub", right, rest))
             bounds = self._bounds(call("sub", right, rest))
             if bounds is None:
                 return _UNKNOWN
@@ -212,6 +215,9 @@ class RangeFinder:
         whole = _meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
+        # Kernels go on from `full_hi` to `hi`: it has to be a position even where no row of the tile allows any.
+        if not self._is_not_negative(full_hi):
+            full_hi = call("max", full_hi, _ZERO)
         return Span(lo, hi, full_lo, full_hi, has_full=whole.full is not None)
 
     def _positions(self, bounds: tuple[Node | None, Node | None]) -> tuple[Node, Node]:
@@ -225,6 +231,18 @@ class RangeFinder:
         if hi != size and not (isinstance(hi, Call) and hi.fn == "where"):
             hi = call("min", hi, size)
         return lo, hi
+
+    def _is_not_negative(self, node: Node) -> bool:
+        """Whether a bound is at least 0 in every tile."""
+        if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
+            return True
+        if isinstance(node, Call) and node.fn in ("min", "max", "where"):
+            checked = [self._is_not_negative(a) for a in node.args[-2:]]
+            return any(checked) if node.fn == "max" else all(checked)
+        sizes = frozenset({self.inner.size.name, self.outer.size.name}) | self.positive
+        last = {self.outer.size.name: 1, "": -1}
+        ranges = IndexRanges({self.outer.start.name: last, self.outer.last.name: last}, sizes)
+        return ranges.not_negative(node)
 
     def _tidy(self, node: Node) -> Node:
         """Like terms collected."""
