@@ -74,6 +74,8 @@ def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
         searched[name] = torch.searchsorted(row.contiguous(), value.contiguous())
         return Var(name, INT)
 
+    # Python numbers would become float32.
+    env = {n: torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v for n, v in env.items()}
     node = transform(node, search)
     return reference.evaluate(node, {**env, **searched}, torch)
 

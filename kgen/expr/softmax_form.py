@@ -25,7 +25,7 @@ from typing import Any
 import sympy as sp
 
 from kgen.expr.algebra import LOG2E, Algebra
-from kgen.expr.nodes import Node, Type, Var
+from kgen.expr.nodes import Call, Node, Read, Type, Var, children, variables
 
 QK = Var("qk", Type.FLOAT)
 SCALE = Var("scale", Type.FLOAT)
@@ -33,6 +33,7 @@ Q_IDX = Var("q_idx", Type.INT)
 KV_IDX = Var("kv_idx", Type.INT)
 Q_START = Var("q_start", Type.INT)
 SCORE = Var("score", Type.FLOAT)
+INF = Var("inf", Type.FLOAT)
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,15 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
         bias=tree(_times(log2e, bias)) if bias != 0 else None,
         row_rest=tree(row_rest) if row_rest != 0 else None,
         positive=positive,
-        finite=bias == 0 and not _may_overflow(expr),
+        finite=bias == 0 and not _may_be_infinite(score_mod, algebra),
     )
 
 
 def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     """Split what is added to the score into what the loop adds and what only the log-sum-exp sees."""
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
+    if bias.has(algebra.symbol(INF)):
+        return bias, sp.Integer(0)  # minus infinity on a whole row hides it, and softmax does see that
     if not bias.has(kv):
         return sp.Integer(0), bias
     # Separable as the user wrote it: keep that form, at the tile's first row.
@@ -125,8 +128,15 @@ def _times(factor: Any, expr: Any) -> Any:
     return factor * expr
 
 
-def _may_overflow(expr: Any) -> bool:
-    """Whether a value may be infinite although the score is finite: it reads a buffer or names `inf`."""
-    return expr.has(sp.Symbol("inf", real=True)) or any(
-        type(f).__name__.startswith("read_") for f in expr.atoms(sp.Function)
-    )
+def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
+    """Whether a value may be infinite although the score is finite."""
+    if isinstance(node, Read) or node == INF:
+        return True
+    if isinstance(node, Call):
+        if node.fn in ("log", "log2", "rsqrt"):
+            return True
+        if node.fn in ("exp", "exp2") and SCORE.name in variables(node):
+            return True
+        if node.fn == "div" and not algebra.to_sympy(node.args[1]).is_nonzero:
+            return True
+    return any(_may_be_infinite(child, algebra) for child in children(node))
