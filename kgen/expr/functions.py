@@ -296,8 +296,9 @@ _ROWS = [
         lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
         lambda f, x, lo, hi: (
             f("where", f("lt", x, lo), 0, f("where", f("gt", x, hi), 0, 1)),
-            f("where", f("lt", x, lo), 1, 0),
-            f("where", f("gt", x, hi), 1, 0),
+            # Where `lo` is above `hi`, the value is `hi`.
+            f("where", f("and", f("lt", x, lo), f("le", lo, hi)), 1, 0),
+            f("where", f("gt", f("max", x, lo), hi), 1, 0),
         ),
         typed=_arithmetic,
         arity=(3, 3),
