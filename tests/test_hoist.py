@@ -123,6 +123,19 @@ def test_scalars_of_a_product_are_multiplied_once() -> None:
     assert program.places[product.args[0].name] == COLUMN
 
 
+def test_scores_are_not_divided_one_by_one() -> None:
+    program = hoist({"core": (score("tanh(score * gain / cap)"), TILE)}, FORWARD)
+    core = program.results["core"]
+    assert not [n for n in walk(core) if isinstance(n, Call) and n.fn == "div"]
+    assert [b.place for b in program.bindings] == [OUTSIDE]
+
+
+def test_positions_are_divided_exactly() -> None:
+    """6 * (1 / 3) may come out below 2, and its floor would be 1."""
+    tree = score("floor(kv_idx / 3)")
+    assert hoist({"r": (tree, COLUMN)}, FORWARD).results["r"] == tree
+
+
 def test_what_is_used_twice_is_computed_once() -> None:
     tree = mask("abs(q_idx - kv_idx) < window and abs(q_idx - kv_idx) > 1")
     program = hoist({"mask": (tree, TILE)}, FORWARD)

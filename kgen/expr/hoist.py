@@ -17,6 +17,9 @@ from kgen.expr.algebra import call
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
 
 
+_SCORES = frozenset({"qk", "score"})
+
+
 @dataclass(frozen=True, order=True)
 class Place:
     """`axes` of the tile that a value varies over (a subset of `("q", "kv")`), and whether it changes `in_loop`."""
@@ -101,6 +104,11 @@ def regroup(node: Node, places: Mapping[str, Place]) -> Node:
 
 
 def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
+    if isinstance(node, Call) and node.fn == "div":
+        dividend, divisor = node.args
+        # One division further out, one multiplication here. Only of scores: `floor(kv_idx / 3)` would see the rounding.
+        if variables(dividend) & _SCORES and place_of(divisor, places) < place_of(dividend, places):
+            node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
         return node
     plus, minus = _chain(node, "add" if node.fn == "sub" else node.fn)

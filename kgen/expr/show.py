@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kgen.expr.functions import ATOM, TABLE, UNARY
 from kgen.expr.nodes import Const, Node, Read, Var
+from kgen.expr.tile_ranges import FIRST_AT_LEAST
 
 
 def show(node: Node, context: int = 0) -> str:
@@ -18,10 +19,15 @@ def _form(node: Node) -> tuple[str, int]:
         return text, UNARY if text.startswith("-") else ATOM
     if isinstance(node, Var):
         return node.name, ATOM
+    if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
+        buffer, *_ = node.buffer.split(FIRST_AT_LEAST)
+        *leading, value = map(show, node.indices)
+        row = f"{buffer}[{', '.join(leading)}]" if leading else buffer
+        return f"first_at_least({row}, {value})", ATOM
     if isinstance(node, Read):
         return f"{node.buffer}[{', '.join(map(show, node.indices))}]", ATOM
     spelling = TABLE[node.fn].spelled["python"]
     # The right operand of an operator is bracketed at equal strength: a - (b - c).
     is_infix = spelling.binds != ATOM
-    operands = [show(a, spelling.operand + (is_infix and i > 0)) for i, a in enumerate(node.args)]
+    operands = [show(a, spelling.operand + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
     return spelling.form.format(*operands), spelling.binds
