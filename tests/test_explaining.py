@@ -1,6 +1,7 @@
 """`kgen explain` for four specs, word for word.
 
-After a change that is meant: `kgen explain specs/NAME.yaml`, without the sizes of tiles, goes into `explained/NAME.txt`.
+After a change that is meant: `kgen explain specs/NAME.yaml`, without the sizes of tiles, goes into
+`explained/NAME.txt`.
 """
 
 from __future__ import annotations

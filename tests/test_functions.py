@@ -16,7 +16,7 @@ import jinja2
 import pytest
 import sympy as sp
 import torch
-from trees import BOOL, FLOAT, INT
+from trees import BOOL, FLOAT, INT, words
 
 from kgen.expr.algebra import Algebra, apply
 from kgen.expr.algebra import call as typed_call
@@ -32,7 +32,7 @@ from kgen.verify.reference import evaluate
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(TABLE)
 ARITHMETIC = {"add", "sub", "mul", "neg", "min", "max", "abs", "clamp"}
-REAL = set("div exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float".split())
+REAL = set(words("div exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float"))
 INTEGRAL = {"floordiv", "mod"}
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 LOGICAL = {"and", "or", "not"}
@@ -74,7 +74,7 @@ def test_types(name: str) -> None:
             assert TABLE[name].typed(types) is expected
 
 
-# --- points at which everything is smooth and defined --------------------------------------------------------------
+# --- points at which everything is smooth and defined ------------------------
 
 POINTS = 64
 
@@ -158,7 +158,9 @@ def test_reference_is_what_python_computes(name: str) -> None:
     for types in typings(name):
         values = operands(name, types)
         got = reference(name, types, values)
-        assert {torch.int64: INT, torch.float64: FLOAT, torch.bool: BOOL}[got.dtype] is TABLE[name].typed(types)
+        assert {torch.int64: INT, torch.float64: FLOAT, torch.bool: BOOL}[got.dtype] is TABLE[name].typed(
+            types
+        )
         want = [PYTHON[name](*(v[i].item() for v in values)) for i in range(POINTS)]
         torch.testing.assert_close(got, torch.tensor(want, dtype=got.dtype), rtol=1e-12, atol=1e-12)
 
@@ -193,7 +195,7 @@ def test_torch_spelling(name: str) -> None:
         torch.testing.assert_close(got.to(want.dtype), want, rtol=1e-5, atol=1e-5)
 
 
-# --- derivatives ----------------------------------------------------------------------------------------------------
+# --- derivatives ------------------------
 
 
 def partials(name: str, types: tuple[Type, ...]) -> list[Node | None]:
@@ -241,7 +243,7 @@ def test_without_a_derivative_a_row_is_flat(name: str) -> None:
             assert torch.equal(at(node, values), at(node, nearby))
 
 
-# --- the kernels' spelling ------------------------------------------------------------------------------------------
+# --- the kernels' spelling ------------------------
 
 
 # Triton's own functions take no integers: who prints `log2(kv_idx)` converts the operand.
@@ -249,17 +251,26 @@ INTEGERS = [(name, (INT,)) for name in sorted(REAL - {"div", "float"})]
 
 
 def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
-    """One kernel that computes every row for every typing, in float32 and int32, each result as a row of `out`."""
+    """One kernel that computes every row for every typing, in float32 and int32, each result as a row of
+    `out`."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((ROOT / "templates/triton/_helpers.j2").read_text(encoding="utf-8"))
-    needed = {s.helper for row in TABLE.values() for s in (row.spelled["triton"], *row.fast.values()) if s.helper}
+    needed = {
+        s.helper for row in TABLE.values() for s in (row.spelled["triton"], *row.fast.values()) if s.helper
+    }
     helpers = template.render(helpers=dict.fromkeys(needed | {"first_at_least"}, True))
     cases = [(name, types) for name in NAMES for types in typings(name) if (name, types) not in INTEGERS]
     body = []
     for row, (name, types) in enumerate(cases):
         for i, (variable, type_) in enumerate(zip("xyz", types, strict=False)):
             body.append(f"{variable} = tl.load(in_ptr + ({3 * row + i}) * N + i)")
-            body.append({FLOAT: "", INT: f"{variable} = {variable}.to(tl.int32)", BOOL: f"{variable} = {variable} != 0"}[type_])
+            body.append(
+                {
+                    FLOAT: "",
+                    INT: f"{variable} = {variable}.to(tl.int32)",
+                    BOOL: f"{variable} = {variable} != 0",
+                }[type_]
+            )
         spelling = TABLE[name].spelled["triton"].form.format(*"xyz"[: len(types)])
         body.append(f"tl.store(out_ptr + {row} * N + i, ({spelling}).to(tl.float32))")
     lines = "\n".join(f"    {line}" for line in ("i = tl.arange(0, N)", *body) if line)
@@ -286,15 +297,24 @@ def test_triton_spelling(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     run = subprocess.run(
-        [sys.executable, program.name], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200
+        [sys.executable, program.name],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     out = torch.tensor(json.loads((tmp_path / "out.json").read_text()), dtype=torch.float64)
     for (name, types), got, want in zip(cases, out, wanted, strict=True):
-        torch.testing.assert_close(got, want, rtol=3e-6, atol=3e-6, msg=lambda m, c=(name, types): f"{c}: {m}")
+        torch.testing.assert_close(
+            got, want, rtol=3e-6, atol=3e-6, msg=lambda m, c=(name, types): f"{c}: {m}"
+        )
 
 
-@pytest.mark.xfail(strict=True, reason="the printer leaves `log2(kv_idx + 1)` as it is: Triton refuses integers")
+@pytest.mark.xfail(
+    strict=True, reason="the printer leaves `log2(kv_idx + 1)` as it is: Triton refuses integers"
+)
 def test_printed_operands_of_real_functions_are_real() -> None:
     printer = Printer(hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), fast_math=False)
     for name, types in INTEGERS:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_tile_ranges import MASKS
-from trees import bounded, draw_env, evaluate, grid, mask
+from trees import bounded, draw_env, evaluate, grid, mask, words
 
 from kgen.expr.mask_form import FALSE, TRUE, all_of, any_of, conjuncts, disjuncts, normalize
 from kgen.expr.nodes import Call, Node, walk
@@ -26,9 +26,9 @@ def matrix(tree: Node, env: dict[str, Any]) -> torch.Tensor:
 # Comparisons of reals, some of which are NaN: `columns` holds one.
 REALS = st.builds(
     "({} {} {})".format,
-    st.sampled_from("columns[kv_idx] abs(columns[kv_idx]) gain".split()),
-    st.sampled_from("< <= > >= == !=".split()),
-    st.sampled_from("rows[q_idx] 0.5 gain abs(gain)".split()),
+    st.sampled_from(words("columns[kv_idx] abs(columns[kv_idx]) gain")),
+    st.sampled_from(words("< <= > >= == !=")),
+    st.sampled_from(words("rows[q_idx] 0.5 gain abs(gain)")),
 )
 MIXED = st.recursive(
     MASKS | REALS,

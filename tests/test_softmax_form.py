@@ -1,4 +1,4 @@
-"""The form that the loop computes is the user's score_mod: what was folded, dropped and peeled adds up again."""
+"""The form that the loop computes is the user's score_mod: its parts add up again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trees import POSITIVE, bounded, draw_env, evaluate, score
+from trees import POSITIVE, bounded, draw_env, evaluate, score, words
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.nodes import Const, Node, Type, reads, variables
@@ -23,7 +23,7 @@ def form_of(text: str) -> SoftmaxForm:
 
 
 def points(seed: int) -> dict[str, Any]:
-    """Every pair of positions with scores of all sizes; `q_start` is the first row of the tile that a row is in."""
+    """Every pair of positions with scores of all sizes; `q_start` begins the tile of a row."""
     make = torch.Generator().manual_seed(seed)
     q = torch.arange(SQ)[:, None]
     qk = torch.randn((SQ, SK), generator=make, dtype=torch.float64) * torch.logspace(-2, 1.5, SK)
@@ -37,19 +37,26 @@ def points(seed: int) -> dict[str, Any]:
     }
 
 
-SCALARS = "slopes[h] gain cap 2.0 0.5 (-1.5) exp2(-8*(h+1)/HQ) 3 (gain+1.0) HQ sqrt(cap)".split()
+SCALARS = words("slopes[h] gain cap 2.0 0.5 (-1.5) exp2(-8*(h+1)/HQ) 3 (gain+1.0) HQ sqrt(cap)")
 SCORES = st.sampled_from(
-    "score score score -score cap*tanh(score/cap) score*score abs(score) sigmoid(score) min(score,2.0) floor(score) "
-    "where(kv_idx<3,score,0.5*score) where(score>0,score,gain*score) (score+1.0)*2.0 score/(1.0+abs(score)) "
-    "tanh(score)*gain clamp(score,-cap,cap) max(score,columns[kv_idx]) score*columns[kv_idx] score*rows[q_idx] "
-    "exp(-abs(score)) score/cap sin(score+1) 30*tanh(score/30)".split()
+    words(
+        "score score score -score cap*tanh(score/cap) score*score abs(score) sigmoid(score) "
+        "min(score,2.0) floor(score) where(kv_idx<3,score,0.5*score) where(score>0,score,gain*score) "
+        "(score+1.0)*2.0 score/(1.0+abs(score)) tanh(score)*gain clamp(score,-cap,cap) "
+        "max(score,columns[kv_idx]) score*columns[kv_idx] score*rows[q_idx] exp(-abs(score)) score/cap "
+        "sin(score+1) 30*tanh(score/30)"
+    )
 )
 BIASES = st.sampled_from(
-    "slopes[h]*(kv_idx-q_idx) -slopes[h]*(q_idx-kv_idx) slopes[h]*kv_idx-slopes[h]*q_idx -abs(q_idx-kv_idx)*slopes[h] "
-    "exp2(-8*(h+1)/HQ)*(kv_idx-q_idx) (kv_idx-q_idx)*0.25 bias[h,q_idx,kv_idx] rows[q_idx] columns[kv_idx] "
-    "rows[q_idx]*columns[kv_idx] rows[q_idx]+columns[kv_idx] q_idx*kv_idx*0.1 where(kv_idx>q_idx,1.5,-0.5) gain 1.0 "
-    "(kv_idx-q_idx)*(kv_idx+q_idx)*gain table[h,min(abs(q_idx-kv_idx),4)] (q_idx//2)*gain float(kv_idx%3) "
-    "(kv_idx-q_idx)**2*slopes[h] log2(kv_idx+1.0) q_idx h*0.5 tanh(rows[q_idx]) (kv_idx-q_idx)/cap".split()
+    words(
+        "slopes[h]*(kv_idx-q_idx) -slopes[h]*(q_idx-kv_idx) slopes[h]*kv_idx-slopes[h]*q_idx "
+        "-abs(q_idx-kv_idx)*slopes[h] exp2(-8*(h+1)/HQ)*(kv_idx-q_idx) (kv_idx-q_idx)*0.25 "
+        "bias[h,q_idx,kv_idx] rows[q_idx] columns[kv_idx] rows[q_idx]*columns[kv_idx] "
+        "rows[q_idx]+columns[kv_idx] q_idx*kv_idx*0.1 where(kv_idx>q_idx,1.5,-0.5) gain 1.0 "
+        "(kv_idx-q_idx)*(kv_idx+q_idx)*gain table[h,min(abs(q_idx-kv_idx),4)] (q_idx//2)*gain "
+        "float(kv_idx%3) (kv_idx-q_idx)**2*slopes[h] log2(kv_idx+1.0) q_idx h*0.5 tanh(rows[q_idx]) "
+        "(kv_idx-q_idx)/cap"
+    )
 )
 
 
@@ -134,7 +141,9 @@ def test_the_column_stays_small_near_the_diagonal(text: str) -> None:
     assert abs(float(near)) < 10
 
 
-@pytest.mark.parametrize("text", ["score + gain", "score + rows[q_idx]", "score - tanh(rows[q_idx]) * h + q_idx"])
+@pytest.mark.parametrize(
+    "text", ["score + gain", "score + rows[q_idx]", "score - tanh(rows[q_idx]) * h + q_idx"]
+)
 def test_what_a_whole_row_shares_is_dropped(text: str) -> None:
     form = form_of(text)
     assert form.bias is None

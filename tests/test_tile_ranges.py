@@ -1,4 +1,5 @@
-"""Tile ranges against brute force: nothing allowed is skipped, nothing forbidden goes unmasked, no tile comes twice."""
+"""Tile ranges against brute force: nothing allowed is skipped, nothing forbidden goes unmasked, no tile comes
+twice."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask
+from trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask, words
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.nodes import Const, Node, Type, Var, walk
@@ -50,7 +51,8 @@ def truncated(a: int, b: int) -> int:
 
 
 def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -> list[tuple[int, bool]]:
-    """The tiles that a kernel visits, by first position, and whether it masks them: what the loops of emitted files do."""
+    """The tiles that a kernel visits, by first position, and whether it masks them: what the loops of emitted
+    files do."""
     visited: list[tuple[int, bool]] = []
     done = 0
     for i, (span, (span_lo, hi, full_lo, full_hi)) in enumerate(zip(spans, bounds, strict=True)):
@@ -61,7 +63,8 @@ def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -
         else:
             full_lo = max(truncated(full_lo + block - 1, block) * block, lo)
             full_hi = truncated(full_hi, block) * block
-            # From the start on, the first loop is left out, and so is the question which of two bounds is larger.
+            # From the start on, the first loop is left out, and so is the question which of two bounds is
+            # larger.
             from_start = i == 0 and span.full_lo == span.lo == ZERO
             tail = full_hi if from_start else max(full_lo, full_hi)
             loops = [(lo, min(full_lo, hi), True), (full_lo, full_hi, False), (tail, hi, True)]
@@ -90,19 +93,23 @@ def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes
             order = visits(spans, bounds, block)
             places = [position for position, _ in order]
             assert len(places) == len(set(places)), f"tile {start}: {bounds} visit {places}"
-            assert all(0 <= p < env[inner.size.name] for p in places), f"tile {start}: {bounds} visit {places}"
+            assert all(0 <= p < env[inner.size.name] for p in places), (
+                f"tile {start}: {bounds} visit {places}"
+            )
             assert some <= {p + i for p in places for i in range(block)}
             assert every >= {p + i for p, masked in order if not masked for i in range(block)}
 
 
-# --- any mask -------------------------------------------------------------------------------------------------------
+# --- any mask ------------------------
 
 LEAVES = st.sampled_from(
-    "q_idx kv_idx q_idx kv_idx q_idx kv_idx window offset offset h b SQ SK doc[q_idx] doc[kv_idx] docs[b,kv_idx] "
-    "docs[b,q_idx] kind[kv_idx] kind[q_idx] lens[b] 0 1 3 (-2)".split()
+    words(
+        "q_idx kv_idx q_idx kv_idx q_idx kv_idx window offset offset h b SQ SK doc[q_idx] doc[kv_idx] "
+        "docs[b,kv_idx] docs[b,q_idx] kind[kv_idx] kind[q_idx] lens[b] 0 1 3 (-2)"
+    )
 )
-DIVISORS = st.sampled_from("2 3 window dilation (-2) 1".split())
-FACTORS = st.sampled_from("2 3 (-1) (-2) 0 window offset h".split())
+DIVISORS = st.sampled_from(words("2 3 window dilation (-2) 1"))
+FACTORS = st.sampled_from(words("2 3 (-1) (-2) 0 window offset h"))
 
 
 def larger(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
@@ -127,9 +134,9 @@ def larger(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 # Deferred, so that a failure does not print the whole grammar.
 VALUES = st.deferred(lambda: LEAVES | larger(LEAVES) | larger(LEAVES | larger(LEAVES)))
 COMPARISONS = st.one_of(
-    st.builds("{} {} {}".format, VALUES, st.sampled_from("< <= > >= == !=".split()), VALUES),
-    st.builds("{} {} {}".format, LEAVES, st.sampled_from("< <= > >= == !=".split()), LEAVES),
-    st.builds("abs(q_idx - kv_idx) {} {}".format, st.sampled_from("< <= > >= == !=".split()), VALUES),
+    st.builds("{} {} {}".format, VALUES, st.sampled_from(words("< <= > >= == !=")), VALUES),
+    st.builds("{} {} {}".format, LEAVES, st.sampled_from(words("< <= > >= == !=")), LEAVES),
+    st.builds("abs(q_idx - kv_idx) {} {}".format, st.sampled_from(words("< <= > >= == !=")), VALUES),
     st.sampled_from(["q_idx >= kv_idx", "q_idx * 0.5 >= kv_idx", "True", "False", "gain > 0"]),
 )
 MASKS = st.recursive(
@@ -163,7 +170,7 @@ def test_every_mask(
     check(text, seed, sq, sk, rows, block, changes)
 
 
-# --- masks whose ranges are exact -----------------------------------------------------------------------------------
+# --- masks whose ranges are exact ------------------------
 
 EXACT = {
     "causal": "q_idx >= kv_idx",
@@ -179,7 +186,8 @@ EXACT = {
     "head-dependent": "q_idx - kv_idx >= h * 2",
     "nothing": "True",
 }
-# What a tile allows throughout may come from several alternatives together, one for each of its rows: `full` is then smaller.
+# What a tile allows throughout may come from several alternatives together, one for each of its rows: `full`
+# is then smaller.
 SEVERAL = {
     "longformer": "abs(q_idx - kv_idx) <= window or kv_idx < offset",
     "prefix and window": "q_idx >= kv_idx and (q_idx - kv_idx < window or kv_idx < 2)",
@@ -243,7 +251,10 @@ def test_spans_are_few_and_ascend() -> None:
             assert all(span.lo == ZERO for span in spans[:-1])
 
 
-@pytest.mark.xfail(strict=True, reason="kernels compute bounds in 32 bits: a window of 2**31 - 1 wraps around and hides every key")
+@pytest.mark.xfail(
+    strict=True,
+    reason="kernels compute bounds in 32 bits: a window of 2**31 - 1 wraps around and hides every key",
+)
 def test_bounds_stay_within_32_bits() -> None:
     (span,) = spans_of(mask("abs(q_idx - kv_idx) <= window"), KV_AXIS, Q_AXIS)
     env = draw_env(0, 8, 8) | {"q_start": 4, "q_last": 7, "window": 2**31 - 1}

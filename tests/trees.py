@@ -1,4 +1,5 @@
-"""Trees for tests of the passes: a scope to parse them in, values for its names, and their evaluation at many points at once."""
+"""Trees for tests of the passes: a scope to parse them in, values for its names, and their evaluation at many
+points at once."""
 
 from __future__ import annotations
 
@@ -44,6 +45,11 @@ SORTED = frozenset({"doc", "docs"})
 SCOPE = Scope({"score": FLOAT} | dict.fromkeys(INTEGERS, INT) | dict.fromkeys(REALS, FLOAT), BUFFERS)
 
 
+def words(text: str) -> list[str]:
+    """Alternatives of a grammar."""
+    return text.split()
+
+
 def score(text: str) -> Node:
     """The tree of a score_mod."""
     return parse_expression(text, SCOPE, FLOAT)
@@ -60,7 +66,8 @@ def index(text: str) -> Node:
 
 
 def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
-    """The value of a tree in int64 and float64; operands broadcast, and searches of sorted buffers are made."""
+    """The value of a tree in int64 and float64; operands broadcast, and searches of sorted buffers are
+    made."""
     searched: dict[str, Any] = {}
 
     def search(inner: Node) -> Node:

@@ -1,9 +1,9 @@
 """The boundary to sympy: a tree becomes a sympy expression, and a sympy expression becomes a tree.
 
-Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads) is
-an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it collects,
-cancels and applies the chain rule with the derivatives of the function table. Nothing sympy makes reaches a
-printer.
+Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads)
+is an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it
+collects, cancels and applies the chain rule with the derivatives of the function table. Nothing sympy makes
+reaches a printer.
 """
 
 from __future__ import annotations

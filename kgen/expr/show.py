@@ -1,4 +1,5 @@
-"""A tree as the spec's own syntax, with no more brackets than it needs: `parse_expression(show(tree))` is the tree."""
+"""A tree as the spec's own syntax, with no more brackets than it needs: `parse_expression(show(tree))` is the
+tree."""
 
 from __future__ import annotations
 

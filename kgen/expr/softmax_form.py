@@ -5,16 +5,18 @@
 
 with `score = scale * qk`. Three steps, each exact in real arithmetic:
 
-*Drop.* Softmax does not see what is added to a whole row. Where `score_mod(q_idx, kv_idx) - score_mod(q_start, kv_idx)` does
-not depend on the key, the loop evaluates the term at `q_start`, the tile's first row, instead of at `q_idx`: ALiBi's
-`slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is `row_rest`, which only the
-log-sum-exp needs. (Dropping the row's term altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32
-rounds the score away; relative to the tile it stays small wherever the softmax has weight.)
+*Drop.* Softmax does not see what is added to a whole row. Where `score_mod(q_idx, kv_idx) -
+score_mod(q_start, kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`, the tile's
+first row, instead of at `q_idx`: ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope *
+(kv_idx - q_start)`. The difference is `row_rest`, which only the log-sum-exp needs. (Dropping the row's term
+altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32 rounds the score away;
+relative to the tile it stays small wherever the softmax has weight.)
 
-*Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e) and the slope.
+*Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e)
+and the slope.
 
-*Peel.* Of `c * f(score)` with a positive scalar `c` the factor moves into `multiplier`, where it is free: 30 * tanh(score / 30) costs the
-loop one tanh.
+*Peel.* Of `c * f(score)` with a positive scalar `c` the factor moves into `multiplier`, where it is free: 30
+* tanh(score / 30) costs the loop one tanh.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
 
     qk, scale, log2e = (algebra.symbol(v) for v in (QK, SCALE, LOG2E))
     slope, offset = scored.diff(score), scored.subs(score, 0)
-    # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value itself.
+    # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value
+    # itself.
     if sp.expand(scored - slope * score - offset) == 0:
         bias += offset
         core, multiplier = qk, slope * scale * log2e
@@ -102,7 +105,8 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
 
 
 def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
-    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the rest."""
+    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the
+    rest."""
     factor, rest = _peel(algebra.to_sympy(node), algebra, keep=keep)
     return algebra.to_tree(factor), algebra.to_tree(rest)
 
@@ -111,7 +115,9 @@ def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, 
     """The scalar factors of a product (only the positive ones, if that is asked), and the rest."""
     if expr == 0:
         return sp.Integer(0), sp.Integer(1)
-    factors = [f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)]
+    factors = [
+        f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)
+    ]
     factor = sp.Mul(*factors)
     return factor, expr / factor
 

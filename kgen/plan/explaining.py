@@ -40,18 +40,23 @@ def _as_read(plan: AttentionPlan) -> Iterator[str]:
     yield f"  score_mod = {show(plan.score_mod) if plan.score_mod is not None else 'score'}"
     yield f"  mask_mod  = {show(plan.mask_mod) if plan.mask_mod is not None else 'True'}"
     for name, param in spec.params.items():
-        yield f"  {name} = {param.value}, compiled in" if not param.runtime else f"  {name} is given at every launch"
+        yield (
+            f"  {name} = {param.value}, compiled in"
+            if not param.runtime
+            else f"  {name} is given at every launch"
+        )
     for name, buffer in spec.buffers.items():
         promises = [", sorted"] * buffer.sorted + [", with a gradient"] * buffer.grad
-        yield f"  {name} is a tensor [{', '.join(map(str, buffer.shape))}] of {buffer.dtype}{''.join(promises)}"
+        shape = ", ".join(map(str, buffer.shape))
+        yield f"  {name} is a tensor [{shape}] of {buffer.dtype}{''.join(promises)}"
 
 
-# --- softmax ----------------------------------------------------------------------------------------------------
+# --- softmax ------------------------
 
 
 def _softmax(plan: AttentionPlan) -> Iterator[str]:
     form = plan.form
-    yield "  Kernels use 2^x in place of e^x: the softmax of x is that of LOG2E * x in base 2, with LOG2E = log2(e)."
+    yield "  Kernels use 2^x in place of e^x: e^x is 2^(LOG2E * x), with LOG2E = log2(e)."
     yield "  qk is the product of a query and a key, and score = scale * qk."
     yield "  For each (query, key) the loop computes"
     yield ""
@@ -59,21 +64,22 @@ def _softmax(plan: AttentionPlan) -> Iterator[str]:
     yield f"      {_product([form.core, form.multiplier])}{bias}"
     yield ""
     if form.core == QK:
+        factor = show(form.multiplier)
         names = "scale and LOG2E" if _is_plain(form.multiplier) else "scale, LOG2E and the slope of score_mod"
-        yield f"  Folded: score_mod is linear in the score, so {names} are one factor, {show(form.multiplier)}."
+        yield f"  Folded: score_mod is linear in the score, so {names} are one factor, {factor}."
     else:
         yield "  Not folded: score_mod is not linear in the score, so scale is applied first."
         peeled = sorted(variables(form.multiplier) - {"LOG2E"})
         if peeled:
-            yield f"  Peeled: positive factors of the whole ({', '.join(peeled)}) are multiplied with LOG2E, once."
+            yield f"  Peeled: what multiplies the whole ({', '.join(peeled)}) is multiplied with LOG2E, once."
     if form.row_rest is not None:
         rest = show(form.row_rest)
         yield f"  Dropped: {rest}. It is the same for all keys of a query, and softmax does not see"
         yield "  what is added to a whole row. Only the log-sum-exp gets it back, once for each query."
         if form.bias is not None and "q_start" in variables(form.bias):
-            yield "  q_start is the first query of a tile: the bias is relative to it, so that it depends on the key alone."
+            yield "  What is added is taken at q_start, the first query of a tile, in place of q_idx."
     if form.positive:
-        yield "  The factor is positive: row maxima are taken before it is multiplied in, by the exponent's own multiply-add."
+        yield "  The factor is positive: row maxima are taken before it, and it costs no step of its own."
     if not form.finite:
         yield "  Nothing promises that a score is finite: rows are checked for having seen no key at all."
 
@@ -89,7 +95,7 @@ def _product(factors: Iterable[Node]) -> str:
     return " * ".join(show(f, multiplied + (i > 0 and multiplied > 0)) for i, f in enumerate(kept)) or "1"
 
 
-# --- places -----------------------------------------------------------------------------------------------------
+# --- places ------------------------
 
 
 def _places(loop: TileLoop) -> Iterator[str]:
@@ -97,13 +103,17 @@ def _places(loop: TileLoop) -> Iterator[str]:
     yield "  Names are those of the emitted file."
     groups: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
     for binding in program.bindings:
-        groups[_heading(binding.place, binding.node, program)].append(f"{binding.name} = {show(binding.node)}")
+        groups[_heading(binding.place, binding.node, program)].append(
+            f"{binding.name} = {show(binding.node)}"
+        )
     results = program.results
     axis = {"outer_live": loop.outer, "inner_live": loop.inner}
     for name, side in axis.items():
         if results[name] != TRUE:
             live = Var(f"{side.index.name.removesuffix('_idx')}_live", results[name].type)
-            groups[_heading(program.place(live), live, program)].append(f"{live.name} = {show(results[name])}")
+            groups[_heading(program.place(live), live, program)].append(
+                f"{live.name} = {show(results[name])}"
+            )
     if "row_rest" in results:
         groups[_QUERY].append(f"lse = lse of the loop + {show(results['row_rest'])}")
     if loop.masked:
@@ -147,7 +157,7 @@ def _in_full(node: Node, bindings: Iterable[Binding]) -> Node:
     return substitute(node, full)
 
 
-# --- tiles ------------------------------------------------------------------------------------------------------
+# --- tiles ------------------------
 
 
 def _visits(plan: AttentionPlan) -> Iterator[str]:
@@ -156,14 +166,14 @@ def _visits(plan: AttentionPlan) -> Iterator[str]:
         yield from _ranges(plan.dkdv, "dk and dv")
     searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
     if searched:
-        yield "  first_at_least(x, v) is the first position of the sorted x whose element is at least v: a binary search."
+        yield "  first_at_least(x, v), a binary search, is the first position of x with an element >= v."
 
 
 def _ranges(loop: TileLoop, kernels: str) -> Iterator[str]:
     one, many = SIDES[loop.inner.index.name]
     outer, outers = SIDES[loop.outer.index.name]
     start, last = loop.outer.start.name, loop.outer.last.name
-    yield f"  {kernels}: a tile of {outers} {start} .. {last} visits the tiles of {many} that hold positions of"
+    yield f"  {kernels}: a tile of {outers} {start} .. {last} visits the tiles of {many} with positions in"
     for i, span in enumerate(loop.spans):
         yield f"      {_interval(span.lo, span.hi)}" + (", where they were not visited yet" if i else "")
         yield f"          {_unmasked(span, loop, one, outer)}"
@@ -178,7 +188,8 @@ def _unmasked(span: Span, loop: TileLoop, one: str, outer: str) -> str:
         return f"masked throughout: the mask has no closed form in the {one}"
     if (span.full_lo, span.full_hi) == (span.lo, span.hi):
         return "no mask is needed, except in a tile that reaches past an end of it"
-    return f"no mask is needed within {_interval(span.full_lo, span.full_hi)}, which every {outer} of the tile allows"
+    full = _interval(span.full_lo, span.full_hi)
+    return f"no mask is needed within {full}, which every {outer} of the tile allows"
 
 
 def _interval(low: Node, high: Node) -> str:
@@ -190,7 +201,7 @@ def _searched(loop: TileLoop) -> list[str]:
     return [r.buffer for b in bounds for r in reads(b) if r.buffer.endswith(FIRST_AT_LEAST)]
 
 
-# --- gradients --------------------------------------------------------------------------------------------------
+# --- gradients ------------------------
 
 
 def _gradients(plan: AttentionPlan) -> Iterator[str]:
@@ -204,7 +215,8 @@ def _gradients(plan: AttentionPlan) -> Iterator[str]:
         if not (is_one(loop.dscore) or is_one(loop.dscore_factor)):
             inside = f"ds * {show(loop.dscore, TIMES)}"
         after = _product([Var("scale", QK.type), loop.dscore_factor])
-        yield f"  {name} adds up {inside} times {'keys' if name == 'dq' else 'queries'}, and is multiplied by {after} after the loop"
+        side = "keys" if name == "dq" else "queries"
+        yield f"  {name} adds up {inside} times {side}, and is multiplied by {after} after the loop"
     for gradient in plan.gradients:
         yield ""
         yield f"  d score_mod / d {_read(gradient)} = {_product([gradient.factor, gradient.derivative])}"
@@ -221,22 +233,27 @@ def _read(gradient: ReadGradient) -> str:
 def _reduction(gradient: ReadGradient, plan: AttentionPlan) -> Iterator[str]:
     if gradient.along == "pair":
         if gradient.summed is None:
-            yield "It is added to its element with an atomic addition by the dq kernel, for each (query, key):"
-            yield "the sum's order, and so its last bits, may differ from run to run."
+            yield "The dq kernel adds it to its element for each (query, key), with an atomic addition:"
+            yield "the order of the sum, and so its last bits, may differ from run to run."
             return
         absent = [name for name in ("b", "h") if name not in gradient.summed]
-        over = f", which loops over {' and '.join({'b': 'batches', 'h': 'heads'}[n] for n in absent)}" if absent else ""
+        over = (
+            f", which loops over {' and '.join({'b': 'batches', 'h': 'heads'}[n] for n in absent)}"
+            if absent
+            else ""
+        )
         yield f"A kernel of its own writes each tile of it once{over}: no atomics, the same bits every time."
         return
     one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
-    yield f"The {kernel} kernel keeps one number for each {one} of each (b, h) in registers and writes it once;"
+    yield f"The {kernel} kernel keeps one number for each {one} of each (b, h) and writes it once;"
     if gradient.summed is not None:
-        yield f"the launcher sums over all but {', '.join(gradient.summed) or 'nothing'}: no atomics, the same bits every time."
+        kept = ", ".join(gradient.summed) or "nothing"
+        yield f"the launcher sums over all but {kept}: no atomics, the same bits every time."
     else:
         yield "the launcher adds each number to the element that it belongs to (index_put with accumulation)."
 
 
-# --- tile tables ------------------------------------------------------------------------------------------------
+# --- tile tables ------------------------
 
 
 def _tiles(plan: AttentionPlan) -> Iterator[str]:
