@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.parse import MAX_DEPTH, BufferType, ExpressionError, Scope, parse_expression
+from kgen.expr.show import show
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 INDICES = ("b", "h", "q_idx", "kv_idx", "SQ", "window")
@@ -46,19 +47,6 @@ def integer(value: int) -> Const:
 
 
 # --- printing and parsing are inverses ------------------------
-
-
-def printed(node: Node) -> str:
-    """Python's syntax, every operand in brackets; `kgen.targets` has printers that know precedence."""
-    if isinstance(node, Const):
-        return repr(node.value)
-    if isinstance(node, Var):
-        return node.name
-    if isinstance(node, Read):
-        return f"{node.buffer}[{', '.join(map(printed, node.indices))}]"
-    row = TABLE[node.fn]
-    operands = [printed(a) if row.callable else f"({printed(a)})" for a in node.args]
-    return row.spelled["python"].form.format(*operands)
 
 
 @cache
@@ -125,7 +113,25 @@ def parseable(node: Node) -> bool:
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.sampled_from(Type).flatmap(lambda t: trees(t, 4)).filter(parseable))
 def test_parse_is_the_inverse_of_print(tree: Node) -> None:
-    assert repr(parse_expression(printed(tree), SCOPE, tree.type)) == repr(tree)
+    assert repr(parse_expression(show(tree), SCOPE, tree.type)) == repr(tree)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "score + slopes[h] * (kv_idx - q_idx)",
+        "q_idx - (kv_idx - h)",
+        "q_idx - kv_idx - h",
+        "-(q_idx + 1) * 2",
+        "2 * -3",
+        "score / (score * 2)",
+        "q_idx // 2 % 3",
+        "where(not (q_idx < h or h == 2) and kv_idx < 3, -inf, max(score, 1.0))",
+        "abs(kv_idx - q_idx) * 0.5",
+    ],
+)
+def test_shown_as_a_person_would_write_it(text: str) -> None:
+    assert show(parse(text)) == text
 
 
 # --- nothing but ExpressionError ------------------------

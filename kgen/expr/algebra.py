@@ -1,14 +1,13 @@
 """The boundary to sympy: a tree becomes a sympy expression, and a sympy expression becomes a tree.
 
-Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads) is
-an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it collects,
-cancels and applies the chain rule with the derivatives of the function table. Nothing sympy makes reaches a
-printer.
+Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads)
+is an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it
+collects, cancels and applies the chain rule with the derivatives of the function table. Nothing sympy makes
+reaches a printer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, reduce
 from typing import Any
 
@@ -156,22 +155,3 @@ def _number(node: Const) -> Any:
         return sp.Integer(node.value)
     # The decimal that the user wrote, exactly: 0.1 is one tenth, so that 10 * 0.1 cancels.
     return sp.Rational(repr(node.value))
-
-
-def evaluate(node: Node, env: Mapping[str, float], read: Any = None) -> Any:
-    """The value of a tree at a point, in Python numbers: what the equivalence tests of the passes compare.
-
-    `env` maps scalar names to values, `read(buffer, indices)` gives an element of a buffer. Raises `KeyError` for
-    a name without a value.
-    """
-    import torch
-
-    if isinstance(node, Const):
-        return node.value
-    if isinstance(node, Var):
-        return env[node.name]
-    if isinstance(node, Read):
-        return read(node.buffer, tuple(evaluate(i, env, read) for i in node.indices))
-    dtypes = {Type.INT: torch.int64, Type.FLOAT: torch.float64, Type.BOOL: torch.bool}
-    args = [torch.tensor(evaluate(a, env, read), dtype=dtypes[a.type]) for a in node.args]
-    return TABLE[node.fn].reference(torch, *args).item()

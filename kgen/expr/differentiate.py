@@ -1,7 +1,7 @@
 """Pass: exact derivatives of `score_mod`, with respect to `score` and to a buffer read.
 
-Repeated reads of one buffer are separate variables: each distinct read has its own derivative, and the gradient
-of the buffer is the sum over its reads.
+Repeated reads of one buffer are separate variables: each distinct read has its own derivative, and the
+gradient of the buffer is the sum over its reads.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ against each target.
 
 Two conventions keep the rows short:
 
-- A derivative is written once for any algebra: `lambda f, x: (1 - f("tanh", x) ** 2,)` receives a function `f`
-  that applies other rows, and operands that understand `+ - * / **`; it returns one partial per argument
-  (`None` where an argument is not differentiable: an index, a condition).
+- A derivative is written once for any algebra: `lambda f, x: (1 - f("tanh", x) ** 2,)` receives a
+  function `f` that applies other rows, and operands that understand `+ - * / **`; it returns one partial per
+  argument (`None` where an argument is not differentiable: an index, a condition).
 - A spelling is a format string over printed operands, with a precedence: the printers add the brackets.
 """
 
@@ -59,21 +59,23 @@ class Function:
     reference: Callable[..., Any]
     """Called as `reference(torch, *tensors)`."""
     derivative: Callable[..., tuple[Any | None, ...]] | None
-    """`None` for functions that are flat wherever they are smooth (comparisons, `floor`) or only take integers."""
+    """`None` for functions that are flat wherever they are smooth (comparisons, `floor`) or take integers."""
     spelled: dict[str, Spelling]
-    """By target: `python` is the spec's own syntax (for messages), `torch` eager PyTorch, `triton` the kernel."""
+    """By target: `python` is the spec's own syntax, `torch` eager PyTorch, `triton` the kernel."""
     callable: bool = True
     """Whether a spec may call it by name; operators are not."""
     fast: dict[str, Spelling] = field(default_factory=dict)
     """Cheaper approximations that a spec opts into with `fast_math: true`."""
 
 
-# --- type rules -----------------------------------------------------------------------------------------------
+# --- type rules ------------------------
 
 
 def _numbers(types: tuple[Type, ...]) -> None:
     if BOOL in types:
-        raise TypeRuleError("expects numbers, got a truth value", "use where(condition, 1, 0) to count a truth value")
+        raise TypeRuleError(
+            "expects numbers, got a truth value", "use where(condition, 1, 0) to count a truth value"
+        )
 
 
 def _arithmetic(types: tuple[Type, ...]) -> Type:
@@ -88,7 +90,10 @@ def _real(types: tuple[Type, ...]) -> Type:
 
 def _integral(types: tuple[Type, ...]) -> Type:
     if any(t is not INT for t in types):
-        raise TypeRuleError("is integer arithmetic: both sides must be integers", "on floats use floor(x / y), and x - y * floor(x / y) for the rest")
+        raise TypeRuleError(
+            "is integer arithmetic: both sides must be integers",
+            "on floats use floor(x / y), and x - y * floor(x / y) for the rest",
+        )
     return INT
 
 
@@ -114,7 +119,7 @@ def _choice(types: tuple[Type, ...]) -> Type:
     return BOOL if BOOL in values else _arithmetic(tuple(values))
 
 
-# --- reference evaluation: plain torch, integers in int64 and reals in float64 ------------------------------------
+# --- reference evaluation: plain torch, integers in int64 and reals in float64 ------------------------
 
 
 def _reduce(name: str) -> Callable[..., Any]:
@@ -146,7 +151,7 @@ def _floor_div(torch: Any, a: Any, b: Any) -> Any:
     return torch.div(a, b, rounding_mode="floor")
 
 
-# --- rows -----------------------------------------------------------------------------------------------------
+# --- rows ------------------------
 
 
 def _infix(symbol: str, binds: int, operand: int | None = None) -> Spelling:
@@ -197,7 +202,9 @@ _ROWS = [
     # Arithmetic. The symbolic passes know + - * / and integer powers natively; their derivatives are here so
     # that the table is whole.
     _operator("add", _arithmetic, lambda t, a, b: a + b, lambda f, a, b: (1, 1), _infix("+", ADD)),
-    _operator("sub", _arithmetic, lambda t, a, b: a - b, lambda f, a, b: (1, -1), Spelling("{0} - {1}", ADD, ADD)),
+    _operator(
+        "sub", _arithmetic, lambda t, a, b: a - b, lambda f, a, b: (1, -1), Spelling("{0} - {1}", ADD, ADD)
+    ),
     _operator("mul", _arithmetic, lambda t, a, b: a * b, lambda f, a, b: (b, a), _infix("*", MUL)),
     _operator("div", _real, lambda t, a, b: a / b, lambda f, a, b: (1 / b, -a / b**2), _infix("/", MUL)),
     _operator("neg", _arithmetic, lambda t, a: -a, lambda f, a: (-1,), Spelling("-{0}", UNARY, UNARY)),
@@ -227,9 +234,17 @@ _ROWS = [
     _operator("eq", _comparison, lambda t, a, b: a == b, None, _infix("==", COMPARE, BITOR)),
     _operator("ne", _comparison, lambda t, a, b: a != b, None, _infix("!=", COMPARE, BITOR)),
     _operator(
-        "and", _logical, lambda t, a, b: a & b, None, _infix("and", AND), _infix("&", BITAND), _infix("&", BITAND)
+        "and",
+        _logical,
+        lambda t, a, b: a & b,
+        None,
+        _infix("and", AND),
+        _infix("&", BITAND),
+        _infix("&", BITAND),
     ),
-    _operator("or", _logical, lambda t, a, b: a | b, None, _infix("or", OR), _infix("|", BITOR), _infix("|", BITOR)),
+    _operator(
+        "or", _logical, lambda t, a, b: a | b, None, _infix("or", OR), _infix("|", BITOR), _infix("|", BITOR)
+    ),
     _operator(
         "not",
         _logical,
@@ -279,7 +294,7 @@ _ROWS = [
     _function("log", lambda t, x: t.log(x), lambda f, x: (1 / x,)),
     _function("log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * f("log", 2)),)),
     _function("sqrt", lambda t, x: t.sqrt(x), lambda f, x: (f("rsqrt", x) / 2,)),
-    _function("rsqrt", lambda t, x: t.rsqrt(x), lambda f, x: (-f("rsqrt", x) ** 3 / 2,)),
+    _function("rsqrt", lambda t, x: t.rsqrt(x), lambda f, x: (-(f("rsqrt", x) ** 3) / 2,)),
     _function(
         "tanh",
         lambda t, x: t.tanh(x),
@@ -296,8 +311,9 @@ _ROWS = [
         lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
         lambda f, x, lo, hi: (
             f("where", f("lt", x, lo), 0, f("where", f("gt", x, hi), 0, 1)),
-            f("where", f("lt", x, lo), 1, 0),
-            f("where", f("gt", x, hi), 1, 0),
+            # Where `lo` is above `hi`, the value is `hi`.
+            f("where", f("and", f("lt", x, lo), f("le", lo, hi)), 1, 0),
+            f("where", f("gt", f("max", x, lo), hi), 1, 0),
         ),
         typed=_arithmetic,
         arity=(3, 3),

@@ -1,9 +1,10 @@
-"""Pass: give every subexpression the outermost place where it can be computed, and one name if it is used twice.
+"""Pass: compute every subexpression as far out as it can be, and once if it is used twice.
 
-A place is how often a value is computed: how many tile axes it has (none, a row of queries, a column of keys, the whole tile),
-and whether it changes inside the loop over tiles. First, chains of `+`, `*` and `and` are regrouped so that operands of one place
-stand together: `qk * scale * log2(e) * slope` multiplies its three scalars once. Then each operand whose place lies further out than
-that of the operation becomes a binding of its own.
+A place is how often a value is computed: how many tile axes it has (none, a row of queries, a column of keys,
+the whole tile), and whether it changes inside the loop over tiles. First, chains of `+`, `*` and `and` are
+regrouped so that operands of one place stand together: `qk * scale * log2(e) * slope` multiplies its three
+scalars once. Then each operand whose place lies further out than that of the operation becomes a binding of
+its own.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from functools import reduce
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
 
+_SCORES = frozenset({"qk", "score"})
+
 
 @dataclass(frozen=True, order=True)
 class Place:
-    """`axes` of the tile that a value varies over (a subset of `("q", "kv")`), and whether it changes `in_loop`."""
+    """`axes` of the tile that a value varies over, of `("q", "kv")`, and whether it changes `in_loop`."""
 
     in_loop: bool
     axes: tuple[str, ...]
@@ -61,7 +64,7 @@ class Program:
         return [b for b in self.bindings if not b.place.in_loop]
 
     def in_loop(self, only: Iterable[str] = (), without: Iterable[str] = ()) -> list[Binding]:
-        """What is computed for every tile: all of it, or what none but the results `only` need, or the rest."""
+        """What is computed for every tile: all, or what none but the results `only` need, or the rest."""
         loop = [b for b in self.bindings if b.place.in_loop]
         if only:
             return [b for b in loop if b.roots <= set(only)]
@@ -81,14 +84,16 @@ def hoist(
     """Bind what can be computed further out than where each root is needed.
 
     `roots` maps the name of a result to its expression and the place where it is used; `places` holds the
-    variables (those not listed are constants of the kernel); `reserved` are names that bindings must not take.
+    variables (those not listed are constants of the kernel); bindings take no names in `reserved`.
     """
     grouped = {name: (regroup(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
     builder = _Builder(dict(places), uses, set(reserved) | set(places))
     results = {name: builder.operand(node, place, name) for name, (node, place) in grouped.items()}
     needed = _needed(builder.bound, results)
-    bindings = tuple(Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items())
+    bindings = tuple(
+        Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items()
+    )
     return Program(bindings, results, builder.places)
 
 
@@ -101,6 +106,11 @@ def regroup(node: Node, places: Mapping[str, Place]) -> Node:
 
 
 def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
+    if isinstance(node, Call) and node.fn == "div":
+        dividend, divisor = node.args
+        # One division further out, one multiplication here. Only of scores: floor(kv_idx / 3) would see it.
+        if variables(dividend) & _SCORES and place_of(divisor, places) < place_of(dividend, places):
+            node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
         return node
     plus, minus = _chain(node, "add" if node.fn == "sub" else node.fn)
@@ -185,7 +195,11 @@ class _Builder:
     def _name(self, node: Node, place: Place, role: str) -> str:
         if isinstance(node, Read):
             indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
-            stem = "_".join([node.buffer, *indices]) if len(indices) == len(node.indices) else f"{node.buffer}_at"
+            stem = (
+                "_".join([node.buffer, *indices])
+                if len(indices) == len(node.indices)
+                else f"{node.buffer}_at"
+            )
         else:
             heads = [name for name in ("b", "h") if name in variables(node)]
             stem = "_".join([role, *(place.axes if len(place.axes) == 1 else () if place.axes else heads)])

@@ -1,7 +1,7 @@
 """Pass: prove that an index stays inside its buffer, so that the emitted load needs no guard.
 
-Bounds are linear forms over sizes (each at least 1): `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. What cannot be
-proved is guarded in the emitted code.
+Bounds are linear forms over sizes (each at least 1): `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most
+511. What cannot be proved is guarded in the emitted code.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Linear = Mapping[str, int]
 class IndexRanges:
     """Greatest values of index variables, by name (`{"kv_idx": {"SK": 1, "": -1}}`); all start at zero.
 
-    A variable that is not listed is unbounded above, except for the sizes in `sizes`, which stand for themselves, and
-    names in `definitions`, which stand for their expressions.
+    A variable that is not listed is unbounded above, except for the sizes in `sizes`, which stand for
+    themselves, and names in `definitions`, which stand for their expressions.
     """
 
     greatest: Mapping[str, Linear]
@@ -37,7 +37,9 @@ class IndexRanges:
     def below(self, index: Node, size: Node) -> bool:
         """Whether `index < size` for certain."""
         return any(
-            _holds(_sum(low, {"": -1}, _scaled(high, -1))) for high in self._high(index) for low in self._low(size)
+            _holds(_sum(low, {"": -1}, _scaled(high, -1)))
+            for high in self._high(index)
+            for low in self._low(size)
         )
 
     def _low(self, node: Node) -> list[Linear]:
@@ -101,11 +103,15 @@ class IndexRanges:
             case "clamp":
                 return high[2]
             case "mod":
-                return [_sum(b, {"": -1}) for b in high[1]] if any(_holds(_sum(b, {"": -1})) for b in low[1]) else []
-            case "floordiv" if isinstance(node.args[1], Const) and node.args[1].value > 0:
-                return [{"": a[""] // int(node.args[1].value)} for a in high[0] if set(a) <= {""}] + high[0] * any(
-                    _holds(a) for a in low[0]
+                return (
+                    [_sum(b, {"": -1}) for b in high[1]]
+                    if any(_holds(_sum(b, {"": -1})) for b in low[1])
+                    else []
                 )
+            case "floordiv" if isinstance(node.args[1], Const) and node.args[1].value > 0:
+                return [{"": a[""] // int(node.args[1].value)} for a in high[0] if set(a) <= {""}] + high[
+                    0
+                ] * any(_holds(a) for a in low[0])
         return []
 
 

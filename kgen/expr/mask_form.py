@@ -1,9 +1,9 @@
 """Pass: normal forms of a mask.
 
-*Negation normal form*: `not` sits on leaves only, `abs(x) <= w` is two comparisons, `==` and `!=` of integers are a
-conjunction and a disjunction of inequalities where a tile range is to be found from them. *Conjuncts*: what has to hold all
-at once; those that see only the key side (`kv_idx < lens[b]`) can guard loads of K and V, those that see only the query
-side loads of Q and dO, exactly like the ends of the tensors.
+*Negation normal form*: `not` sits on leaves only, `abs(x) <= w` is two comparisons, `==` and `!=` of integers
+are a conjunction and a disjunction of inequalities where a tile range is to be found from them. *Conjuncts*:
+what has to hold all at once; those that see only the key side (`kv_idx < lens[b]`) can guard loads of K and
+V, those that see only the query side loads of Q and dO, exactly like the ends of the tensors.
 """
 
 from __future__ import annotations

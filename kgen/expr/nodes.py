@@ -9,11 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Union
 
 
 class Type(enum.Enum):
-    """The type of a value: an index (32-bit in kernels), a real number (fp32 in kernels), or a truth value."""
+    """The type of a value: an index (int32 in kernels), a real number (fp32), or a truth value."""
 
     INT = "int"
     FLOAT = "float"
@@ -41,7 +40,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Read:
-    """One element of a declared buffer, `buffer[i, j]`. Out of range it is zero; negative indices do not wrap."""
+    """One element of a declared buffer, `buffer[i, j]`. Out of range it is zero; indices do not wrap."""
 
     buffer: str
     indices: tuple[Node, ...]
@@ -57,7 +56,7 @@ class Call:
     type: Type
 
 
-Node = Union[Const, Var, Read, Call]
+Node = Const | Var | Read | Call
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -70,7 +69,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Every node of the tree, operands before the node that uses them (a shared subtree comes once per use)."""
+    """Every node of the tree, operands before the node that uses them (shared ones once per use)."""
     for child in children(node):
         yield from walk(child)
     yield node

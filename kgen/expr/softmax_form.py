@@ -5,16 +5,18 @@
 
 with `score = scale * qk`. Three steps, each exact in real arithmetic:
 
-*Drop.* Softmax does not see what is added to a whole row. Where `score_mod(q_idx, kv_idx) - score_mod(q_start, kv_idx)` does
-not depend on the key, the loop evaluates the term at `q_start`, the tile's first row, instead of at `q_idx`: ALiBi's
-`slope * (kv_idx - q_idx)` becomes the column vector `slope * (kv_idx - q_start)`. The difference is `row_rest`, which only the
-log-sum-exp needs. (Dropping the row's term altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32
-rounds the score away; relative to the tile it stays small wherever the softmax has weight.)
+*Drop.* Softmax does not see what is added to a whole row. Where `score_mod(q_idx, kv_idx) -
+score_mod(q_start, kv_idx)` does not depend on the key, the loop evaluates the term at `q_start`, the tile's
+first row, instead of at `q_idx`: ALiBi's `slope * (kv_idx - q_idx)` becomes the column vector `slope *
+(kv_idx - q_start)`. The difference is `row_rest`, which only the log-sum-exp needs. (Dropping the row's term
+altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32 rounds the score away;
+relative to the tile it stays small wherever the softmax has weight.)
 
-*Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e) and the slope.
+*Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e)
+and the slope.
 
-*Peel.* Of `c * f(score)` with a positive scalar `c` the factor moves into `multiplier`, where it is free: 30 * tanh(score / 30) costs the
-loop one tanh.
+*Peel.* Of `c * f(score)` with a positive scalar `c` the factor moves into `multiplier`, where it is free: 30
+* tanh(score / 30) costs the loop one tanh.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from typing import Any
 import sympy as sp
 
 from kgen.expr.algebra import LOG2E, Algebra
-from kgen.expr.nodes import Node, Type, Var
+from kgen.expr.nodes import Call, Node, Read, Type, Var, children, variables
 
 QK = Var("qk", Type.FLOAT)
 SCALE = Var("scale", Type.FLOAT)
@@ -33,6 +35,7 @@ Q_IDX = Var("q_idx", Type.INT)
 KV_IDX = Var("kv_idx", Type.INT)
 Q_START = Var("q_start", Type.INT)
 SCORE = Var("score", Type.FLOAT)
+INF = Var("inf", Type.FLOAT)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
 
     qk, scale, log2e = (algebra.symbol(v) for v in (QK, SCALE, LOG2E))
     slope, offset = scored.diff(score), scored.subs(score, 0)
-    # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value itself.
+    # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value
+    # itself.
     if sp.expand(scored - slope * score - offset) == 0:
         bias += offset
         core, multiplier = qk, slope * scale * log2e
@@ -74,13 +78,15 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
         bias=tree(_times(log2e, bias)) if bias != 0 else None,
         row_rest=tree(row_rest) if row_rest != 0 else None,
         positive=positive,
-        finite=not _may_be_infinite(expr, algebra),
+        finite=not _may_be_infinite(score_mod, algebra),
     )
 
 
 def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     """Split what is added to the score into what the loop adds and what only the log-sum-exp sees."""
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
+    if bias.has(algebra.symbol(INF)):
+        return bias, sp.Integer(0)  # minus infinity on a whole row hides it, and softmax does see that
     if not bias.has(kv):
         return sp.Integer(0), bias
     # Separable as the user wrote it: keep that form, at the tile's first row.
@@ -99,7 +105,8 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
 
 
 def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
-    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the rest."""
+    """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the
+    rest."""
     factor, rest = _peel(algebra.to_sympy(node), algebra, keep=keep)
     return algebra.to_tree(factor), algebra.to_tree(rest)
 
@@ -108,7 +115,9 @@ def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, 
     """The scalar factors of a product (only the positive ones, if that is asked), and the rest."""
     if expr == 0:
         return sp.Integer(0), sp.Integer(1)
-    factors = [f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)]
+    factors = [
+        f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)
+    ]
     factor = sp.Mul(*factors)
     return factor, expr / factor
 
@@ -125,12 +134,20 @@ def _times(factor: Any, expr: Any) -> Any:
     return factor * expr
 
 
-def _may_be_infinite(expr: Any, algebra: Algebra) -> bool:
-    """Whether a logit may be -inf although `score` is finite: `inf` is named, or a buffer is read for each key.
+def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
+    """Whether a logit may be -inf although the score is finite.
 
-    What is read for a whole row is finite by contract: -inf there would be a mask, and masks are `mask_mod`'s.
+    What is the same for a whole row is finite by contract: -inf there would be a mask, and masks are `mask_mod`'s.
     """
-    kv = algebra.symbol(KV_IDX)
-    return expr.has(sp.Symbol("inf", real=True)) or any(
-        type(f).__name__.startswith("read_") and f.has(kv) for f in expr.atoms(sp.Function)
-    )
+    if node == INF:
+        return True
+    if isinstance(node, Read) and KV_IDX.name in variables(node):
+        return True
+    if isinstance(node, Call) and variables(node) & {KV_IDX.name, SCORE.name}:
+        if node.fn in ("log", "log2", "rsqrt"):
+            return True
+        if node.fn in ("exp", "exp2") and SCORE.name in variables(node):
+            return True
+        if node.fn == "div" and not algebra.to_sympy(node.args[1]).is_nonzero:
+            return True
+    return any(_may_be_infinite(child, algebra) for child in children(node))

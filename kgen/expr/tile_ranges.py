@@ -1,19 +1,20 @@
 """Pass: which tiles a mask needs, in closed form.
 
-For a tile of the *outer* index (say query rows `q_start .. q_last`) find the positions of the *inner* index (keys) for which
-the mask can hold anywhere in the tile, and those for which it holds everywhere:
+For a tile of the *outer* index (say query rows `q_start .. q_last`) find the positions of the *inner* index
+(keys) for which the mask can hold anywhere in the tile, and those for which it holds everywhere:
 
     [lo, hi)            holds for some row of the tile      tiles outside are never visited
     [full_lo, full_hi)  holds for every row of the tile     tiles inside need no mask
 
-Both come from the inequalities of the mask. `f(kv) <= g(q)` with `f` and `g` monotone holds for some row where
-`f(kv) <= max g` and for every row where `f(kv) <= min g`, and the extremes of `g` lie at the ends of the tile. A conjunction
-intersects ranges, a disjunction makes a list of them. The first range is exact or too large, the second exact or too small: a
-condition that cannot be classified (an arbitrary buffer, a remainder) leaves the first alone and empties the second, so that
-the kernel scans with the mask. The same code serves the backward pass, with the indices' roles exchanged.
+Both come from the inequalities of the mask. `f(kv) <= g(q)` with `f` and `g` monotone holds for some row
+where `f(kv) <= max g` and for every row where `f(kv) <= min g`, and the extremes of `g` lie at the ends of
+the tile. A conjunction intersects ranges, a disjunction makes a list of them. The first range is exact or too
+large, the second exact or too small: a condition that cannot be classified (an arbitrary buffer, a remainder)
+leaves the first alone and empties the second, so that the kernel scans with the mask. The same code serves
+the backward pass, with the indices' roles exchanged.
 
-Monotone are sums, products with numbers, `//` by a positive number, `min`, `max` and reads of buffers that the spec declares
-sorted; for those the end of the range is found by a binary search.
+Monotone are sums, products with numbers, `//` by a positive number, `min`, `max` and reads of buffers that
+the spec declares sorted; for those the end of the range is found by a binary search.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ from functools import reduce
 from itertools import product
 
 from kgen.expr.algebra import Algebra, call
+from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import conjuncts, disjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
 
 MOST_SPANS = 4
 FIRST_AT_LEAST = ".first_at_least"
-"""Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is the first
-position whose element is not smaller than `value`, the length where there is none."""
+"""Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
+the first position whose element is not smaller than `value`, the length where there is none."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An index with its tile: `start` and `last` are its first and last position there, `size` the tensor's length."""
+    """An index with its tile: `start` and `last` are its first and last position there, `size` the tensor's
+    length."""
 
     index: Var
     start: Var
@@ -56,7 +59,8 @@ class Span:
 
 @dataclass(frozen=True)
 class _Range:
-    """Bounds `[low, high)`, `None` where there is none; `full` is `None` when no position is known to hold throughout."""
+    """Bounds `[low, high)`, `None` where there is none; `full` is `None` when no position is known to hold
+    throughout."""
 
     some: tuple[Node | None, Node | None]
     full: tuple[Node | None, Node | None] | None
@@ -70,8 +74,8 @@ _UNKNOWN = _Range((None, None), None)
 class RangeFinder:
     """Finds the spans of masks over one pair of axes.
 
-    `positive` names parameters known to be greater than zero; `is_sorted(buffer)` tells whether a buffer ascends along its
-    last axis.
+    `positive` names parameters known to be greater than zero; `is_sorted(buffer)` tells whether a buffer
+    ascends along its last axis.
     """
 
     inner: Axis
@@ -88,7 +92,7 @@ class RangeFinder:
         spans = [self._span([self._atom(a) for a in atoms]) for atoms in alternatives]
         return _ascending(_merged(spans))
 
-    # --- one condition -----------------------------------------------------------------------------------------
+    # --- one condition ------------------------
 
     def _atom(self, atom: Node) -> _Range:
         if not (isinstance(atom, Call) and atom.fn in ("lt", "le", "gt", "ge", "eq")):
@@ -123,15 +127,20 @@ class RangeFinder:
         bounds = self._bounds(difference)
         if bounds is None:
             return _UNKNOWN
-        lowest, highest = (call("where", call("le", self._tidy(b), _ZERO), self.inner.size, _ZERO) for b in bounds)
+        lowest, highest = (
+            call("where", call("le", self._tidy(b), _ZERO), self.inner.size, _ZERO) for b in bounds
+        )
         return _Range((None, lowest), (None, highest))
 
     def _solve(self, left: Node, right: Node, upper: bool) -> _Range:
-        """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner index."""
+        """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner
+        index."""
         x = self.inner.index.name
         linear = _linear(left, x)
         if linear is not None:
             slope, rest = linear
+            if slope == 0:  # kv_idx - kv_idx
+                return self._constant(call("sub", rest, right) if upper else call("sub", right, rest))
             bounds = self._bounds(call("sub", right, rest))
             if bounds is None:
                 return _UNKNOWN
@@ -159,10 +168,11 @@ class RangeFinder:
             return _Range((None, highest), (None, lowest))
         return _Range((lowest, None), (highest, None))
 
-    # --- extremes over the outer tile ----------------------------------------------------------------------------
+    # --- extremes over the outer tile ------------------------
 
     def _bounds(self, node: Node) -> tuple[Node, Node] | None:
-        """Least and greatest value over the outer tile, or `None` when the expression is not known to be monotone."""
+        """Least and greatest value over the outer tile, or `None` when the expression is not known to be
+        monotone."""
         outer = self.outer.index
         if outer.name not in variables(node):
             return (node, node) if self.inner.index.name not in variables(node) else None
@@ -190,7 +200,9 @@ class RangeFinder:
             case "mul":
                 return self._scaled(node.args, known)
             case "floordiv" if self._is_positive(node.args[1]):
-                return call("floordiv", known[0][0], node.args[1]), call("floordiv", known[0][1], node.args[1])
+                return call("floordiv", known[0][0], node.args[1]), call(
+                    "floordiv", known[0][1], node.args[1]
+                )
         return None
 
     def _scaled(self, args: tuple[Node, ...], known: list[tuple[Node, Node]]) -> tuple[Node, Node] | None:
@@ -206,12 +218,16 @@ class RangeFinder:
             return node.value > 0
         return isinstance(node, Var) and node.name in self.positive
 
-    # --- assembly ------------------------------------------------------------------------------------------------
+    # --- assembly ------------------------
 
     def _span(self, ranges: list[_Range]) -> Span:
         whole = _meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
+        # Kernels go on from `full_hi` to `hi`: it has to be a position even where no row of the tile allows
+        # any.
+        if not self._is_not_negative(full_hi):
+            full_hi = call("max", full_hi, _ZERO)
         return Span(lo, hi, full_lo, full_hi, has_full=whole.full is not None)
 
     def _positions(self, bounds: tuple[Node | None, Node | None]) -> tuple[Node, Node]:
@@ -219,12 +235,25 @@ class RangeFinder:
         size = self.inner.size
         lo = _ZERO if low is None else low
         hi = size if high is None else high
-        # What is a position of the outer tile, or zero, is not negative; a choice of size and zero is not too large.
+        # What is a position of the outer tile, or zero, is not negative; a choice of size and zero is not too
+        # large.
         if lo not in (_ZERO, self.outer.start, self.outer.last):
             lo = call("max", lo, _ZERO)
         if hi != size and not (isinstance(hi, Call) and hi.fn == "where"):
             hi = call("min", hi, size)
         return lo, hi
+
+    def _is_not_negative(self, node: Node) -> bool:
+        """Whether a bound is at least 0 in every tile."""
+        if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
+            return True
+        if isinstance(node, Call) and node.fn in ("min", "max", "where"):
+            checked = [self._is_not_negative(a) for a in node.args[-2:]]
+            return any(checked) if node.fn == "max" else all(checked)
+        sizes = frozenset({self.inner.size.name, self.outer.size.name}) | self.positive
+        last = {self.outer.size.name: 1, "": -1}
+        ranges = IndexRanges({self.outer.start.name: last, self.outer.last.name: last}, sizes)
+        return ranges.not_negative(node)
 
     def _tidy(self, node: Node) -> Node:
         """Like terms collected."""
@@ -264,7 +293,9 @@ def _meet(ranges: list[_Range]) -> _Range:
         return low, high
 
     full = [r.full for r in ranges]
-    return _Range(both([r.some for r in ranges]), None if None in full else both([f for f in full if f is not None]))
+    return _Range(
+        both([r.some for r in ranges]), None if None in full else both([f for f in full if f is not None])
+    )
 
 
 def _merged(spans: list[Span]) -> list[Span]:
@@ -293,7 +324,8 @@ def _union(a: Span, b: Span) -> Span | None:
 
 
 def _ascending(spans: list[Span]) -> tuple[Span, ...]:
-    """In order where it is known (a span that starts at 0 comes first); spans of unknown order become their hull."""
+    """In order where it is known (a span that starts at 0 comes first); spans of unknown order become their
+    hull."""
     first = [s for s in spans if s.lo == _ZERO]
     others = [s for s in spans if s.lo != _ZERO]
     if len(first) > 1:
@@ -324,7 +356,7 @@ def _linear(node: Node, x: str) -> tuple[int, Node] | None:
         return None
     parts = [_linear(a, x) for a in node.args]
     match node.fn, parts:
-        case ("add" | "sub" as fn), [(a, r), (b, s)]:
+        case (("add" | "sub" as fn), [(a, r), (b, s)]):
             return a + b if fn == "add" else a - b, call(fn, r, s)
         case "neg", [(a, r)]:
             return -a, call("neg", r)

@@ -22,7 +22,7 @@ from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables, walk
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import Axis, RangeFinder, Span
-from kgen.plan.tiles import TileTables, tile_tables
+from kgen.plan.tiles import Problem, TileTables, tile_tables
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 
@@ -92,6 +92,15 @@ class TileLoop:
     """What dq or dk is multiplied by after the loop, besides the softmax scale."""
     gradients: tuple[ReadGradient, ...] = ()
 
+    @property
+    def rotated(self) -> bool:
+        """Whether programs begin at different tiles of the inner index.
+
+        Where every program's range starts at the same position, all of them would read the same tile at the same time; a range
+        that moves with the outer tile spreads the reads by itself.
+        """
+        return all(not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans)
+
 
 @dataclass(frozen=True)
 class AttentionPlan:
@@ -156,6 +165,7 @@ class _Planner:
         dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
         # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
         by_head = () if spec.gqa == 1 else (Var("h", Type.INT),)
+        forward = self._loop(*outer_q)
         loops = {
             "dq": self._loop(*outer_q, peel_scalar(dscore, self.algebra), by_query),
             "dkdv": self._loop(*outer_kv, peel_scalar(dscore, self.algebra, keep=by_head), by_key),
@@ -167,21 +177,26 @@ class _Planner:
             form=self.form,
             qk_chunks=qk_chunks,
             v_chunks=v_chunks,
-            tiles=tile_tables(
-                bytes_per_element=4 if spec.dtype == "fp32" else 2,
-                ieee=spec.dtype == "fp32" and spec.precision != "tf32",
-                width_qk=sum(c.size for c in qk_chunks),
-                width_v=sum(c.size for c in v_chunks),
-                heavy=self.form.core != QK,
-            ),
+            tiles=tile_tables(self._tile_problem(qk_chunks, v_chunks, forward)),
             q=self.q,
             kv=self.kv,
             self_attention=self._ties_lengths(),
-            forward=self._loop(*outer_q),
+            forward=forward,
             dq=loops["dq"] if backward else None,
             dkdv=loops["dkdv"] if backward else None,
             pairs=tuple(self._pair(g) for g in by_pair),
             index_ranges=self._index_ranges(),
+        )
+
+    def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
+        tile_reads = [b for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE]
+        return Problem(
+            element_size=4 if self.spec.dtype == "fp32" else 2,
+            ieee=self.spec.dtype == "fp32" and self.spec.precision == "ieee",
+            width_qk=sum(c.size for c in qk),
+            width_v=sum(c.size for c in v),
+            light=self.form.positive and self.form.core == QK and forward.rotated and all(s.has_full for s in forward.spans),
+            tile_reads=len(tile_reads),
         )
 
     # --- masks ---------------------------------------------------------------------------------------------------

@@ -1,18 +1,20 @@
 """Tile shapes by chip: how many rows of each side a program takes, and how many warps and pipeline stages it has.
 
-A table has a row for each chip that was tuned or reasoned about, and the row 0, which every other chip uses: it fits in the
-99 KiB of shared memory that the smallest supported parts give a block. Rows that would not fit are left out by an estimate
-of what the compiler will ask for; `kgen compile` holds the estimate against the compiler.
+Row 90 was timed on an H200 (docs/performance/attention-tiles.md), rows 80 and 100 are reasoned from it, and row 0 serves every
+other chip: it fits in the 99 KiB of shared memory that the smallest supported parts give a block. Each list is in order of
+preference, and the first tile that fits is taken; what a tile needs is estimated here, and `kgen compile` holds the
+estimate against the compiler.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 KIB = 1024
 
 # Shared memory that one block may have, by compute capability (CUDA programming guide, "Compute Capabilities").
-SHARED_MEMORY = {80: 163 * KIB, 90: 227 * KIB, 100: 227 * KIB, 0: 99 * KIB}
+SHARED_MEMORY = {100: 227 * KIB, 90: 227 * KIB, 80: 163 * KIB, 0: 99 * KIB}
 
 
 @dataclass(frozen=True)
@@ -34,61 +36,114 @@ class TileTables:
     dkdv: dict[int, Tile]
 
 
-# Best first; the first that fits is taken.
-_FORWARD = {
-    90: [Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    100: [Tile(128, 128, 8, 3), Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    80: [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    0: [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)],
-}
-_DQ = {
-    90: [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    100: [Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    80: [Tile(128, 64, 8, 2), Tile(64, 64, 4, 2)],
-    0: [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)],
-}
-_DKDV = {
-    90: [Tile(64, 128, 8, 3), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)],
-    100: [Tile(64, 128, 8, 3), Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)],
-    80: [Tile(64, 128, 8, 2), Tile(64, 64, 4, 2)],
-    0: [Tile(64, 64, 4, 2), Tile(32, 64, 4, 2)],
-}
-# Where nothing above fits: small tiles, down to the least that the tensor cores take.
-_SMALL = [Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1), Tile(16, 16, 4, 1)]
-_LEAST = Tile(16, 16, 4, 1)
-# fp32 without tensor cores keeps whole operands in registers.
-_SMALL_IEEE = [Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(16, 16, 4, 1)]
+@dataclass(frozen=True)
+class Problem:
+    """What decides on tiles.
 
-
-def tile_tables(*, bytes_per_element: int, ieee: bool, width_qk: int, width_v: int, heavy: bool) -> TileTables:
-    """The tiles of a problem.
-
-    `width_qk` and `width_v` are the padded head dims; `heavy` says that the score costs more registers than a plain
-    product does (a transcendental function, a gradient accumulator).
+    `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores; `light` says that most tiles are plain
+    products (no function of the score, no bias, no mask); `tile_reads` counts buffers that are read for each (query, key).
     """
 
-    def table(candidates: dict[int, list[Tile]], resident: str) -> dict[int, Tile]:
+    element_size: int
+    ieee: bool
+    width_qk: int
+    width_v: int
+    light: bool
+    tile_reads: int
+
+
+def tile_tables(problem: Problem) -> TileTables:
+    """The tiles of a problem for every chip that has a row; a row equal to row 0 is left out."""
+
+    def table(tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]) -> dict[int, Tile]:
         chosen = {}
-        for chip, tiles in candidates.items():
-            options = _SMALL_IEEE if ieee else tiles + _SMALL
-            fitting = (
-                t for t in options if _shared(t, resident, bytes_per_element, width_qk + width_v) <= SHARED_MEMORY[chip]
-            )
-            chosen[chip] = next((t for t in fitting if _in_registers(t, resident, width_qk, width_v)), _LEAST)
-        return {chip: t for chip, t in chosen.items() if chip == 0 or t != chosen[0]}
+        for chip, limit in SHARED_MEMORY.items():
+            options = _IEEE if problem.ieee else tiles(problem, chip) + _SMALL
+            chosen[chip] = next((t for t in options if shared(problem, t) <= limit), _LEAST)
+        return {chip: tile for chip, tile in chosen.items() if chip == 0 or tile != chosen[0]}
 
-    return TileTables(table(_FORWARD, "m"), table(_DQ, "m"), table(_DKDV, "n"))
+    return TileTables(table(_forward, _forward_shared), table(_dq, _dq_shared), table(_dkdv, _dkdv_shared))
 
 
-def _shared(tile: Tile, resident: str, size: int, width: int) -> int:
-    """Bytes of shared memory: the resident rows once, the streamed rows once per stage."""
-    held, streamed = (tile.BLOCK_M, tile.BLOCK_N) if resident == "m" else (tile.BLOCK_N, tile.BLOCK_M)
-    return size * width * (held + tile.num_stages * streamed)
+# Where nothing better fits: down to the least that the tensor cores take.
+_SMALL = [Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)]
+_LEAST = Tile(16, 16, 4, 1)
+# Without tensor cores operands pass through registers.
+_IEEE = [Tile(32, 32, 4, 1), Tile(16, 32, 4, 1)]
 
 
-def _in_registers(tile: Tile, resident: str, width_qk: int, width_v: int) -> bool:
-    """Whether fp32 accumulators and scores take at most about 200 of a thread's 255 registers."""
-    rows = tile.BLOCK_M if resident == "m" else tile.BLOCK_N
-    widths = max(width_qk, width_v) if resident == "m" else width_qk + width_v
-    words = rows * widths + 2 * tile.BLOCK_M * tile.BLOCK_N
-    return words / (32 * tile.num_warps) <= 200
+def _forward(problem: Problem, chip: int) -> list[Tile]:
+    width = max(problem.width_qk, problem.width_v)
+    if chip == 0:
+        return [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)] if width <= 256 else []
+    if chip == 80:
+        wide = [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)] if width <= 256 else [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
+        return [Tile(128, 64, 8, 2), *wide] if width <= 128 else wide
+    if width <= 64:
+        return [Tile(64, 64, 4, 3)] if problem.element_size == 2 else [Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)]
+    if problem.element_size == 4 and width <= 128:
+        return [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)]
+    if width <= 128:
+        return [Tile(128, 128, 8, 3)] * problem.light + [Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+    if width <= 256:
+        return [Tile(128, 128, 8, 2)] * problem.light + [Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+    return [Tile(64, 32, 8, 2), Tile(64, 32, 8, 1)]
+
+
+def _dq(problem: Problem, chip: int) -> list[Tile]:
+    width = max(problem.width_qk, problem.width_v)
+    if chip == 0:
+        return [Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)] if width <= 128 else []
+    if chip == 80:
+        return [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)] if width <= 128 else []
+    if problem.element_size == 4:
+        return [Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)] if width <= 64 else [Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+    if width <= 64:
+        return [Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)]
+    if width <= 128:
+        return [Tile(128, 64, 8, 3)] * problem.light + [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+    if width <= 256:
+        return [Tile(128, 64, 8, 2)] * (width <= 192) + [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+    return [Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)]
+
+
+def _dkdv(problem: Problem, chip: int) -> list[Tile]:
+    width = max(problem.width_qk, problem.width_v)
+    if chip == 0:
+        return [Tile(32, 64, 4, 2), Tile(32, 64, 4, 1)] if width <= 128 else []
+    if chip == 80:
+        return [Tile(32, 64, 4, 2)] if width <= 128 else []
+    if problem.element_size == 4:
+        return [Tile(64, 128, 8, 2), Tile(32, 64, 4, 2)] if width <= 64 else [Tile(32, 64, 4, 2), Tile(32, 64, 4, 1)]
+    if width <= 64:
+        return [Tile(32, 128, 4, 3), Tile(32, 64, 4, 2)]
+    if width <= 128:
+        return [Tile(32, 64, 4, 3), Tile(32, 64, 4, 2)]
+    if width <= 192:
+        return [Tile(32, 128, 8, 3), Tile(32, 64, 4, 2)]
+    if width <= 256:
+        return [Tile(32, 64, 8, 3), Tile(32, 64, 8, 2)]
+    return [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
+
+
+# Bytes of shared memory: rows that stay, rows that stream through the pipeline, and room for the compiler's own.
+
+
+def _streamed(problem: Problem, tile: Tile, rows: int) -> int:
+    columns = problem.element_size * rows * (problem.width_qk + problem.width_v)
+    reads = 4 * problem.tile_reads * tile.BLOCK_M * tile.BLOCK_N
+    return tile.num_stages * (columns + reads) + 2 * KIB
+
+
+def _forward_shared(problem: Problem, tile: Tile) -> int:
+    return problem.element_size * tile.BLOCK_M * problem.width_qk + _streamed(problem, tile, tile.BLOCK_N)
+
+
+def _dq_shared(problem: Problem, tile: Tile) -> int:
+    held = problem.element_size * tile.BLOCK_M * (problem.width_qk + problem.width_v)
+    return held + _streamed(problem, tile, tile.BLOCK_N)
+
+
+def _dkdv_shared(problem: Problem, tile: Tile) -> int:
+    held = problem.element_size * tile.BLOCK_N * (problem.width_qk + problem.width_v)
+    return held + _streamed(problem, tile, tile.BLOCK_M)

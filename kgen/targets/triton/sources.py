@@ -116,6 +116,9 @@ class _Context:
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
         spans = [self._span(s, loop, printer, last=i == len(loop.spans) - 1) for i, s in enumerate(loop.spans)]
+        for part in (part for span in spans for part in span["loops"]):
+            rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
+            part["turn"] = f"{'tile' if rotates else 0}, " if loop.rotated else ""
         fields = self._tile_fields(loop, printer)
         guards = plan.q if outer == "q" else plan.kv
         live, bound = loop.program.results["outer_live"], guards.bound
@@ -135,6 +138,7 @@ class _Context:
         streamed = ("q", "do") if inner == "q" else ("k", "v")
         fields |= {
             "state": state,
+            "rotated": loop.rotated,
             "spans": spans,
             "prologue": by_head,
             "shared_prologue": shared,

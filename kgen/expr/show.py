@@ -1,0 +1,34 @@
+"""A tree as the spec's own syntax, with no more brackets than it needs: `parse_expression(show(tree))` is the
+tree."""
+
+from __future__ import annotations
+
+from kgen.expr.functions import ATOM, TABLE, UNARY
+from kgen.expr.nodes import Const, Node, Read, Var
+from kgen.expr.tile_ranges import FIRST_AT_LEAST
+
+
+def show(node: Node, context: int = 0) -> str:
+    """The text of a tree, bracketed if it binds less tightly than `context`."""
+    text, binds = _form(node)
+    return f"({text})" if binds < context else text
+
+
+def _form(node: Node) -> tuple[str, int]:
+    if isinstance(node, Const):
+        text = repr(node.value)
+        return text, UNARY if text.startswith("-") else ATOM
+    if isinstance(node, Var):
+        return node.name, ATOM
+    if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
+        buffer, *_ = node.buffer.split(FIRST_AT_LEAST)
+        *leading, value = map(show, node.indices)
+        row = f"{buffer}[{', '.join(leading)}]" if leading else buffer
+        return f"first_at_least({row}, {value})", ATOM
+    if isinstance(node, Read):
+        return f"{node.buffer}[{', '.join(map(show, node.indices))}]", ATOM
+    spelling = TABLE[node.fn].spelled["python"]
+    # The right operand of an operator is bracketed at equal strength: a - (b - c).
+    is_infix = spelling.binds != ATOM
+    operands = [show(a, spelling.operand + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
+    return spelling.form.format(*operands), spelling.binds

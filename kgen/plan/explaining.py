@@ -1,0 +1,274 @@
+"""What becomes of a spec's expressions, step by step, in words for the person who wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kgen.expr.differentiate import is_one
+from kgen.expr.functions import MUL as TIMES
+from kgen.expr.hoist import Binding, Place, Program
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Node, Var, reads, substitute, variables
+from kgen.expr.show import show
+from kgen.expr.softmax_form import QK
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
+from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_attention
+from kgen.plan.tiles import Tile
+from kgen.spec.load import Loaded
+
+SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}
+
+
+def explain(loaded: Loaded) -> str:
+    """The steps from a spec to its kernels, as plain text."""
+    plan = plan_attention(loaded)
+    sections = {
+        "As read": _as_read(plan),
+        "Softmax": _softmax(plan),
+        "Where it is computed, in the forward kernel": _places(plan.forward),
+        "Tiles that are visited": _visits(plan),
+        "Gradients": _gradients(plan),
+        "Sizes of tiles": _tiles(plan),
+    }
+    title = f"{plan.spec.name}: {plan.spec.summary}".rstrip(": ")
+    texts = ["\n".join([f"{heading}\n", *lines]) for heading, lines in sections.items()]
+    return "\n\n".join([title, *texts]) + "\n"
+
+
+def _as_read(plan: AttentionPlan) -> Iterator[str]:
+    spec = plan.spec
+    yield f"  score_mod = {show(plan.score_mod) if plan.score_mod is not None else 'score'}"
+    yield f"  mask_mod  = {show(plan.mask_mod) if plan.mask_mod is not None else 'True'}"
+    for name, param in spec.params.items():
+        yield (
+            f"  {name} = {param.value}, compiled in"
+            if not param.runtime
+            else f"  {name} is given at every launch"
+        )
+    for name, buffer in spec.buffers.items():
+        promises = [", sorted"] * buffer.sorted + [", with a gradient"] * buffer.grad
+        shape = ", ".join(map(str, buffer.shape))
+        yield f"  {name} is a tensor [{shape}] of {buffer.dtype}{''.join(promises)}"
+
+
+# --- softmax ------------------------
+
+
+def _softmax(plan: AttentionPlan) -> Iterator[str]:
+    form = plan.form
+    yield "  Kernels use 2^x in place of e^x: e^x is 2^(LOG2E * x), with LOG2E = log2(e)."
+    yield "  qk is the product of a query and a key, and score = scale * qk."
+    yield "  For each (query, key) the loop computes"
+    yield ""
+    bias = "" if form.bias is None else f" + {show(form.bias)}"
+    yield f"      {_product([form.core, form.multiplier])}{bias}"
+    yield ""
+    if form.core == QK:
+        factor = show(form.multiplier)
+        names = "scale and LOG2E" if _is_plain(form.multiplier) else "scale, LOG2E and the slope of score_mod"
+        yield f"  Folded: score_mod is linear in the score, so {names} are one factor, {factor}."
+    else:
+        yield "  Not folded: score_mod is not linear in the score, so scale is applied first."
+        peeled = sorted(variables(form.multiplier) - {"LOG2E"})
+        if peeled:
+            yield f"  Peeled: what multiplies the whole ({', '.join(peeled)}) is multiplied with LOG2E, once."
+    if form.row_rest is not None:
+        rest = show(form.row_rest)
+        yield f"  Dropped: {rest}. It is the same for all keys of a query, and softmax does not see"
+        yield "  what is added to a whole row. Only the log-sum-exp gets it back, once for each query."
+        if form.bias is not None and "q_start" in variables(form.bias):
+            yield "  What is added is taken at q_start, the first query of a tile, in place of q_idx."
+    if form.positive:
+        yield "  The factor is positive: row maxima are taken before it, and it costs no step of its own."
+    if not form.finite:
+        yield "  Nothing promises that a score is finite: rows are checked for having seen no key at all."
+
+
+def _is_plain(multiplier: Node) -> bool:
+    return variables(multiplier) == {"LOG2E", "scale"}
+
+
+def _product(factors: Iterable[Node]) -> str:
+    """The factors that are not 1, with brackets where a product asks for them."""
+    kept = [f for f in factors if not is_one(f)]
+    multiplied = TIMES if len(kept) > 1 else 0
+    return " * ".join(show(f, multiplied + (i > 0 and multiplied > 0)) for i, f in enumerate(kept)) or "1"
+
+
+# --- places ------------------------
+
+
+def _places(loop: TileLoop) -> Iterator[str]:
+    program = loop.program
+    yield "  Names are those of the emitted file."
+    groups: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
+    for binding in program.bindings:
+        groups[_heading(binding.place, binding.node, program)].append(
+            f"{binding.name} = {show(binding.node)}"
+        )
+    results = program.results
+    axis = {"outer_live": loop.outer, "inner_live": loop.inner}
+    for name, side in axis.items():
+        if results[name] != TRUE:
+            live = Var(f"{side.index.name.removesuffix('_idx')}_live", results[name].type)
+            groups[_heading(program.place(live), live, program)].append(
+                f"{live.name} = {show(results[name])}"
+            )
+    if "row_rest" in results:
+        groups[_QUERY].append(f"lse = lse of the loop + {show(results['row_rest'])}")
+    if loop.masked:
+        groups[_PAIR].append(f"mask = {show(results['mask'])}")
+    bias = f" + {show(results['bias'])}" if "bias" in results else ""
+    groups[_PAIR].append(f"s = {_product([results['core'], results['qk_scale']])}{bias}")
+    for heading, lines in groups.items():
+        if lines:
+            yield f"  {heading}"
+            yield from (f"      {line}" for line in lines)
+
+
+_KERNEL, _HEAD, _QUERIES = "the same everywhere", "once for each (b, h)", "once for each tile of queries"
+_QUERY, _KEYS, _KEY, _PAIR = (
+    "for each query, before the loop",
+    "for each tile of keys",
+    "for each key of a tile",
+    "for each (query, key)",
+)
+_HEADINGS = (_KERNEL, _HEAD, _QUERIES, _QUERY, _KEYS, _KEY, _PAIR)
+
+
+def _heading(place: Place, node: Node, program: Program) -> str:
+    if len(place.axes) == 2:
+        return _PAIR
+    if place.axes:
+        return _QUERY if place.axes == ("q",) else _KEY
+    if place.in_loop:
+        return _KEYS
+    names = variables(_in_full(node, program.bindings))
+    if names & {"q_start", "q_last"}:
+        return _QUERIES
+    return _HEAD if names & {"b", "h"} else _KERNEL
+
+
+def _in_full(node: Node, bindings: Iterable[Binding]) -> Node:
+    """With names of bindings replaced by what they are bound to."""
+    full: dict[Node, Node] = {}
+    for binding in bindings:
+        full[Var(binding.name, binding.node.type)] = substitute(binding.node, full)
+    return substitute(node, full)
+
+
+# --- tiles ------------------------
+
+
+def _visits(plan: AttentionPlan) -> Iterator[str]:
+    yield from _ranges(plan.forward, "forward and dq" if plan.backward else "forward")
+    if plan.dkdv is not None:
+        yield from _ranges(plan.dkdv, "dk and dv")
+    searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
+    if searched:
+        yield "  first_at_least(x, v), a binary search, is the first position of x with an element >= v."
+
+
+def _ranges(loop: TileLoop, kernels: str) -> Iterator[str]:
+    one, many = SIDES[loop.inner.index.name]
+    outer, outers = SIDES[loop.outer.index.name]
+    start, last = loop.outer.start.name, loop.outer.last.name
+    yield f"  {kernels}: a tile of {outers} {start} .. {last} visits the tiles of {many} with positions in"
+    for i, span in enumerate(loop.spans):
+        yield f"      {_interval(span.lo, span.hi)}" + (", where they were not visited yet" if i else "")
+        yield f"          {_unmasked(span, loop, one, outer)}"
+    if not loop.spans:
+        yield "      nothing: the mask allows no pair"
+
+
+def _unmasked(span: Span, loop: TileLoop, one: str, outer: str) -> str:
+    if not loop.masked:
+        return "no mask is needed"
+    if not span.has_full:
+        return f"masked throughout: the mask has no closed form in the {one}"
+    if (span.full_lo, span.full_hi) == (span.lo, span.hi):
+        return "no mask is needed, except in a tile that reaches past an end of it"
+    full = _interval(span.full_lo, span.full_hi)
+    return f"no mask is needed within {full}, which every {outer} of the tile allows"
+
+
+def _interval(low: Node, high: Node) -> str:
+    return f"[{show(low)}, {show(high)})"
+
+
+def _searched(loop: TileLoop) -> list[str]:
+    bounds = [b for s in loop.spans for b in (s.lo, s.hi, s.full_lo, s.full_hi)]
+    return [r.buffer for b in bounds for r in reads(b) if r.buffer.endswith(FIRST_AT_LEAST)]
+
+
+# --- gradients ------------------------
+
+
+def _gradients(plan: AttentionPlan) -> Iterator[str]:
+    if plan.dq is None or plan.dkdv is None:
+        yield "  None: `passes` does not ask for backward."
+        return
+    yield "  ds is the gradient of the loss in score_mod, for each (query, key): p * (dp - delta)."
+    yield f"  d score_mod / d score = {_product([plan.dq.dscore_factor, plan.dq.dscore])}"
+    for name, loop in (("dq", plan.dq), ("dk", plan.dkdv)):
+        inside = "ds" if is_one(loop.dscore) else "ds * (d score_mod / d score)"
+        if not (is_one(loop.dscore) or is_one(loop.dscore_factor)):
+            inside = f"ds * {show(loop.dscore, TIMES)}"
+        after = _product([Var("scale", QK.type), loop.dscore_factor])
+        side = "keys" if name == "dq" else "queries"
+        yield f"  {name} adds up {inside} times {side}, and is multiplied by {after} after the loop"
+    for gradient in plan.gradients:
+        yield ""
+        yield f"  d score_mod / d {_read(gradient)} = {_product([gradient.factor, gradient.derivative])}"
+        yield from (f"      {line}" for line in _reduction(gradient, plan))
+    wanted = [name for name, buffer in plan.spec.buffers.items() if buffer.grad]
+    if not wanted and plan.spec.buffers:
+        yield "  No buffer has `grad: true`."
+
+
+def _read(gradient: ReadGradient) -> str:
+    return f"{gradient.buffer}[{', '.join(show(i) for i in gradient.indices)}]"
+
+
+def _reduction(gradient: ReadGradient, plan: AttentionPlan) -> Iterator[str]:
+    if gradient.along == "pair":
+        if gradient.summed is None:
+            yield "The dq kernel adds it to its element for each (query, key), with an atomic addition:"
+            yield "the order of the sum, and so its last bits, may differ from run to run."
+            return
+        absent = [name for name in ("b", "h") if name not in gradient.summed]
+        over = (
+            f", which loops over {' and '.join({'b': 'batches', 'h': 'heads'}[n] for n in absent)}"
+            if absent
+            else ""
+        )
+        yield f"A kernel of its own writes each tile of it once{over}: no atomics, the same bits every time."
+        return
+    one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
+    yield f"The {kernel} kernel keeps one number for each {one} of each (b, h) and writes it once;"
+    if gradient.summed is not None:
+        kept = ", ".join(gradient.summed) or "nothing"
+        yield f"the launcher sums over all but {kept}: no atomics, the same bits every time."
+    else:
+        yield "the launcher adds each number to the element that it belongs to (index_put with accumulation)."
+
+
+# --- tile tables ------------------------
+
+
+def _tiles(plan: AttentionPlan) -> Iterator[str]:
+    tables = {"forward": plan.tiles.forward}
+    if plan.backward:
+        tables |= {"dq": plan.tiles.dq, "dk and dv": plan.tiles.dkdv}
+    yield "  queries x keys, warps, pipeline stages"
+    for kernel, table in tables.items():
+        for chip in sorted(table, reverse=True):
+            yield f"  {kernel:<10} {_chip(chip):<16} {_tile(table[chip])}"
+
+
+def _chip(chip: int) -> str:
+    return f"sm_{chip}" if chip else "any other chip"
+
+
+def _tile(tile: Tile) -> str:
+    return f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages"

@@ -1,0 +1,78 @@
+"""`kgen explain` for four specs, word for word.
+
+After a change that is meant: `kgen explain specs/NAME.yaml`, without the sizes of tiles, goes into
+`explained/NAME.txt`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kgen.plan.attention import plan_attention
+from kgen.plan.explaining import explain
+from kgen.spec.load import load, loads
+
+TESTS = Path(__file__).parent
+SPECS = sorted((TESTS.parent / "specs").glob("*.yaml"))
+GOLDEN = sorted((TESTS / "explained").glob("*.txt"))
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda p: p.stem)
+def test_word_for_word(golden: Path) -> None:
+    text = explain(load(TESTS.parent / "specs" / f"{golden.stem}.yaml"))
+    # Tiles are tuned more often than anything is said about expressions.
+    assert text.partition("\nSizes of tiles")[0] == golden.read_text(encoding="utf-8")
+
+
+def test_there_are_golden_files() -> None:
+    assert len(GOLDEN) == 4
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
+def test_every_spec_is_explained(path: Path) -> None:
+    loaded = load(path)
+    text = explain(loaded)
+    plan = plan_attention(loaded)
+    for binding in plan.forward.program.bindings:
+        assert f"      {binding.name} = " in text
+    for gradient in plan.gradients:
+        assert f"d {gradient.buffer}[" in text
+    for tile in plan.tiles.forward.values():
+        assert f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages" in text
+    assert all(line == line.rstrip() for line in text.split("\n"))
+    assert "Call(" not in text
+
+
+def explained(score_mod: str, more: str = "") -> str:
+    head = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\n"
+    return explain(loads(f"{head}score_mod: {score_mod}\n{more}", "n.yaml"))
+
+
+def test_reductions() -> None:
+    learned = "buffers: {{x: {{shape: {}, dtype: fp32, grad: true}}}}\n"
+    by_head = explained("score * x[h]", learned.format("[HQ]"))
+    assert "one number for each query" in by_head
+    assert "sums over all but h" in by_head
+    by_key = explained("score + x[kv_idx]", learned.format("[SK]"))
+    assert "one number for each key" in by_key
+    by_pair = explained("score + x[q_idx, kv_idx]", learned.format("[SQ, SK]"))
+    assert "loops over batches and heads: no atomics" in by_pair
+    by_distance = explained("score + x[abs(q_idx - kv_idx)]", learned.format("[99]"))
+    assert "atomic addition" in by_distance
+    by_bucket = explained("score + x[q_idx // 8]", learned.format("[99]"))
+    assert "index_put" in by_bucket
+
+
+def test_forward_only_and_unclassified_masks() -> None:
+    text = explained("-score", "passes: [forward]\nmask_mod: (q_idx - kv_idx) % 3 == 0\n")
+    assert "`passes` does not ask for backward" in text
+    assert "the mask has no closed form" in text
+    assert "factor is positive" not in text
+
+
+def test_searches_are_explained() -> None:
+    text = explain(load(TESTS.parent / "specs/document_causal.yaml"))
+    assert "first_at_least(doc, doc[q_start])" in text
+    assert "a binary search" in text

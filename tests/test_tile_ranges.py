@@ -1,0 +1,262 @@
+"""Tile ranges against brute force: nothing allowed is skipped, nothing forbidden goes unmasked, no tile comes
+twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask, words
+
+from kgen.expr.algebra import Algebra
+from kgen.expr.nodes import Const, Node, Type, Var, walk
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START
+from kgen.expr.tile_ranges import Axis, RangeFinder, Span
+
+Q_AXIS = Axis(Q_IDX, Q_START, Var("q_last", Type.INT), Var("SQ", Type.INT))
+KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), Var("SK", Type.INT))
+DIRECTIONS = {"keys of a query tile": (KV_AXIS, Q_AXIS), "queries of a key tile": (Q_AXIS, KV_AXIS)}
+ZERO = Const(0, Type.INT)
+
+
+def spans_of(tree: Node, inner: Axis, outer: Axis) -> tuple[Span, ...]:
+    return RangeFinder(inner, outer, Algebra(POSITIVE), POSITIVE, SORTED.__contains__).spans(tree)
+
+
+def allowed(tree: Node, env: dict[str, Any], inner: Axis) -> torch.Tensor:
+    """The mask as a matrix, outer positions by inner positions."""
+    matrix = evaluate(tree, env | grid(env["SQ"], env["SK"])).expand(env["SQ"], env["SK"])
+    return matrix if inner is KV_AXIS else matrix.T
+
+
+def tiles(env: dict[str, Any], outer: Axis, rows: int) -> dict[str, Any]:
+    """The names of the outer tile, for all tiles at once."""
+    start = torch.arange(0, env[outer.size.name], rows)
+    last = (start + rows).clamp(max=env[outer.size.name]) - 1
+    return {outer.start.name: start, outer.last.name: last}
+
+
+def numbers(spans: tuple[Span, ...], env: dict[str, Any], count: int) -> list[list[tuple[int, ...]]]:
+    """For each tile the values (lo, hi, full_lo, full_hi) of each span."""
+    fields = [[evaluate(n, env).expand(count) for n in (s.lo, s.hi, s.full_lo, s.full_hi)] for s in spans]
+    return [[tuple(int(bound[t]) for bound in span) for span in fields] for t in range(count)]
+
+
+def truncated(a: int, b: int) -> int:
+    """Division as kernels do it, towards zero."""
+    return abs(a) // b * (1 if a >= 0 else -1)
+
+
+def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -> list[tuple[int, bool]]:
+    """The tiles that a kernel visits, by first position, and whether it masks them: what the loops of emitted
+    files do."""
+    visited: list[tuple[int, bool]] = []
+    done = 0
+    for i, (span, (span_lo, hi, full_lo, full_hi)) in enumerate(zip(spans, bounds, strict=True)):
+        lo = max(truncated(span_lo, block) * block, done if i else 0)
+        done = truncated(hi + block - 1, block) * block
+        if not span.has_full:
+            loops = [(lo, hi, True)]
+        else:
+            full_lo = max(truncated(full_lo + block - 1, block) * block, lo)
+            full_hi = truncated(full_hi, block) * block
+            # From the start on, the first loop is left out, and so is the question which of two bounds is
+            # larger.
+            from_start = i == 0 and span.full_lo == span.lo == ZERO
+            tail = full_hi if from_start else max(full_lo, full_hi)
+            loops = [(lo, min(full_lo, hi), True), (full_lo, full_hi, False), (tail, hi, True)]
+        visited += [(start, masked) for a, b, masked in loops for start in range(a, b, block)]
+    return visited
+
+
+def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]) -> None:
+    tree = mask(text)
+    env = draw_env(seed, sq, sk) | {"b": seed % 2, "h": seed // 2 % 2} | changes
+    for inner, outer in DIRECTIONS.values():
+        matrix = allowed(tree, env, inner)
+        spans = spans_of(tree, inner, outer)
+        tile_env = env | tiles(env, outer, rows)
+        starts = tile_env[outer.start.name]
+        for start, bounds in zip(starts.tolist(), numbers(spans, tile_env, len(starts)), strict=True):
+            part = matrix[start : start + rows]
+            some = set(part.any(0).nonzero().flatten().tolist())
+            every = set(part.all(0).nonzero().flatten().tolist())
+            inside = {x for lo, hi, _, _ in bounds for x in range(lo, hi)}
+            assert some <= inside, f"tile {start}: {bounds} leave out {some - inside}"
+            for span, (_, _, full_lo, full_hi) in zip(spans, bounds, strict=True):
+                full = set(range(full_lo, full_hi)) if span.has_full else set()
+                assert full <= every, f"tile {start}: {bounds} do not mask {full - every}"
+            # What a kernel makes of it.
+            order = visits(spans, bounds, block)
+            places = [position for position, _ in order]
+            assert len(places) == len(set(places)), f"tile {start}: {bounds} visit {places}"
+            assert all(0 <= p < env[inner.size.name] for p in places), (
+                f"tile {start}: {bounds} visit {places}"
+            )
+            assert some <= {p + i for p in places for i in range(block)}
+            assert every >= {p + i for p, masked in order if not masked for i in range(block)}
+
+
+# --- any mask ------------------------
+
+LEAVES = st.sampled_from(
+    words(
+        "q_idx kv_idx q_idx kv_idx q_idx kv_idx window offset offset h b SQ SK doc[q_idx] doc[kv_idx] "
+        "docs[b,kv_idx] docs[b,q_idx] kind[kv_idx] kind[q_idx] lens[b] 0 1 3 (-2)"
+    )
+)
+DIVISORS = st.sampled_from(words("2 3 window dilation (-2) 1"))
+FACTORS = st.sampled_from(words("2 3 (-1) (-2) 0 window offset h"))
+
+
+def larger(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("({} + {})".format, part, part),
+        st.builds("({} - {})".format, part, part),
+        st.builds("({} - {})".format, part, part),
+        st.builds("{} * {}".format, part, FACTORS),
+        st.builds("{1} * {0}".format, part, FACTORS),
+        st.builds("({} // {})".format, part, DIVISORS),
+        st.builds("({} % {})".format, part, DIVISORS),
+        st.builds("abs({})".format, part),
+        st.builds("(-{})".format, part),
+        st.builds("min({}, {})".format, part, part),
+        st.builds("max({}, {})".format, part, part),
+        st.builds("clamp({}, 0, {})".format, part, part),
+        st.builds("where(h > 0, {}, {})".format, part, part),
+        st.builds("where({} < {}, {}, 2)".format, part, part, part),
+    )
+
+
+# Deferred, so that a failure does not print the whole grammar.
+VALUES = st.deferred(lambda: LEAVES | larger(LEAVES) | larger(LEAVES | larger(LEAVES)))
+COMPARISONS = st.one_of(
+    st.builds("{} {} {}".format, VALUES, st.sampled_from(words("< <= > >= == !=")), VALUES),
+    st.builds("{} {} {}".format, LEAVES, st.sampled_from(words("< <= > >= == !=")), LEAVES),
+    st.builds("abs(q_idx - kv_idx) {} {}".format, st.sampled_from(words("< <= > >= == !=")), VALUES),
+    st.sampled_from(["q_idx >= kv_idx", "q_idx * 0.5 >= kv_idx", "True", "False", "gain > 0"]),
+)
+MASKS = st.recursive(
+    COMPARISONS,
+    lambda part: st.one_of(
+        st.builds("({} and {})".format, part, part),
+        st.builds("({} or {})".format, part, part),
+        st.builds("(not {})".format, part),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(bounded, max_examples=600)
+@given(
+    MASKS,
+    st.integers(0, 20),
+    st.integers(1, 13),
+    st.integers(1, 13),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([{}, {}, {"offset": 0}, {"offset": -40}, {"offset": 2**31 - 20}, {"offset": 20 - 2**31}]),
+)
+@example("kv_idx <= q_idx + offset", 0, 13, 13, 2, 4, {"offset": -12})
+@example("q_idx != kv_idx", 0, 9, 9, 2, 2, {})
+def test_every_mask(
+    text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]
+) -> None:
+    if "kind" in text or "doc" in text:  # these tie the two lengths
+        sk = sq
+    check(text, seed, sq, sk, rows, block, changes)
+
+
+# --- masks whose ranges are exact ------------------------
+
+EXACT = {
+    "causal": "q_idx >= kv_idx",
+    "causal with an offset": "q_idx + offset >= kv_idx",
+    "sliding window": "q_idx >= kv_idx and q_idx - kv_idx < window",
+    "symmetric window": "abs(q_idx - kv_idx) <= window",
+    "prefix": "kv_idx < offset or q_idx >= kv_idx",
+    "padding": "kv_idx < lens[b]",
+    "strided": "3 * q_idx >= 2 * kv_idx + 1",
+    "chunks": "kv_idx // window == q_idx // window",
+    "documents": "doc[q_idx] == doc[kv_idx]",
+    "documents of a batch": "docs[b, kv_idx] <= docs[b, q_idx] and q_idx >= kv_idx",
+    "head-dependent": "q_idx - kv_idx >= h * 2",
+    "nothing": "True",
+}
+# What a tile allows throughout may come from several alternatives together, one for each of its rows: `full`
+# is then smaller.
+SEVERAL = {
+    "longformer": "abs(q_idx - kv_idx) <= window or kv_idx < offset",
+    "prefix and window": "q_idx >= kv_idx and (q_idx - kv_idx < window or kv_idx < 2)",
+}
+
+
+def check_exact(text: str, seed: int, rows: int, inner: Axis, outer: Axis, alone: bool) -> None:
+    tree = mask(text)
+    env = draw_env(seed, 12, 12) | {"b": seed % 2, "h": seed % 2}
+    matrix = allowed(tree, env, inner)
+    spans = spans_of(tree, inner, outer)
+    tile_env = env | tiles(env, outer, rows)
+    starts = tile_env[outer.start.name]
+    for start, bounds in zip(starts.tolist(), numbers(spans, tile_env, len(starts)), strict=True):
+        part = matrix[start : start + rows]
+        some = set(part.any(0).nonzero().flatten().tolist())
+        every = set(part.all(0).nonzero().flatten().tolist())
+        assert {x for lo, hi, _, _ in bounds for x in range(lo, hi)} == some, (start, bounds)
+        full = {x for _, _, full_lo, full_hi in bounds for x in range(full_lo, full_hi)}
+        assert full == every if alone or rows == 1 else full <= every, (start, bounds)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("name", [*EXACT, *SEVERAL])
+def test_exact(name: str, direction: str) -> None:
+    for seed in range(8):
+        for rows in (1, 3, 4):
+            check_exact((EXACT | SEVERAL)[name], seed, rows, *DIRECTIONS[direction], alone=name in EXACT)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind[kv_idx] == kind[q_idx]",
+        "(q_idx - kv_idx) % dilation == 0",
+        "q_idx * kv_idx < 9",
+        "q_idx * 0.5 >= kv_idx",
+        "doc[kv_idx] % 2 == doc[q_idx] % 2",
+        "(kv_idx + q_idx) // 2 < 3",
+    ],
+)
+def test_what_cannot_be_classified_is_scanned_with_the_mask(text: str, direction: str) -> None:
+    inner, outer = DIRECTIONS[direction]
+    (span,) = spans_of(mask(text), inner, outer)
+    assert (span.lo, span.hi, span.has_full) == (ZERO, inner.size, False)
+
+
+def test_one_condition_that_cannot_be_classified_leaves_the_others() -> None:
+    (span,) = spans_of(mask("q_idx >= kv_idx and (q_idx - kv_idx) % dilation == 0"), KV_AXIS, Q_AXIS)
+    (causal,) = spans_of(mask("q_idx >= kv_idx"), KV_AXIS, Q_AXIS)
+    assert (span.lo, span.hi) == (causal.lo, causal.hi)
+    assert not span.has_full
+
+
+def test_spans_are_few_and_ascend() -> None:
+    for text in (EXACT | SEVERAL).values():
+        for inner, outer in DIRECTIONS.values():
+            spans = spans_of(mask(text), inner, outer)
+            assert 1 <= len(spans) <= 2
+            assert all(span.lo == ZERO for span in spans[:-1])
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="kernels compute bounds in 32 bits: a window of 2**31 - 1 wraps around and hides every key",
+)
+def test_bounds_stay_within_32_bits() -> None:
+    (span,) = spans_of(mask("abs(q_idx - kv_idx) <= window"), KV_AXIS, Q_AXIS)
+    env = draw_env(0, 8, 8) | {"q_start": 4, "q_last": 7, "window": 2**31 - 1}
+    for node in (n for bound in (span.lo, span.hi, span.full_lo, span.full_hi) for n in walk(bound)):
+        assert -(2**31) <= int(evaluate(node, env)) < 2**31
