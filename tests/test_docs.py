@@ -134,7 +134,7 @@ class Algebra:
         return Algebra(f"-{self}")
 
 
-COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+INFIX = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "and"}
 
 
 def derivatives(name: str) -> str:
@@ -144,8 +144,8 @@ def derivatives(name: str) -> str:
 
     def applied(fn: str, *operands: object) -> Algebra:
         texts = [o.text if isinstance(o, Algebra) else str(o) for o in operands]
-        if fn in COMPARED:
-            return Algebra(f"{texts[0]} {COMPARED[fn]} {texts[1]}", atom=False)
+        if fn in INFIX:
+            return Algebra(f"{texts[0]} {INFIX[fn]} {texts[1]}", atom=False)
         return Algebra(f"{fn}({', '.join(texts)})")
 
     partials = row.derivative(applied, *[Algebra(x) for x in "xyz"[: row.arity[0]]])
