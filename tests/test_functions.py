@@ -312,9 +312,6 @@ def test_triton_spelling(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the printer leaves `log2(kv_idx + 1)` as it is: Triton refuses integers"
-)
 def test_printed_operands_of_real_functions_are_real() -> None:
     printer = Printer(hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), fast_math=False)
     for name, types in INTEGERS:

@@ -15,6 +15,7 @@ Two conventions keep the rows short:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,13 @@ class Function:
     fast: dict[str, Spelling] = field(default_factory=dict)
     """Cheaper approximations that a spec opts into with `fast_math: true`."""
 
+    @property
+    def result(self) -> Type | None:
+        """FLOAT for a function whose result is real whatever its operands are; `None` where it follows them."""
+        return FLOAT if self.typed is _real else None
+
+
+LN2 = math.log(2)
 
 # --- type rules ------------------------
 
@@ -290,9 +298,9 @@ _ROWS = [
     ),
     # Exponentials and logarithms.
     _function("exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),)),
-    _function("exp2", lambda t, x: t.exp2(x), lambda f, x: (f("exp2", x) * f("log", 2),)),
+    _function("exp2", lambda t, x: t.exp2(x), lambda f, x: (f("exp2", x) * LN2,)),
     _function("log", lambda t, x: t.log(x), lambda f, x: (1 / x,)),
-    _function("log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * f("log", 2)),)),
+    _function("log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * LN2),)),
     _function("sqrt", lambda t, x: t.sqrt(x), lambda f, x: (f("rsqrt", x) / 2,)),
     _function("rsqrt", lambda t, x: t.rsqrt(x), lambda f, x: (-(f("rsqrt", x) ** 3) / 2,)),
     _function(

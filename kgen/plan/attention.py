@@ -11,6 +11,7 @@ description, `TileLoop`: a program owns a tile of the *outer* index and visits t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import Axis, RangeFinder, Span
 from kgen.plan.tiles import Problem, TileTables, tile_tables
@@ -40,7 +41,8 @@ LARGEST_TILE = 128
 class Chunk:
     """A power-of-two block of columns of a head: `[start, start + size)`, of which the first `width` exist.
 
-    `columns` names its column offsets (`offs_d` of q and k, `offs_e` of v and out); `tag` tells its registers from other blocks'.
+    `columns` names its column offsets (`offs_d` of q and k, `offs_e` of v and out); `tag` tells its
+    registers from other blocks'.
     """
 
     columns: str
@@ -63,7 +65,8 @@ class ReadGradient:
     """The gradient through one distinct read of a buffer: `sum of dscore_mod * derivative` at `indices`.
 
     `along` says over which positions it is kept before it is written: "q" (a value per query), "kv" (a value per key),
-    or "pair". `summed` names the dimensions `b h q_idx kv_idx` that the indices are, one for one, so that the gradient is a
+    or "pair". `summed` names the dimensions `b h q_idx kv_idx` that the indices are, one for one, so that
+    the gradient is a
     plain sum over the others; it is `None` when the values have to be scattered.
     """
 
@@ -96,10 +99,13 @@ class TileLoop:
     def rotated(self) -> bool:
         """Whether programs begin at different tiles of the inner index.
 
-        Where every program's range starts at the same position, all of them would read the same tile at the same time; a range
+        Where every program's range starts at the same position, all of them would read the same tile at the
+        same time; a range
         that moves with the outer tile spreads the reads by itself.
         """
-        return all(not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans)
+        return all(
+            not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans
+        )
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,16 @@ class AttentionPlan:
 def plan_attention(loaded: Loaded) -> AttentionPlan:
     """The plan of a loaded attention spec."""
     return _Planner(loaded).plan()
+
+
+def ties_lengths(trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]]) -> bool:
+    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK."""
+    return any(
+        (size, index) in (("SQ", KV_IDX), ("SK", Q_IDX))
+        for tree in trees
+        for read in reads(tree)
+        for size, index in zip(shapes[read.buffer], read.indices, strict=True)
+    )
 
 
 class _Planner:
@@ -195,7 +211,10 @@ class _Planner:
             ieee=self.spec.dtype == "fp32" and self.spec.precision == "ieee",
             width_qk=sum(c.size for c in qk),
             width_v=sum(c.size for c in v),
-            light=self.form.positive and self.form.core == QK and forward.rotated and all(s.has_full for s in forward.spans),
+            light=self.form.positive
+            and self.form.core == QK
+            and forward.rotated
+            and all(s.has_full for s in forward.spans),
             tile_reads=len(tile_reads),
         )
 
@@ -239,7 +258,9 @@ class _Planner:
             inner.start.name: Place(True, ()),
             "qk": TILE,
         }
-        return self._tile_loop(outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer))
+        return self._tile_loop(
+            outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer)
+        )
 
     def _pair(self, gradient: ReadGradient) -> TileLoop:
         """One tile of both indices; the batches and heads that the buffer does not have are looped over inside."""
@@ -321,7 +342,7 @@ class _Planner:
         return tuple(found)
 
     def _summed(self, read: Read) -> tuple[str, ...] | None:
-        sizes = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
+        sizes: dict[str, tuple[str, ...]] = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
         if self._ties_lengths():
             sizes |= {"q_idx": ("SQ", "SK"), "kv_idx": ("SQ", "SK")}
         names = [i.name if isinstance(i, Var) else "" for i in read.indices]
@@ -330,15 +351,8 @@ class _Planner:
         return tuple(names) if plain and len(set(names)) == len(names) else None
 
     def _ties_lengths(self) -> bool:
-        """Whether a buffer that is as long as one side is read at a position of the other."""
         trees = [t for t in (self.score_mod, self.mask_mod) if t is not None]
-        return any(
-            (size, index) in (("SQ", KV_IDX), ("SK", Q_IDX))
-            for tree in trees
-            for node in walk(tree)
-            if isinstance(node, Read)
-            for size, index in zip(self.spec.buffers[node.buffer].shape, node.indices, strict=True)
-        )
+        return ties_lengths(trees, {n: b.shape for n, b in self.spec.buffers.items()})
 
     def _index_ranges(self) -> IndexRanges:
         greatest = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}, "q_start": {"SQ": 1, "": -1}}
@@ -350,8 +364,51 @@ class _Planner:
 
 # Names of the emitted kernels' own variables.
 _RESERVED = frozenset(
-    "q k v o do acc m_i l_i p s dp ds dq dk dv lse delta b h h_kv pid tile scale mask qk core bias alpha offs_m offs_n "
-    "kv_lo kv_hi q_lo q_hi q_start q_last kv_start kv_last n_tiles row_rest inner_live outer_live GQA".split()
+    [
+        "q",
+        "k",
+        "v",
+        "o",
+        "do",
+        "acc",
+        "m_i",
+        "l_i",
+        "p",
+        "s",
+        "dp",
+        "ds",
+        "dq",
+        "dk",
+        "dv",
+        "lse",
+        "delta",
+        "b",
+        "h",
+        "h_kv",
+        "pid",
+        "tile",
+        "scale",
+        "mask",
+        "qk",
+        "core",
+        "bias",
+        "alpha",
+        "offs_m",
+        "offs_n",
+        "kv_lo",
+        "kv_hi",
+        "q_lo",
+        "q_hi",
+        "q_start",
+        "q_last",
+        "kv_start",
+        "kv_last",
+        "n_tiles",
+        "row_rest",
+        "inner_live",
+        "outer_live",
+        "GQA",
+    ]
 )
 
 
@@ -366,7 +423,8 @@ def _named(condition: Node, name: Var) -> Node:
 
 
 def _chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
-    """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64, 576 = 512 + 64.
+    """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64,
+    576 = 512 + 64.
 
     Matrix units want at least 16 columns; a rest that is not a power of two is padded to one.
     """

@@ -1,7 +1,9 @@
 """Tile shapes by chip: how many rows of each side a program takes, and how many warps and pipeline stages it has.
 
-Row 90 was timed on an H200 (docs/performance/attention-tiles.md), rows 80 and 100 are reasoned from it, and row 0 serves every
-other chip: it fits in the 99 KiB of shared memory that the smallest supported parts give a block. Each list is in order of
+Row 90 was timed on an H200 (docs/performance/attention-tiles.md), rows 80 and 100 are reasoned from it, and
+row 0 serves every
+other chip: it fits in the 99 KiB of shared memory that the smallest supported parts give a block. Each list
+is in order of
 preference, and the first tile that fits is taken; what a tile needs is estimated here, and `kgen compile` holds the
 estimate against the compiler.
 """
@@ -40,8 +42,10 @@ class TileTables:
 class Problem:
     """What decides on tiles.
 
-    `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores; `light` says that most tiles are plain
-    products (no function of the score, no bias, no mask); `tile_reads` counts buffers that are read for each (query, key).
+    `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores; `light` says that
+    most tiles are plain
+    products (no function of the score, no bias, no mask); `tile_reads` counts buffers that are read for each
+    (query, key).
     """
 
     element_size: int
@@ -55,7 +59,9 @@ class Problem:
 def tile_tables(problem: Problem) -> TileTables:
     """The tiles of a problem for every chip that has a row; a row equal to row 0 is left out."""
 
-    def table(tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]) -> dict[int, Tile]:
+    def table(
+        tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]
+    ) -> dict[int, Tile]:
         chosen = {}
         for chip, limit in SHARED_MEMORY.items():
             options = _IEEE if problem.ieee else tiles(problem, chip) + _SMALL
@@ -77,16 +83,30 @@ def _forward(problem: Problem, chip: int) -> list[Tile]:
     if chip == 0:
         return [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)] if width <= 256 else []
     if chip == 80:
-        wide = [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)] if width <= 256 else [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
+        wide = (
+            [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+            if width <= 256
+            else [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
+        )
         return [Tile(128, 64, 8, 2), *wide] if width <= 128 else wide
     if width <= 64:
-        return [Tile(64, 64, 4, 3)] if problem.element_size == 2 else [Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)]
+        return (
+            [Tile(64, 64, 4, 3)] if problem.element_size == 2 else [Tile(128, 64, 8, 3), Tile(64, 64, 4, 2)]
+        )
     if problem.element_size == 4 and width <= 128:
         return [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2)]
     if width <= 128:
-        return [Tile(128, 128, 8, 3)] * problem.light + [Tile(64, 64, 4, 3), Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
+        return [Tile(128, 128, 8, 3)] * problem.light + [
+            Tile(64, 64, 4, 3),
+            Tile(64, 64, 4, 2),
+            Tile(64, 32, 4, 2),
+        ]
     if width <= 256:
-        return [Tile(128, 128, 8, 2)] * problem.light + [Tile(128, 64, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+        return [Tile(128, 128, 8, 2)] * problem.light + [
+            Tile(128, 64, 8, 2),
+            Tile(64, 32, 4, 2),
+            Tile(64, 32, 4, 1),
+        ]
     return [Tile(64, 32, 8, 2), Tile(64, 32, 8, 1)]
 
 
@@ -97,13 +117,21 @@ def _dq(problem: Problem, chip: int) -> list[Tile]:
     if chip == 80:
         return [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)] if width <= 128 else []
     if problem.element_size == 4:
-        return [Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)] if width <= 64 else [Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+        return (
+            [Tile(128, 64, 8, 2), Tile(64, 32, 4, 2)]
+            if width <= 64
+            else [Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+        )
     if width <= 64:
         return [Tile(64, 64, 4, 3), Tile(64, 64, 4, 2)]
     if width <= 128:
         return [Tile(128, 64, 8, 3)] * problem.light + [Tile(64, 64, 4, 2), Tile(64, 32, 4, 2)]
     if width <= 256:
-        return [Tile(128, 64, 8, 2)] * (width <= 192) + [Tile(128, 32, 8, 2), Tile(64, 32, 4, 2), Tile(64, 32, 4, 1)]
+        return [Tile(128, 64, 8, 2)] * (width <= 192) + [
+            Tile(128, 32, 8, 2),
+            Tile(64, 32, 4, 2),
+            Tile(64, 32, 4, 1),
+        ]
     return [Tile(64, 32, 8, 1), Tile(32, 32, 8, 1)]
 
 
@@ -114,7 +142,11 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
     if chip == 80:
         return [Tile(32, 64, 4, 2)] if width <= 128 else []
     if problem.element_size == 4:
-        return [Tile(64, 128, 8, 2), Tile(32, 64, 4, 2)] if width <= 64 else [Tile(32, 64, 4, 2), Tile(32, 64, 4, 1)]
+        return (
+            [Tile(64, 128, 8, 2), Tile(32, 64, 4, 2)]
+            if width <= 64
+            else [Tile(32, 64, 4, 2), Tile(32, 64, 4, 1)]
+        )
     if width <= 64:
         return [Tile(32, 128, 4, 3), Tile(32, 64, 4, 2)]
     if width <= 128:

@@ -177,9 +177,12 @@ def _orphan_changes(directory: Path, made: Mapping[Path, Output]) -> list[Change
 def _pruned(directory: Path, kept: set[str], why: str) -> Iterator[Change]:
     for name in manifest.listed(directory):
         path = directory / name
-        if name in kept or not os.path.lexists(path):
+        if name in kept:
             continue
-        old = _read(path) or b""
+        old = _read(path)
+        if old is None and not path.is_symlink():  # gone, perhaps pruned by another process this very moment
+            continue
+        old = old or b""
         if edit := _edit(path, old):
             yield Change(path, "edited", None, old, edit)
         else:
@@ -187,9 +190,10 @@ def _pruned(directory: Path, kept: set[str], why: str) -> Iterator[Change]:
 
 
 def _file_change(path: Path, text: str) -> Change:
-    if not os.path.lexists(path):
+    old = _read(path)
+    if old is None and not path.is_symlink():
         return Change(path, "new", text, None)
-    old = _read(path) or b""
+    old = old or b""
     if old == text.encode() and not path.is_symlink():
         return Change(path, "unchanged", text, old)
     if edit := _edit(path, old):

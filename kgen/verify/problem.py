@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.expr.nodes import Call, Node, reads, variables
+from kgen.expr.nodes import Call, Node, variables
+from kgen.plan.attention import ties_lengths
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,8 @@ class Problem:
 
     @property
     def tied_lengths(self) -> bool:
-        """Whether the spec only makes sense for SQ == SK.
-
-        It does when a sorted buffer along one sequence is indexed by positions of the other: reads past its
-        end are zero, which would break the promise that it is sorted. Unsorted buffers have no such promise,
-        and their guarded reads are worth testing.
-        """
-        promised = {b.name: b for b in self.buffers if b.sorted}
-        for read in (r for tree in self.trees for r in reads(tree) if r.buffer in promised):
-            for size, index in zip(promised[read.buffer].shape, read.indices, strict=True):
-                other = {"SQ": "kv_idx", "SK": "q_idx"}.get(str(size))
-                if other in variables(index):
-                    return True
-        return False
+        """Whether the spec only makes sense for SQ == SK: the emitted launcher requires it."""
+        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers})
 
     @property
     def key_conjuncts(self) -> tuple[Node, ...]:

@@ -35,7 +35,7 @@ def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -
         if isinstance(node, Const):
             return torch.tensor(node.value, dtype=dtype, device=device)
         if isinstance(node, Var):
-            return torch.as_tensor(env[node.name], device=device).to(dtype)
+            return torch.as_tensor(env[node.name], dtype=dtype, device=device)
         if isinstance(node, Read):
             return _read(env[node.buffer], [value(index) for index in node.indices], torch).to(dtype)
         args = [value(arg) for arg in node.args]

@@ -1,7 +1,9 @@
 """How Triton spells an expression of a tile.
 
-A value has tile axes; inside an expression over two axes a vector is written with `[:, None]` or `[None, :]`, depending on which
-axis the kernel lays along its rows. Everything else is a lookup in the function table, with brackets where precedence asks
+A value has tile axes; inside an expression over two axes a vector is written with `[:, None]` or `[None,
+:]`, depending on which
+axis the kernel lays along its rows. Everything else is a lookup in the function table, with brackets where
+precedence asks
 for them.
 """
 
@@ -28,7 +30,8 @@ class BufferLayout:
 class Printer:
     """Prints the expressions of one program.
 
-    `rows` is the axis ("q" or "kv") along the rows of a tile. Names in `constants` are compile-time parameters, printed in
+    `rows` is the axis ("q" or "kv") along the rows of a tile. Names in `constants` are compile-time
+    parameters, printed in
     capitals. `helpers` collects the functions that the file has to define.
     """
 
@@ -48,6 +51,10 @@ class Printer:
         """The value over exactly the axes that it has, bracketed if it binds less tightly than `context`."""
         return self._print(node, self.program.place(node).axes, context)
 
+    def over(self, node: Node, axes: tuple[str, ...]) -> str:
+        """The value over some tile axes."""
+        return self._print(node, axes, 0)
+
     def _print(self, node: Node, axes: tuple[str, ...], context: int) -> str:
         text, binds = self._form(node, axes)
         return f"({text})" if binds < context else text
@@ -58,6 +65,8 @@ class Printer:
         if isinstance(node, Var):
             if node.name == "inf":
                 return 'float("inf")', ATOM
+            if node.name == "HKV":
+                return "HQ // GQA", MUL
             name = node.name.upper() if node.name in self.constants else node.name
             return name + self._broadcast(node, axes), ATOM
         if isinstance(node, Read):
@@ -82,15 +91,27 @@ class Printer:
         infix = spelling.binds != ATOM
         args = [
             # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
-            self._print(a, axes, spelling.operand + (infix and i > 0 and spelling.binds in (ADD, MUL, COMPARE)))
+            self._print(
+                a, axes, spelling.operand + (infix and i > 0 and spelling.binds in (ADD, MUL, COMPARE))
+            )
             for i, a in enumerate(node.args)
         ]
+        if row.result is Type.FLOAT and not infix:
+            args = [self._real(a, text) for a, text in zip(node.args, args, strict=True)]
         return spelling.form.format(*args), spelling.binds
+
+    def _real(self, node: Node, text: str) -> str:
+        """An operand of a function of reals: Triton's take fp32 tensors, neither integers nor Python's numbers."""
+        if isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants):
+            return f"tl.full([], {text}, tl.float32)"
+        return f"({text}).to(tl.float32)" if node.type is Type.INT else text
 
     def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> tuple[str, int] | None:
         """`// 2**n` and `% 2**n` are a shift and a mask, with Python's floor for negative numbers too."""
         left, right = node.args
-        if not (isinstance(right, Const) and right.value > 0 and (right.value & (right.value - 1)) == 0):
+        if not (isinstance(right, Const) and isinstance(right.value, int) and right.value > 0):
+            return None
+        if right.value & (right.value - 1):
             return None
         if node.fn == "floordiv":
             return f"{self._print(left, axes, ADD)} >> {int(right.value).bit_length() - 1}", SHIFT
@@ -108,12 +129,12 @@ class Printer:
         ranges = replace(self.ranges, definitions={b.name: b.node for b in self.program.bindings})
         conditions = []
         for index, size in zip(indices, self.buffers[buffer].shape, strict=True):
-            length: Node = Const(size, Type.INT) if isinstance(size, int) else Var(size, Type.INT)
+            length = _length(size)
             text = self._print(index, axes, COMPARE + 1)
             if not ranges.not_negative(index):
                 conditions.append(f"({text} >= 0)")
             if not ranges.below(index, length):
-                conditions.append(f"({text} < {size})")
+                conditions.append(f"({text} < {self.own(length, SHIFT)})")
         return " & ".join(conditions) if len(conditions) != 1 else conditions[0][1:-1]
 
     def _load(self, node: Read, axes: tuple[str, ...]) -> tuple[str, int]:
@@ -135,7 +156,13 @@ class Printer:
         base = self.address(buffer, node.indices[:-1], ())
         last = len(node.indices) - 1
         size = self.buffers[buffer].shape[-1]
-        return f"_first_at_least({base}, stride_{buffer}_{last}, {size}, {self._print(node.indices[-1], (), 0)})"
+        return (
+            f"_first_at_least({base}, stride_{buffer}_{last}, {size}, {self._print(node.indices[-1], (), 0)})"
+        )
+
+
+def _length(size: int | str) -> Node:
+    return Const(size, Type.INT) if isinstance(size, int) else Var(size, Type.INT)
 
 
 def literal(node: Const) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, hoist
 from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
 from kgen.expr.tile_ranges import Span
 from kgen.plan.attention import AttentionPlan, Chunk, ReadGradient, TileLoop, plan_attention
@@ -22,7 +22,14 @@ from kgen.targets import Source
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.targets.triton.torch_indices import torch_index
 
-TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "int32": "int32", "int64": "int64", "bool": "bool"}
+TORCH_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "int32": "int32",
+    "int64": "int64",
+    "bool": "bool",
+}
 WIDTH = 112
 
 
@@ -68,14 +75,24 @@ class _Context:
             "has_optional": plan.backward,
             "bf16": spec.dtype == "bf16",
             "grouped": spec.gqa != 1,
-            "gqa_words": "a multiple of" if spec.gqa == "any" else "equal to" if spec.gqa == 1 else f"{spec.gqa} times",
-            "constants": [{"name": n.upper(), "value": repr(spec.params[n].value)} for n in spec.params if n in self.constants],
+            "gqa_words": "a multiple of"
+            if spec.gqa == "any"
+            else "equal to"
+            if spec.gqa == 1
+            else f"{spec.gqa} times",
+            "constants": [
+                {"name": n.upper(), "value": repr(spec.params[n].value)}
+                for n in spec.params
+                if n in self.constants
+            ],
             "precision": f', input_precision="{spec.precision}"' if spec.dtype == "fp32" else "",
             "qk_chunks": [self._chunk(c) for c in plan.qk_chunks],
             "v_chunks": [self._chunk(c) for c in plan.v_chunks],
             "delta_loads": [self._load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
             "problem_params": wrapped([f"{p}{t}" for p, t in self.problem.items()], 4),
-            "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *self.runtime]!r}".replace("'", '"'),
+            "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *self.runtime]!r}".replace(
+                "'", '"'
+            ),
             "no_specialize_delta": 'do_not_specialize=["HQ", "SQ"]',
             "tile_tables": self._tile_tables(),
             "forward": self._loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)]),
@@ -83,7 +100,9 @@ class _Context:
         if plan.backward:
             context |= self._backward()
         context |= self._launcher()
-        context["helpers"] = {h: h in self.helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")}
+        context["helpers"] = {
+            h: h in self.helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")
+        }
         return context
 
     # --- kernels -------------------------------------------------------------------------------------------------
@@ -95,12 +114,13 @@ class _Context:
             params[f"{name}_ptr"] = ""
             last = len(buffer.shape) - 1
             params |= {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
-        params |= {n: "" for n in ("B", "HQ", "SQ", "SK", "scale", *self.runtime)}
+        params |= dict.fromkeys(("B", "HQ", "SQ", "SK", "scale", *self.runtime), "")
         return params | {"GQA": ": tl.constexpr"}
 
     def _backward(self) -> dict[str, object]:
         plan = self.plan
-        assert plan.dq is not None and plan.dkdv is not None
+        assert plan.dq is not None
+        assert plan.dkdv is not None
         dq_state = [f"dq{c.tag}" for c in plan.qk_chunks]
         dkdv_state = [f"dk{c.tag}" for c in plan.qk_chunks] + [f"dv{c.tag}" for c in plan.v_chunks]
         return {
@@ -115,7 +135,9 @@ class _Context:
         printer = self._printer(loop)
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
-        spans = [self._span(s, loop, printer, last=i == len(loop.spans) - 1) for i, s in enumerate(loop.spans)]
+        spans = [
+            self._span(s, loop, printer, last=i == len(loop.spans) - 1) for i, s in enumerate(loop.spans)
+        ]
         for part in (part for span in spans for part in span["loops"]):
             rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
             part["turn"] = f"{'tile' if rotates else 0}, " if loop.rotated else ""
@@ -176,7 +198,9 @@ class _Context:
         mask_lines = self._lines(program.in_loop(only=only_masked), printer)
         if loop.inner_live != TRUE:
             live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
-            first_use = next((i for i, line in enumerate(mask_lines) if f"{inner}_live" in line), len(mask_lines))
+            first_use = next(
+                (i for i, line in enumerate(mask_lines) if f"{inner}_live" in line), len(mask_lines)
+            )
             mask_lines.insert(first_use, live)
         if loop.masked:
             mask_lines.append(f"mask = {printer.tile(program.results['mask'])}")
@@ -192,21 +216,39 @@ class _Context:
 
     def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
         """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
-        plan, program = self.plan, loop.program
+        program = loop.program
         lines: list[str] = []
         for g in loop.gradients:
             part = self._contribution(loop, printer, g, lines)
             if g.along == "pair":
-                address = printer.address(f"d_{g.name}", tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))), ("q", "kv"))
-                guards = [printer.guard(g.buffer, tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))), ("q", "kv"))]
+                address = printer.address(
+                    f"d_{g.name}",
+                    tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))),
+                    ("q", "kv"),
+                )
+                guards = [
+                    printer.guard(
+                        g.buffer,
+                        tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))),
+                        ("q", "kv"),
+                    )
+                ]
                 factor = "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}"
                 inside = " & ".join(x for x in guards if x)
                 if loop.masked:
                     both = f"mask & {inside}" if inside else "mask"
-                    lines += ["if MASKED:", f"    tl.atomic_add({address}, {part}{factor}, mask={both})", "else:"]
-                    lines.append(f"    tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})")
+                    lines += [
+                        "if MASKED:",
+                        f"    tl.atomic_add({address}, {part}{factor}, mask={both})",
+                        "else:",
+                    ]
+                    lines.append(
+                        f"    tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})"
+                    )
                 else:
-                    lines.append(f"tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})")
+                    lines.append(
+                        f"tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})"
+                    )
             else:
                 lines.append(f"d_{g.name} += tl.sum({part}, 1)")
         dqk = "ds"
@@ -219,8 +261,13 @@ class _Context:
         scattered = [g for g in loop.gradients if g.along == "pair"]
         params = [f"d_{g.name}_ptr" for g in kept]
         for g in scattered:
-            params += [f"d_{g.name}_ptr", *(f"stride_d_{g.name}_{d}: tl.int64" for d in range(len(g.indices)))]
-        args = [f"d_{g.name}" for g in kept] + [a for g in scattered for a in (f"d_{g.name}", f"*d_{g.name}.stride()")]
+            params += [
+                f"d_{g.name}_ptr",
+                *(f"stride_d_{g.name}_{d}: tl.int64" for d in range(len(g.indices))),
+            ]
+        args = [f"d_{g.name}" for g in kept] + [
+            a for g in scattered for a in (f"d_{g.name}", f"*d_{g.name}.stride()")
+        ]
         also = [f"the gradient of {g.buffer}" for g in loop.gradients]
         return {
             "gradient_lines": lines,
@@ -228,7 +275,12 @@ class _Context:
             "dqk_scale": self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
             "accumulators": [f"d_{g.name}" for g in kept],
             "row_gradients": [
-                {"name": f"d_{g.name}", "value": f"d_{g.name}" if is_one(g.factor) else f"d_{g.name} * {self._scalar(g.factor, printer)}"}
+                {
+                    "name": f"d_{g.name}",
+                    "value": f"d_{g.name}"
+                    if is_one(g.factor)
+                    else f"d_{g.name} * {self._scalar(g.factor, printer)}",
+                }
                 for g in kept
             ],
             "gradient_params": " ".join(f"{p}," for p in params),
@@ -260,7 +312,9 @@ class _Context:
         q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
         q_guard = "" if q_live == TRUE else "q_live[:, None]"
         kv_guard = "" if kv_live == TRUE else "kv_live[:, None]"
-        bounds = [f"(q_idx < SQ)[:, None]"] * (plan.q.bound != TRUE) + ["(kv_idx < SK)[None, :]"] * (plan.kv.bound != TRUE)
+        bounds = ["(q_idx < SQ)[:, None]"] * (plan.q.bound != TRUE) + ["(kv_idx < SK)[None, :]"] * (
+            plan.kv.bound != TRUE
+        )
         rows = ", mask=q_live" if q_live != TRUE else ""
         live_lines = [f"q_live = {printer.own(q_live)}"] if q_live != TRUE else []
         # Everything here sits inside the loop over heads: bindings on either side may depend on it.
@@ -272,15 +326,25 @@ class _Context:
             "prologue": [],
             "mask_lines": mask_lines,
             "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
-            "b": {(): "inner // HQ", ("b",): "outer", ("h",): "inner", ("b", "h"): "outer // HQ"}[tuple(present)],
-            "h": {(): "inner % HQ", ("b",): "inner", ("h",): "outer", ("b", "h"): "outer % HQ"}[tuple(present)],
+            "b": {(): "inner // HQ", ("b",): "outer", ("h",): "inner", ("b", "h"): "outer // HQ"}[
+                tuple(present)
+            ],
+            "h": {(): "inner % HQ", ("b",): "inner", ("h",): "outer", ("b", "h"): "outer % HQ"}[
+                tuple(present)
+            ],
             "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
             "q_loads": [self._load(c, q_guard) for c in plan.qk_chunks],
             "k_loads": [self._load(c, kv_guard) for c in plan.qk_chunks],
-            "v_loads": [replace(self._load(c, kv_guard), do_guard=self._load(c, q_guard).guard) for c in plan.v_chunks],
+            "v_loads": [
+                replace(self._load(c, kv_guard), do_guard=self._load(c, q_guard).guard) for c in plan.v_chunks
+            ],
             "vector_load": f"{rows}, other=0.0" if rows else "",
             "gradient_lines": [*lines, f"{name} += {part}{factor}"],
-            "address": printer.address(name, tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed), ("q", "kv"))
+            "address": printer.address(
+                name,
+                tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
+                ("q", "kv"),
+            )
             .replace("outer_b", "outer" if present == ["b"] else "outer // HQ")
             .replace("outer_h", "outer" if present == ["h"] else "outer % HQ"),
             "store_guard": f", mask={' & '.join(bounds)}" if bounds else "",
@@ -299,7 +363,11 @@ class _Context:
             lo = f"{x}_lo"
         if not first:
             # What the span before this one has visited is done.
-            lines[-1:] = [f"{x}_lo = tl.maximum({_right(lines[-1])}, {x}_done)"] if lo != "0" else [f"{x}_lo = {x}_done"]
+            lines[-1:] = (
+                [f"{x}_lo = tl.maximum({_right(lines[-1])}, {x}_done)"]
+                if lo != "0"
+                else [f"{x}_lo = {x}_done"]
+            )
             lo = f"{x}_lo"
         lines.append(f"{x}_hi = {printer.own(span.hi)}")
         if not last:
@@ -366,7 +434,15 @@ class _Context:
         body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
         used = set(re.findall(r"\w+", "\n".join(body)))
         outside = [line.partition(" = ")[0] for line in before]
-        candidates = ["b", "h", outer, "q_start", *outside, *self.problem, *_pointer_names(fields.get("gradient_params", ""))]
+        candidates = [
+            "b",
+            "h",
+            outer,
+            "q_start",
+            *outside,
+            *self.problem,
+            *_pointer_names(fields.get("gradient_params", "")),
+        ]
         candidates = [c for c in candidates if c != loop.inner.start.name]
         names += [c for c in dict.fromkeys(candidates) if c in used and c not in names]
         annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
@@ -380,11 +456,17 @@ class _Context:
     def _printer(self, loop: TileLoop) -> Printer:
         rows = loop.outer.index.name.removesuffix("_idx")
         return Printer(
-            loop.program, rows, self.layouts, self.plan.index_ranges, self.constants, self.spec.fast_math, self.helpers
+            loop.program,
+            rows,
+            self.layouts,
+            self.plan.index_ranges,
+            self.constants,
+            self.spec.fast_math,
+            self.helpers,
         )
 
     def _lines(self, bindings: Iterable[Binding], printer: Printer) -> list[str]:
-        return [f"{b.name} = {printer._print(b.node, b.place.axes, 0)}" for b in bindings]
+        return [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in bindings]
 
     def _row_rest(self, loop: TileLoop, printer: Printer, sign: str) -> str:
         rest = loop.program.results.get("row_rest")
@@ -414,14 +496,18 @@ class _Context:
         return {
             "tag": chunk.tag,
             "columns": chunk.columns,
-            "range": f"{chunk.start} + tl.arange(0, {chunk.size})" if chunk.start else f"tl.arange(0, {chunk.size})",
+            "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
+            if chunk.start
+            else f"tl.arange(0, {chunk.size})",
             "size": chunk.size,
             "onto_qk": "" if first else ", qk",
             "onto_dp": "" if first else ", dp",
         }
 
     def _load(self, chunk: Chunk, rows: str, store_rows: str = "") -> _Load:
-        exists = f"({chunk.columns} < {chunk.start + chunk.width})[None, :]" if chunk.width < chunk.size else ""
+        exists = (
+            f"({chunk.columns} < {chunk.start + chunk.width})[None, :]" if chunk.width < chunk.size else ""
+        )
         both = " & ".join(x for x in (rows, exists) if x)
         stored = " & ".join(x for x in (store_rows, exists) if x)
         return _Load(
@@ -430,6 +516,17 @@ class _Context:
             chunk.size,
             guard=f", mask={both}, other=0.0" if both else "",
             store_guard=f", mask={stored}" if stored else "",
+        )
+
+    def _folded(self, node: Node) -> Node:
+        """A tree with compile-time parameters as numbers."""
+        return substitute(
+            node,
+            {
+                Var(n, p.scalar): Const(p.value, p.scalar)
+                for n, p in self.spec.params.items()
+                if p.value is not None
+            },
         )
 
     # --- the launcher --------------------------------------------------------------------------------------------
@@ -442,7 +539,10 @@ class _Context:
         if self.plan.pairs:
             tables["_PAIR_TILES"] = {0: Tile(32, 32, 4, 1)}
         return [
-            {"name": name, "rows": [{"chip": chip, "tile": t} for chip, t in sorted(table.items(), reverse=True)]}
+            {
+                "name": name,
+                "rows": [{"chip": chip, "tile": t} for chip, t in sorted(table.items(), reverse=True)],
+            }
             for name, table in tables.items()
         ]
 
@@ -494,9 +594,17 @@ class _Context:
             "gradient_names": "".join(f", d{n}" for n in learned),
             "gradient_fakes": "".join(f", {n}.new_empty({n}.shape)" for n in learned),
             "gradient_returns": ", ".join(
-                ["dq", "dk", "dv", *(f"d{n}" if n in learned else "None" for n in spec.buffers), *("None" for _ in scalars)]
+                [
+                    "dq",
+                    "dk",
+                    "dv",
+                    *(f"d{n}" if n in learned else "None" for n in spec.buffers),
+                    *("None" for _ in scalars),
+                ]
             ),
-            "scatters": any(g.summed is None and g.along != "pair" for g in plan.gradients) if plan.backward else False,
+            "scatters": any(g.summed is None and g.along != "pair" for g in plan.gradients)
+            if plan.backward
+            else False,
         }
 
     def _checks(self) -> list[dict[str, str]]:
@@ -507,21 +615,42 @@ class _Context:
             checks.append({"wrong": wrong, "message": message, "error": error})
 
         if spec.gqa == "any":
-            check("HKV == 0 or HQ % HKV", "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v")
+            check(
+                "HKV == 0 or HQ % HKV",
+                "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v",
+            )
         else:
             expected = "HKV" if spec.gqa == 1 else f"{spec.gqa} * HKV"
-            check(f"HQ != {expected}", f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}")
+            check(
+                f"HQ != {expected}",
+                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
+            )
         for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
             if multiple and multiple > 1:
                 check(f"{size} % {multiple}", f"{size} must be a multiple of {multiple}, got {{{size}}}")
         if self.plan.self_attention:
             check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}")
+        for name, param in self.runtime.items():
+            if param.type == "int":
+                # Tile ranges add it to positions in 32 bits.
+                check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
         for name, buffer in spec.buffers.items():
-            shape = "".join(f"{s}, " for s in buffer.shape).rstrip() if len(buffer.shape) == 1 else ", ".join(map(str, buffer.shape))
+            shape = (
+                "".join(f"{s}, " for s in buffer.shape).rstrip()
+                if len(buffer.shape) == 1
+                else ", ".join(map(str, buffer.shape))
+            )
             words = ", ".join(str(s) if isinstance(s, int) else f"{{{s}}}" for s in buffer.shape)
-            check(f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}", f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor", "TypeError")
-            check(f"{name}.shape != ({shape}) or {name}.device != q.device", f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}")
+            check(
+                f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
+                f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
+                "TypeError",
+            )
+            check(
+                f"{name}.shape != ({shape}) or {name}.device != q.device",
+                f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}",
+            )
         return checks
 
     def _gradient_buffers(self) -> list[str]:
@@ -531,7 +660,9 @@ class _Context:
                 sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
                 lines.append(f"d_{g.name} = {g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))")
             elif g.along == "pair":
-                lines.append(f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)")
+                lines.append(
+                    f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
+                )
             else:
                 length = "SQ" if g.along == "q" else "SK"
                 lines.append(f"d_{g.name} = q.new_zeros((B, HQ, {length}), dtype=torch.float32)")
@@ -544,16 +675,21 @@ class _Context:
             if g.along == "pair":
                 continue
             if g.summed is None:
-                index = ", ".join(torch_index(i, self.spec.buffers) for i in g.indices)
+                index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
                 length = "SQ" if g.along == "q" else "SK"
                 grid = f"b, h, {positions[g.along]}"
-                lines.append(f"{grid} = torch.meshgrid(*(torch.arange(n, device=q.device) for n in (B, HQ, {length})), indexing=\"ij\")")
+                lines.append(f"positions = [torch.arange(n, device=q.device) for n in (B, HQ, {length})]")
+                lines.append(f'{grid} = torch.meshgrid(*positions, indexing="ij")')
                 lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
                 continue
             dims = ["b", "h", positions[g.along]]
             summed = [i for i, d in enumerate(dims) if d not in g.summed]
             kept = [d for d in dims if d in g.summed]
-            total = f"d_{g.name}.sum(({', '.join(map(str, summed))}{',' if len(summed) == 1 else ''}))" if summed else f"d_{g.name}"
+            total = (
+                f"d_{g.name}.sum(({', '.join(map(str, summed))}{',' if len(summed) == 1 else ''}))"
+                if summed
+                else f"d_{g.name}"
+            )
             order = [kept.index(n) for n in g.summed]
             if order != sorted(order):
                 total += f".permute({', '.join(map(str, order))})"
@@ -561,20 +697,27 @@ class _Context:
         for buffer in learned:
             parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
             total = " + ".join(parts)
-            lines.append(f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()" if len(parts) > 1 else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()")
+            lines.append(
+                f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
+                if len(parts) > 1
+                else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
+            )
         return lines
 
 
 def wrapped(items: list[str], indent: int) -> str:
     """Items with commas, on lines that fit the width."""
-    text = textwrap.fill(", ".join(i.replace(" ", "\0") for i in items) + ",", WIDTH - indent, break_long_words=False, break_on_hyphens=False)
+    text = textwrap.fill(
+        ", ".join(i.replace(" ", "\0") for i in items) + ",",
+        WIDTH - indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return textwrap.indent(text.replace("\0", " "), " " * indent)
 
 
 def _accumulators(loop: TileLoop) -> list[str]:
     return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
-
-
 
 
 def _pointer_names(params: str) -> list[str]:
@@ -606,9 +749,8 @@ def _closes_at_end(text: str) -> bool:
 def _may_be_nan(node: Node) -> bool:
     """Whether a value may be infinite or NaN at a position that the mask hides, where zero times it would be NaN."""
     return any(
-        isinstance(n, Read) and n.type is Type.FLOAT
-        or isinstance(n, Call) and n.fn in ("div", "log", "log2", "sqrt", "rsqrt", "exp", "exp2")
-        or isinstance(n, Var) and n.name == "inf"
+        (isinstance(n, Read) and n.type is Type.FLOAT)
+        or (isinstance(n, Call) and n.fn in ("div", "log", "log2", "sqrt", "rsqrt", "exp", "exp2"))
+        or (isinstance(n, Var) and n.name == "inf")
         for n in walk(node)
     )
-

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from kgen.expr.functions import ATOM, TABLE
 from kgen.expr.nodes import Const, Node, Read, Var
 
 
-def torch_index(node: Node, buffers: Mapping[str, Any]) -> str:
+def torch_index(node: Node) -> str:
     """An integer expression over tensors `b, h, q_idx, kv_idx`; constants become tensors where PyTorch wants one."""
     return _spelled(node, 0)
 
