@@ -209,6 +209,7 @@ class _Planner:
         return Problem(
             element_size=4 if self.spec.dtype == "fp32" else 2,
             ieee=self.spec.dtype == "fp32" and self.spec.precision == "ieee",
+            split=self.spec.dtype == "fp32" and self.spec.precision == "tf32x3",
             width_qk=sum(c.size for c in qk),
             width_v=sum(c.size for c in v),
             light=self.form.positive

@@ -42,7 +42,8 @@ class TileTables:
 class Problem:
     """What decides on tiles.
 
-    `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores; `light` says that
+    `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores, `split` fp32 in several
+    tensor-core passes; `light` says that
     most tiles are plain
     products (no function of the score, no bias, no mask); `tile_reads` counts buffers that are read for each
     (query, key).
@@ -50,6 +51,7 @@ class Problem:
 
     element_size: int
     ieee: bool
+    split: bool
     width_qk: int
     width_v: int
     light: bool
@@ -64,14 +66,15 @@ def tile_tables(problem: Problem) -> TileTables:
     ) -> dict[int, Tile]:
         chosen = {}
         for chip, limit in SHARED_MEMORY.items():
-            options = _IEEE if problem.ieee else tiles(problem, chip) + _SMALL
+            tuned = [] if problem.split else tiles(problem, chip)
+            options = _IEEE if problem.ieee else tuned + _SMALL
             chosen[chip] = next((t for t in options if shared(problem, t) <= limit), _LEAST)
         return {chip: tile for chip, tile in chosen.items() if chip == 0 or tile != chosen[0]}
 
     return TileTables(table(_forward, _forward_shared), table(_dq, _dq_shared), table(_dkdv, _dkdv_shared))
 
 
-# Where nothing better fits: down to the least that the tensor cores take.
+# Where nothing better fits, or registers hold operands in parts: down to the least that the tensor cores take.
 _SMALL = [Tile(32, 32, 4, 2), Tile(32, 32, 4, 1), Tile(16, 32, 4, 1), Tile(32, 16, 4, 1)]
 _LEAST = Tile(16, 16, 4, 1)
 # Without tensor cores operands pass through registers.

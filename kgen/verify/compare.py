@@ -148,7 +148,9 @@ def _worst_row(
     errors, yardstick = (got - want).norm(dim=1) / size, (eager - want).norm(dim=1) / size
     bound = ROW_RATIO * yardstick.max() + 4 * slack / math.sqrt(len(want)) / size
     if natural is not None:
-        bound = bound + noise * natural.reshape(-1) / size
+        # Rounding is of the size of a row's terms; where their sum happens to be small, others' sums tell that size.
+        terms = natural.reshape(-1)
+        bound = bound + noise * terms.clamp_min(float(terms.square().mean().sqrt())) / size
     worst = int((errors / bound.clamp_min(1e-300)).argmax())
     if float(errors[worst]) <= float(bound[worst]):
         return None

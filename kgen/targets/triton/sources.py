@@ -171,8 +171,8 @@ class _Context:
             "row_rest": self._row_rest(loop, printer, "+") if forward else "",
         }
         for x in streamed:
-            fields[f"{x}_loads"] = [self._load(c, "") for c in columns[x]]
-            fields[f"{x}_loads_masked"] = [self._load(c, inner_guard) for c in columns[x]]
+            fields[f"{x}_loads"] = [self._streamed(c, "") for c in columns[x]]
+            fields[f"{x}_loads_masked"] = [self._streamed(c, inner_guard) for c in columns[x]]
         if not forward:
             fields |= self._gradient_fields(loop, printer)
         params, args = self._tile_arguments(loop, fields, streamed, before)
@@ -334,9 +334,10 @@ class _Context:
             ],
             "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
             "q_loads": [self._load(c, q_guard) for c in plan.qk_chunks],
-            "k_loads": [self._load(c, kv_guard) for c in plan.qk_chunks],
+            "k_loads": [self._streamed(c, kv_guard) for c in plan.qk_chunks],
             "v_loads": [
-                replace(self._load(c, kv_guard), do_guard=self._load(c, q_guard).guard) for c in plan.v_chunks
+                replace(self._streamed(c, kv_guard), do_guard=self._load(c, q_guard).guard)
+                for c in plan.v_chunks
             ],
             "vector_load": f"{rows}, other=0.0" if rows else "",
             "gradient_lines": [*lines, f"{name} += {part}{factor}"],
@@ -499,10 +500,15 @@ class _Context:
             "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
             if chunk.start
             else f"tl.arange(0, {chunk.size})",
+            "streamed": _streamed_columns(chunk),
             "size": chunk.size,
             "onto_qk": "" if first else ", qk",
             "onto_dp": "" if first else ", dp",
         }
+
+    def _streamed(self, chunk: Chunk, rows: str) -> _Load:
+        guard = f", mask={rows}, other=0.0" if rows else ""
+        return _Load(chunk.tag, _streamed_columns(chunk), chunk.size, guard)
 
     def _load(self, chunk: Chunk, rows: str, store_rows: str = "") -> _Load:
         exists = (
@@ -703,6 +709,17 @@ class _Context:
                 else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
             )
         return lines
+
+
+def _streamed_columns(chunk: Chunk) -> str:
+    """Columns of a load inside the loop, all of which exist.
+
+    A padded block repeats its last column: the resident operand is zero there, or the product is not
+    stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
+    """
+    if chunk.width == chunk.size:
+        return chunk.columns
+    return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
 
 
 def wrapped(items: list[str], indent: int) -> str:
