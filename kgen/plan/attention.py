@@ -427,8 +427,8 @@ def _chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64,
     576 = 512 + 64.
 
-    Matrix units want at least 16 columns; a rest that is not a power of two is padded to one, and if that makes it as large as
-    the first, the two are one block: 56 is 64 columns of which 56 exist.
+    Matrix units want at least 16 columns; a rest that is not a power of two is padded to one, and if that makes
+    it as large as the first, the two are one block: 56 is 64 columns of which 56 exist.
     """
     size = max(16, 1 << (head_dim.bit_length() - 1))
     if size >= head_dim:
