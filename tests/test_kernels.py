@@ -1,0 +1,67 @@
+"""Emitted kernels against float64 in Triton's interpreter: stock specs, and the corners that none of them has.
+
+`tests/specs` holds gradients that are scattered by a computed index, repeated reads of one buffer, guarded
+indices, head dims that are not powers of two, promised lengths, run-time parameters and fp32 without tensor
+cores.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kgen.plan.attention import plan_attention
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify.verifying import verify_specs
+
+ROOT = Path(__file__).resolve().parent.parent
+CORNERS = sorted((ROOT / "tests" / "specs").glob("*.yaml"))
+STOCK = [
+    ROOT / "specs" / f"{name}.yaml" for name in ("causal_alibi", "document_causal", "longformer", "pair_bias")
+]
+
+
+def emitted(path: Path, folder: Path) -> Path:
+    """A folder of generated files with those of one spec."""
+    loaded = load(path)
+    (folder / loaded.spec.name).mkdir(parents=True)
+    for name, text in render_spec(loaded).items():
+        (folder / loaded.spec.name / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("path", CORNERS + STOCK, ids=lambda p: p.stem)
+def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
+    rows = verify_specs([load(path)], emitted(path, tmp_path), device="cpu", timeout=120.0)
+    assert {row["pass"] for row in rows} == {"forward", "backward"}
+    wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 24, 40, 64, 72, 80, 96, 120, 192, 200, 256, 576])
+def test_blocks_of_a_head_dim(head_dim: int, tmp_path: Path) -> None:
+    """Every column is in one block; two blocks of one size would be one (Triton 3.6 confuses their loads)."""
+    path = tmp_path / "x.yaml"
+    path.write_text(f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: {head_dim}\n")
+    chunks = plan_attention(load(path)).qk_chunks
+    assert sum(c.width for c in chunks) == head_dim
+    assert all(c.size >= 16 and c.size & (c.size - 1) == 0 and c.width <= c.size for c in chunks)
+    assert [c.start for c in chunks] == [0, chunks[0].size][: len(chunks)]
+    assert len({c.size for c in chunks}) == len(chunks)
+    assert sum(c.size for c in chunks) < 2 * max(head_dim, 16)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "generated").glob("*/triton.py")), ids=lambda p: p.parent.name
+)
+def test_no_remainder_by_zero(path: Path) -> None:
+    """A pipelined loop computes addresses ahead of its first iteration, also when it has none.
+
+    A remainder by the number of tiles would then be one by zero, from which the compiler concludes that there
+    are tiles: kernels have hung because of it.
+    """
+    text = path.read_text()
+    assert text.count("% wrap *") == text.count("wrap = tl.maximum(n_tiles, 1)")
+    assert "turn) % n_tiles" not in text
