@@ -1,6 +1,6 @@
 """Tile shapes by chip: how many rows of each side a program takes, and how many warps and pipeline stages it has.
 
-Row 90 was timed on an H200 (docs/performance/attention-tiles.md), rows 80 and 100 are reasoned from it, and
+Row 90 was timed on an H200 (docs/performance/attention.md), rows 80 and 100 are reasoned from it, and
 row 0 serves every
 other chip: it fits in the 99 KiB of shared memory that the smallest supported parts give a block. Each list
 is in order of
