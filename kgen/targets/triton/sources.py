@@ -2,772 +2,102 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Any
 
-from kgen.expr.differentiate import is_one
-from kgen.expr.functions import MUL
-from kgen.expr.hoist import Binding, hoist
-from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
-from kgen.expr.softmax_form import QK
-from kgen.expr.tile_ranges import Span
-from kgen.plan.attention import AttentionPlan, Chunk, ReadGradient, TileLoop, plan_attention
+from kgen.plan.attention import AttentionPlan, plan_attention
 from kgen.plan.tiles import Tile
+from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 from kgen.targets import Source
-from kgen.targets.triton.printer import BufferLayout, Printer
-from kgen.targets.triton.torch_indices import torch_index
-
-TORCH_DTYPES = {
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp32": "float32",
-    "int32": "int32",
-    "int64": "int64",
-    "bool": "bool",
-}
-WIDTH = 112
+from kgen.targets.triton.kernels import KernelFields, accumulators
+from kgen.targets.triton.launcher import LauncherFields
+from kgen.targets.triton.text import TORCH_DTYPES, wrapped
 
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
-    return [Source("triton.py", "triton/attention.j2", _Context(plan_attention(loaded)).build())]
+    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded)))]
 
 
-@dataclass(frozen=True)
-class _Load:
-    """One block of columns in a load or store: its place, and what guards it."""
+def _context(plan: AttentionPlan) -> dict[str, object]:
+    """Every name of the template."""
+    spec, kernels = plan.spec, KernelFields(plan)
+    context: dict[str, object] = {
+        "name": spec.name,
+        "summary": spec.summary.rstrip(".") + ".",
+        "formula": _formula(spec),
+        "head_dim": spec.head_dim,
+        "dtype": spec.dtype,
+        "torch_dtype": TORCH_DTYPES[spec.dtype],
+        "usage_args": "".join(f", {n}={n}" for n in (*spec.buffers, *kernels.runtime)),
+        "backward": plan.backward,
+        "has_optional": plan.backward,
+        "bf16": spec.dtype == "bf16",
+        "grouped": spec.gqa != 1,
+        "gqa_words": "a multiple of"
+        if spec.gqa == "any"
+        else "equal to"
+        if spec.gqa == 1
+        else f"{spec.gqa} times",
+        "constants": [
+            {"name": n.upper(), "value": repr(spec.params[n].value)}
+            for n in spec.params
+            if n in kernels.constants
+        ],
+        "precision": f', input_precision="{spec.precision}"' if spec.dtype == "fp32" else "",
+        "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
+        "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
+        "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
+        "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
+        "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *kernels.runtime]!r}".replace("'", '"'),
+        "no_specialize_delta": 'do_not_specialize=["HQ", "SQ"]',
+        "tile_tables": _tile_tables(plan),
+        "forward": kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)]),
+    }
+    if plan.backward:
+        context |= _backward(plan, kernels)
+    context |= LauncherFields(plan).fields()
+    context["helpers"] = {
+        h: h in kernels.helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")
+    }
+    return context
 
-    tag: str
-    columns: str
-    size: int
-    guard: str = ""
-    store_guard: str = ""
-    do_guard: str = ""
+
+def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
+    assert plan.dq is not None
+    assert plan.dkdv is not None
+    dq_state = [f"dq{c.tag}" for c in plan.qk_chunks]
+    dkdv_state = [f"dk{c.tag}" for c in plan.qk_chunks] + [f"dv{c.tag}" for c in plan.v_chunks]
+    return {
+        "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
+        "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
+        "pairs": [kernels.pair(p) for p in plan.pairs],
+    }
 
 
-class _Context:
-    def __init__(self, plan: AttentionPlan) -> None:
-        self.plan = plan
-        self.spec = plan.spec
-        self.helpers: set[str] = set()
-        self.layouts = {n: BufferLayout(b.dtype, tuple(b.shape)) for n, b in self.spec.buffers.items()}
-        self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
-        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
-        self.problem = self._problem()
-
-    def build(self) -> dict[str, object]:
-        """Every name of the template."""
-        plan, spec = self.plan, self.spec
-        context: dict[str, object] = {
-            "name": spec.name,
-            "summary": spec.summary.rstrip(".") + ".",
-            "formula": self._formula(),
-            "head_dim": spec.head_dim,
-            "dtype": spec.dtype,
-            "torch_dtype": TORCH_DTYPES[spec.dtype],
-            "usage_args": "".join(f", {n}={n}" for n in (*spec.buffers, *self.runtime)),
-            "backward": plan.backward,
-            "has_optional": plan.backward,
-            "bf16": spec.dtype == "bf16",
-            "grouped": spec.gqa != 1,
-            "gqa_words": "a multiple of"
-            if spec.gqa == "any"
-            else "equal to"
-            if spec.gqa == 1
-            else f"{spec.gqa} times",
-            "constants": [
-                {"name": n.upper(), "value": repr(spec.params[n].value)}
-                for n in spec.params
-                if n in self.constants
-            ],
-            "precision": f', input_precision="{spec.precision}"' if spec.dtype == "fp32" else "",
-            "qk_chunks": [self._chunk(c) for c in plan.qk_chunks],
-            "v_chunks": [self._chunk(c) for c in plan.v_chunks],
-            "delta_loads": [self._load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
-            "problem_params": wrapped([f"{p}{t}" for p, t in self.problem.items()], 4),
-            "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *self.runtime]!r}".replace(
-                "'", '"'
-            ),
-            "no_specialize_delta": 'do_not_specialize=["HQ", "SQ"]',
-            "tile_tables": self._tile_tables(),
-            "forward": self._loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)]),
-        }
-        if plan.backward:
-            context |= self._backward()
-        context |= self._launcher()
-        context["helpers"] = {
-            h: h in self.helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")
-        }
-        return context
-
-    # --- kernels -------------------------------------------------------------------------------------------------
-
-    def _problem(self) -> dict[str, str]:
-        """Parameters that every kernel takes, with their annotations."""
-        params: dict[str, str] = {}
-        for name, buffer in self.spec.buffers.items():
-            params[f"{name}_ptr"] = ""
-            last = len(buffer.shape) - 1
-            params |= {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
-        params |= dict.fromkeys(("B", "HQ", "SQ", "SK", "scale", *self.runtime), "")
-        return params | {"GQA": ": tl.constexpr"}
-
-    def _backward(self) -> dict[str, object]:
-        plan = self.plan
-        assert plan.dq is not None
-        assert plan.dkdv is not None
-        dq_state = [f"dq{c.tag}" for c in plan.qk_chunks]
-        dkdv_state = [f"dk{c.tag}" for c in plan.qk_chunks] + [f"dv{c.tag}" for c in plan.v_chunks]
-        return {
-            "dq": self._loop(plan.dq, dq_state + _accumulators(plan.dq)),
-            "dkdv": self._loop(plan.dkdv, dkdv_state + _accumulators(plan.dkdv)),
-            "pairs": [self._pair(p) for p in plan.pairs],
-        }
-
-    def _loop(self, loop: TileLoop, state: list[str]) -> dict[str, Any]:
-        """The names that one kernel and its tile function use."""
-        plan, forward = self.plan, loop is self.plan.forward
-        printer = self._printer(loop)
-        outer = loop.outer.index.name.removesuffix("_idx")
-        inner = loop.inner.index.name.removesuffix("_idx")
-        spans = [
-            self._span(s, loop, printer, last=i == len(loop.spans) - 1) for i, s in enumerate(loop.spans)
-        ]
-        for part in (part for span in spans for part in span["loops"]):
-            rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
-            part["turn"] = f"{'tile' if rotates else 0}, " if loop.rotated else ""
-        fields = self._tile_fields(loop, printer)
-        guards = plan.q if outer == "q" else plan.kv
-        live, bound = loop.program.results["outer_live"], guards.bound
-        exists = f"{outer}_live" if guards.live == bound else printer.own(bound)
-        guard = "" if live == TRUE else f"{outer}_live[:, None]"
-        store = "" if bound == TRUE else f"{_bracketed(exists)}[:, None]"
-        inner_guard = "" if loop.inner_live == TRUE else f"{inner}_live[:, None]"
-        vector = "" if bound == TRUE else f", mask={exists}"
-        # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
-        rows = live if outer == "q" else loop.program.results["inner_live"]
-        row_guard = "" if rows == TRUE else ", mask=q_live"
-        before = self._lines(loop.program.before_loop(), printer)
-        if live != TRUE:
-            before.append(f"{outer}_live = {printer.own(live)}")
-        by_head, shared = self._split_by_head(loop, before) if outer == "kv" else (before, [])
-        columns = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
-        streamed = ("q", "do") if inner == "q" else ("k", "v")
-        fields |= {
-            "state": state,
-            "rotated": loop.rotated,
-            "spans": spans,
-            "prologue": by_head,
-            "shared_prologue": shared,
-            "outer_qk": [self._load(c, guard, store) for c in plan.qk_chunks],
-            "outer_v": [self._load(c, guard, store) for c in plan.v_chunks],
-            "vector_guard": vector,
-            "vector_load": f"{row_guard}, other=0.0" if row_guard else "",
-            "row_rest": self._row_rest(loop, printer, "+") if forward else "",
-        }
-        for x in streamed:
-            fields[f"{x}_loads"] = [self._streamed(c, "") for c in columns[x]]
-            fields[f"{x}_loads_masked"] = [self._streamed(c, inner_guard) for c in columns[x]]
-        if not forward:
-            fields |= self._gradient_fields(loop, printer)
-        params, args = self._tile_arguments(loop, fields, streamed, before)
-        return fields | {"tile_params": params, "tile_args": args}
-
-    def _tile_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
-        """Scores and mask of one tile."""
-        plan, program, form = self.plan, loop.program, self.plan.form
-        inner = loop.inner.index.name.removesuffix("_idx")
-        only_masked = ("mask", "inner_live")
-        scale = printer.tile(program.results["qk_scale"])
-        scale = scale if re.fullmatch(r"[\w.]+(\[.*\])?", scale) else f"({scale})"
-        core = printer.tile(program.results["core"])
-        score_lines = self._lines(program.in_loop(without=only_masked), printer)
-        if form.positive:
-            logits, scaled = ("qk" if form.core == QK else "s"), f" * {scale}"
-            score_lines += [] if form.core == QK else [f"s = {core}"]
-        else:
-            logits, scaled = "s", ""
-            bias = f" + {printer.tile(program.results['bias'])}" if "bias" in program.results else ""
-            core = core if re.fullmatch(r"[\w.]+(\(.*\))?", core) else f"({core})"
-            score_lines.append(f"s = {core} * {scale}{bias}")
-        mask_lines = self._lines(program.in_loop(only=only_masked), printer)
-        if loop.inner_live != TRUE:
-            live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
-            first_use = next(
-                (i for i, line in enumerate(mask_lines) if f"{inner}_live" in line), len(mask_lines)
-            )
-            mask_lines.insert(first_use, live)
-        if loop.masked:
-            mask_lines.append(f"mask = {printer.tile(program.results['mask'])}")
-        return {
-            "masked": loop.masked,
-            "mask_lines": mask_lines,
-            "score_lines": score_lines,
-            "logits": logits,
-            "scaled": scaled,
-            "dead_rows": loop.masked or not plan.form.finite,
-            "lse_lines": self._lse_lines(loop, printer),
-        }
-
-    def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
-        """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
-        program = loop.program
-        lines: list[str] = []
-        for g in loop.gradients:
-            part = self._contribution(loop, printer, g, lines)
-            if g.along == "pair":
-                address = printer.address(
-                    f"d_{g.name}",
-                    tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))),
-                    ("q", "kv"),
-                )
-                guards = [
-                    printer.guard(
-                        g.buffer,
-                        tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))),
-                        ("q", "kv"),
-                    )
-                ]
-                factor = "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}"
-                inside = " & ".join(x for x in guards if x)
-                if loop.masked:
-                    both = f"mask & {inside}" if inside else "mask"
-                    lines += [
-                        "if MASKED:",
-                        f"    tl.atomic_add({address}, {part}{factor}, mask={both})",
-                        "else:",
-                    ]
-                    lines.append(
-                        f"    tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})"
-                    )
-                else:
-                    lines.append(
-                        f"tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})"
-                    )
-            else:
-                lines.append(f"d_{g.name} += tl.sum({part}, 1)")
-        dqk = "ds"
-        if not is_one(loop.dscore):
-            dqk = "dqk"
-            lines.append(f"dqk = ds * {_bracketed(printer.tile(program.results['dscore']))}")
-            if loop.masked and _may_be_nan(loop.dscore):
-                lines += ["if MASKED:", "    dqk = tl.where(mask, dqk, 0.0)"]
-        kept = [g for g in loop.gradients if g.along != "pair"]
-        scattered = [g for g in loop.gradients if g.along == "pair"]
-        params = [f"d_{g.name}_ptr" for g in kept]
-        for g in scattered:
-            params += [
-                f"d_{g.name}_ptr",
-                *(f"stride_d_{g.name}_{d}: tl.int64" for d in range(len(g.indices))),
-            ]
-        args = [f"d_{g.name}" for g in kept] + [
-            a for g in scattered for a in (f"d_{g.name}", f"*d_{g.name}.stride()")
-        ]
-        also = [f"the gradient of {g.buffer}" for g in loop.gradients]
-        return {
-            "gradient_lines": lines,
-            "dqk": dqk,
-            "dqk_scale": self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
-            "accumulators": [f"d_{g.name}" for g in kept],
-            "row_gradients": [
-                {
-                    "name": f"d_{g.name}",
-                    "value": f"d_{g.name}"
-                    if is_one(g.factor)
-                    else f"d_{g.name} * {self._scalar(g.factor, printer)}",
-                }
-                for g in kept
-            ],
-            "gradient_params": " ".join(f"{p}," for p in params),
-            "gradient_args": " ".join(f"{a}," for a in args),
-            "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
-        }
-
-    def _contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient, lines: list[str]) -> str:
-        """What a tile adds to the gradient of a read, before it is summed."""
-        if is_one(g.derivative):
-            return "ds"
-        part = f"ds * {_bracketed(printer.tile(loop.program.results[f'd_{g.name}']))}"
-        if not (loop.masked and _may_be_nan(g.derivative)):
-            return part
-        lines += [f"part = {part}", "if MASKED:", "    part = tl.where(mask, part, 0.0)"]
-        return "part"
-
-    def _pair(self, loop: TileLoop) -> dict[str, Any]:
-        """The kernel for a gradient with an element for each (query, key)."""
-        plan, program, (g,) = self.plan, loop.program, loop.gradients
-        assert g.summed is not None
-        printer = self._printer(loop)
-        fields = self._tile_fields(loop, printer)
-        lines: list[str] = []
-        part = self._contribution(loop, printer, g, lines)
-        lines = [line.replace("if MASKED:", "").strip() for line in lines if line.strip() != "if MASKED:"]
-        factor = "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}"
-        present = [d for d in ("b", "h") if d in g.summed]
-        q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
-        q_guard = "" if q_live == TRUE else "q_live[:, None]"
-        kv_guard = "" if kv_live == TRUE else "kv_live[:, None]"
-        bounds = ["(q_idx < SQ)[:, None]"] * (plan.q.bound != TRUE) + ["(kv_idx < SK)[None, :]"] * (
-            plan.kv.bound != TRUE
-        )
-        rows = ", mask=q_live" if q_live != TRUE else ""
-        live_lines = [f"q_live = {printer.own(q_live)}"] if q_live != TRUE else []
-        # Everything here sits inside the loop over heads: bindings on either side may depend on it.
-        mask_lines = self._lines(program.before_loop(), printer) + live_lines + fields["mask_lines"]
-        name = f"d_{g.name}"
-        return fields | {
+def _tile_tables(plan: AttentionPlan) -> list[dict[str, Any]]:
+    tiles = plan.tiles
+    tables = {"_FORWARD_TILES": tiles.forward}
+    if plan.backward:
+        tables |= {"_DQ_TILES": tiles.dq, "_DKDV_TILES": tiles.dkdv}
+    if plan.pairs:
+        tables["_PAIR_TILES"] = {0: Tile(32, 32, 4, 1)}
+    return [
+        {
             "name": name,
-            "stride_params": ", ".join(f"stride_{name}_{d}: tl.int64" for d in range(len(g.indices))),
-            "prologue": [],
-            "mask_lines": mask_lines,
-            "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
-            "b": {(): "inner // HQ", ("b",): "outer", ("h",): "inner", ("b", "h"): "outer // HQ"}[
-                tuple(present)
-            ],
-            "h": {(): "inner % HQ", ("b",): "inner", ("h",): "outer", ("b", "h"): "outer % HQ"}[
-                tuple(present)
-            ],
-            "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
-            "q_loads": [self._load(c, q_guard) for c in plan.qk_chunks],
-            "k_loads": [self._streamed(c, kv_guard) for c in plan.qk_chunks],
-            "v_loads": [
-                replace(self._streamed(c, kv_guard), do_guard=self._load(c, q_guard).guard)
-                for c in plan.v_chunks
-            ],
-            "vector_load": f"{rows}, other=0.0" if rows else "",
-            "gradient_lines": [*lines, f"{name} += {part}{factor}"],
-            "address": printer.address(
-                name,
-                tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
-                ("q", "kv"),
-            )
-            .replace("outer_b", "outer" if present == ["b"] else "outer // HQ")
-            .replace("outer_h", "outer" if present == ["h"] else "outer % HQ"),
-            "store_guard": f", mask={' & '.join(bounds)}" if bounds else "",
+            "rows": [{"chip": chip, "tile": t} for chip, t in sorted(table.items(), reverse=True)],
         }
-
-    def _span(self, span: Span, loop: TileLoop, printer: Printer, last: bool) -> dict[str, Any]:
-        """Tile-aligned loop bounds of one span, and the loops between them."""
-        x = loop.inner.index.name.removesuffix("_idx")
-        block = "BLOCK_N" if x == "kv" else "BLOCK_M"
-        size = loop.inner.size
-        first = span is loop.spans[0]
-        lines: list[str] = []
-        lo = "0"
-        if span.lo != Const(0, Type.INT):
-            lines.append(f"{x}_lo = {_bracketed(printer.own(span.lo))} // {block} * {block}")
-            lo = f"{x}_lo"
-        if not first:
-            # What the span before this one has visited is done.
-            lines[-1:] = (
-                [f"{x}_lo = tl.maximum({_right(lines[-1])}, {x}_done)"]
-                if lo != "0"
-                else [f"{x}_lo = {x}_done"]
-            )
-            lo = f"{x}_lo"
-        lines.append(f"{x}_hi = {printer.own(span.hi)}")
-        if not last:
-            lines.append(f"{x}_done = tl.cdiv({x}_hi, {block}) * {block}")
-        if not span.has_full or not loop.masked:
-            return {"bounds": lines, "loops": [{"lo": lo, "hi": f"{x}_hi", "masked": loop.masked}]}
-        loops: list[dict[str, Any]] = []
-        full_lo, full_hi = lo, f"{x}_full_hi"
-        if not (span.full_lo == span.lo == Const(0, Type.INT) and first):
-            aligned = f"tl.cdiv({printer.own(span.full_lo)}, {block}) * {block}"
-            lines.append(f"{x}_full_lo = {f'tl.maximum({aligned}, {lo})' if lo != '0' else aligned}")
-            full_lo = f"{x}_full_lo"
-            loops.append({"lo": lo, "hi": f"tl.minimum({full_lo}, {x}_hi)", "masked": True})
-        exact = span.full_hi == span.hi == size and self._divisible(x)
-        if exact:
-            loops.append({"lo": full_lo, "hi": f"{x}_hi", "masked": False})
-            return {"bounds": lines, "loops": loops}
-        lines.append(f"{x}_full_hi = {_bracketed(printer.own(span.full_hi))} // {block} * {block}")
-        loops.append({"lo": full_lo, "hi": full_hi, "masked": False})
-        tail = full_hi if full_lo == "0" else f"tl.maximum({full_lo}, {full_hi})"
-        loops.append({"lo": tail, "hi": f"{x}_hi", "masked": True})
-        return {"bounds": lines, "loops": loops}
-
-    def _divisible(self, x: str) -> bool:
-        return (self.plan.kv if x == "kv" else self.plan.q).bound == TRUE
-
-    def _split_by_head(self, loop: TileLoop, before: list[str]) -> tuple[list[str], list[str]]:
-        """Lines that depend on the query head, and those that do not; without groups there is nothing to split."""
-        if self.spec.gqa == 1:
-            return [], before
-        changing = {"h"}
-        by_head, shared = [], []
-        for line in before:
-            name, _, value = line.partition(" = ")
-            if changing & set(re.findall(r"\w+", value)):
-                changing.add(name)
-                by_head.append(line)
-            else:
-                shared.append(line)
-        return by_head, shared
-
-    def _tile_arguments(
-        self, loop: TileLoop, fields: dict[str, Any], streamed: tuple[str, ...], before: list[str]
-    ) -> tuple[str, str]:
-        """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes."""
-        plan = self.plan
-        backward = loop is not plan.forward
-        outer = loop.outer.index.name
-        held = ("q",) if loop is plan.forward else ("q", "do") if outer == "q_idx" else ("k", "v")
-        chunks = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
-        names = [f"{x}{c.tag}" for x in held for c in chunks[x]]
-        names += ["lse", "delta"] if backward and outer == "q_idx" else []
-        values = {n: n for n in names}
-        for x in streamed:
-            names.append(f"{x}_ptr")
-            values[f"{x}_ptr"] = f"{x}_ptr" if outer == "q_idx" else f"{x}_head"
-        if backward and outer == "kv_idx":
-            names += ["lse_ptr", "delta_ptr"]
-            values |= {"lse_ptr": "lse_head", "delta_ptr": "delta_head"}
-        letter = {"k": "k", "v": "v", "q": "q", "do": "g"}
-        names += [f"stride_{letter[x]}{d}" for x in streamed for d in "sd"]
-        body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
-        body.append(fields["scaled"])
-        body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
-        used = set(re.findall(r"\w+", "\n".join(body)))
-        outside = [line.partition(" = ")[0] for line in before]
-        candidates = [
-            "b",
-            "h",
-            outer,
-            "q_start",
-            *outside,
-            *self.problem,
-            *_pointer_names(fields.get("gradient_params", "")),
-        ]
-        candidates = [c for c in candidates if c != loop.inner.start.name]
-        names += [c for c in dict.fromkeys(candidates) if c in used and c not in names]
-        annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
-        return (
-            wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
-            wrapped([values.get(n, n) for n in names], 8),
-        )
-
-    # --- printing ------------------------------------------------------------------------------------------------
-
-    def _printer(self, loop: TileLoop) -> Printer:
-        rows = loop.outer.index.name.removesuffix("_idx")
-        return Printer(
-            loop.program,
-            rows,
-            self.layouts,
-            self.plan.index_ranges,
-            self.constants,
-            self.spec.fast_math,
-            self.helpers,
-        )
-
-    def _lines(self, bindings: Iterable[Binding], printer: Printer) -> list[str]:
-        return [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in bindings]
-
-    def _row_rest(self, loop: TileLoop, printer: Printer, sign: str) -> str:
-        rest = loop.program.results.get("row_rest")
-        return "" if rest is None else f" {sign} {printer.own(rest, MUL)}"
-
-    def _lse_lines(self, loop: TileLoop, printer: Printer) -> list[str]:
-        """What turns the stored log-sum-exp into the one of the loop's logits."""
-        rest = self._row_rest(loop, printer, "-")
-        lines = [f"lse = lse{rest}"] if rest else []
-        if not self.plan.form.finite:
-            # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
-            lines.append('lse = tl.where(lse == float("-inf"), float("inf"), lse)')
-        return lines
-
-    def _scalar(self, node: Node, printer: Printer) -> str:
-        """A number of one (b, h), printed in full where it is used once, after a loop."""
-        program = hoist({}, {})
-        alone = replace(printer, program=program)
-        return _bracketed(alone.own(node))
-
-    def _scalar_product(self, factors: list[Node], printer: Printer) -> str:
-        kept = [self._scalar(f, printer) for f in factors if not is_one(f)]
-        return kept[0] if len(kept) == 1 else f"({' * '.join(kept)})"
-
-    def _chunk(self, chunk: Chunk) -> dict[str, Any]:
-        first = chunk.start == 0
-        return {
-            "tag": chunk.tag,
-            "columns": chunk.columns,
-            "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
-            if chunk.start
-            else f"tl.arange(0, {chunk.size})",
-            "streamed": _streamed_columns(chunk),
-            "size": chunk.size,
-            "onto_qk": "" if first else ", qk",
-            "onto_dp": "" if first else ", dp",
-        }
-
-    def _streamed(self, chunk: Chunk, rows: str) -> _Load:
-        guard = f", mask={rows}, other=0.0" if rows else ""
-        return _Load(chunk.tag, _streamed_columns(chunk), chunk.size, guard)
-
-    def _load(self, chunk: Chunk, rows: str, store_rows: str = "") -> _Load:
-        exists = (
-            f"({chunk.columns} < {chunk.start + chunk.width})[None, :]" if chunk.width < chunk.size else ""
-        )
-        both = " & ".join(x for x in (rows, exists) if x)
-        stored = " & ".join(x for x in (store_rows, exists) if x)
-        return _Load(
-            chunk.tag,
-            chunk.columns,
-            chunk.size,
-            guard=f", mask={both}, other=0.0" if both else "",
-            store_guard=f", mask={stored}" if stored else "",
-        )
-
-    def _folded(self, node: Node) -> Node:
-        """A tree with compile-time parameters as numbers."""
-        return substitute(
-            node,
-            {
-                Var(n, p.scalar): Const(p.value, p.scalar)
-                for n, p in self.spec.params.items()
-                if p.value is not None
-            },
-        )
-
-    # --- the launcher --------------------------------------------------------------------------------------------
-
-    def _tile_tables(self) -> list[dict[str, Any]]:
-        tiles = self.plan.tiles
-        tables = {"_FORWARD_TILES": tiles.forward}
-        if self.plan.backward:
-            tables |= {"_DQ_TILES": tiles.dq, "_DKDV_TILES": tiles.dkdv}
-        if self.plan.pairs:
-            tables["_PAIR_TILES"] = {0: Tile(32, 32, 4, 1)}
-        return [
-            {
-                "name": name,
-                "rows": [{"chip": chip, "tile": t} for chip, t in sorted(table.items(), reverse=True)],
-            }
-            for name, table in tables.items()
-        ]
-
-    def _formula(self) -> str:
-        spec = self.spec
-        lines = []
-        for label in ("score_mod", "mask_mod"):
-            text = getattr(spec, label)
-            if text is not None:
-                lines += textwrap.indent(text.strip(), " " * (len(label) + 3)).strip().splitlines()[:1]
-                lines[-1] = f"{label} = {lines[-1]}"
-                lines += [" " * (len(label) + 3) + rest for rest in text.strip().splitlines()[1:]]
-        return "\n".join(lines) or "score_mod = score"
-
-    def _launcher(self) -> dict[str, object]:
-        spec, plan = self.spec, self.plan
-        types = {"int": "int", "float": "float"}
-        tensors = ["q", "k", "v", *spec.buffers]
-        scalars = ["scale", *self.runtime]
-        op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
-        op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*spec.buffers, *self.runtime, "scale=None", "return_lse=False"]
-        learned = list(dict.fromkeys(g.buffer for g in plan.gradients)) if plan.backward else []
-        sources_of_gradient = ["q", "k", "v", *learned]
-        problem_args = [
-            a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
-        ] + ["B", "HQ", "SQ", "SK", *scalars, "GQA=HQ // HKV"]
-        needs = f" or (torch.is_grad_enabled() and any(x.requires_grad for x in ({', '.join(sources_of_gradient)})))"
-        return {
-            "signature": f"q, k, v, *, {', '.join(keywords)}",
-            "op_params": ", ".join(op_params),
-            "op_names": ", ".join(tensors + scalars),
-            "call_names": ", ".join(tensors + scalars),
-            "tensor_names": ", ".join(tensors),
-            "scalar_names": ", ".join(scalars),
-            "problem_args": ", ".join(problem_args),
-            "default_scale": f"{spec.head_dim.qk} ** -0.5",
-            "needs_lse": needs if plan.backward else "",
-            "buffer_words": [
-                f"{n}: [{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}{', ascending' if b.sorted else ''}."
-                for n, b in spec.buffers.items()
-            ]
-            + [f"{n}: {p.type}." for n, p in self.runtime.items()],
-            "checks": self._checks(),
-            "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
-            "gradient_buffers": self._gradient_buffers(),
-            "gradient_reductions": self._gradient_reductions(learned),
-            "gradient_results": "".join(f", grad_{n}" for n in learned),
-            "gradient_names": "".join(f", d{n}" for n in learned),
-            "gradient_fakes": "".join(f", {n}.new_empty({n}.shape)" for n in learned),
-            "gradient_returns": ", ".join(
-                [
-                    "dq",
-                    "dk",
-                    "dv",
-                    *(f"d{n}" if n in learned else "None" for n in spec.buffers),
-                    *("None" for _ in scalars),
-                ]
-            ),
-            "scatters": any(g.summed is None and g.along != "pair" for g in plan.gradients)
-            if plan.backward
-            else False,
-        }
-
-    def _checks(self) -> list[dict[str, str]]:
-        spec = self.spec
-        checks = []
-
-        def check(wrong: str, message: str, error: str = "ValueError") -> None:
-            checks.append({"wrong": wrong, "message": message, "error": error})
-
-        if spec.gqa == "any":
-            check(
-                "HKV == 0 or HQ % HKV",
-                "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v",
-            )
-        else:
-            expected = "HKV" if spec.gqa == 1 else f"{spec.gqa} * HKV"
-            check(
-                f"HQ != {expected}",
-                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
-            )
-        for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
-            multiple = getattr(length, "multiple_of", None)
-            if multiple and multiple > 1:
-                check(f"{size} % {multiple}", f"{size} must be a multiple of {multiple}, got {{{size}}}")
-        if self.plan.self_attention:
-            check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}")
-        for name, param in self.runtime.items():
-            if param.type == "int":
-                # Tile ranges add it to positions in 32 bits.
-                check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
-        for name, buffer in spec.buffers.items():
-            shape = (
-                "".join(f"{s}, " for s in buffer.shape).rstrip()
-                if len(buffer.shape) == 1
-                else ", ".join(map(str, buffer.shape))
-            )
-            words = ", ".join(str(s) if isinstance(s, int) else f"{{{s}}}" for s in buffer.shape)
-            check(
-                f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
-                f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
-                "TypeError",
-            )
-            check(
-                f"{name}.shape != ({shape}) or {name}.device != q.device",
-                f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}",
-            )
-        return checks
-
-    def _gradient_buffers(self) -> list[str]:
-        lines = []
-        for g in self.plan.gradients if self.plan.backward else ():
-            if g.along == "pair" and g.summed is not None:
-                sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
-                lines.append(f"d_{g.name} = {g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))")
-            elif g.along == "pair":
-                lines.append(
-                    f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
-                )
-            else:
-                length = "SQ" if g.along == "q" else "SK"
-                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, {length}), dtype=torch.float32)")
-        return lines
-
-    def _gradient_reductions(self, learned: list[str]) -> list[str]:
-        lines = []
-        positions = {"q": "q_idx", "kv": "kv_idx"}
-        for g in self.plan.gradients if self.plan.backward else ():
-            if g.along == "pair":
-                continue
-            if g.summed is None:
-                index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
-                length = "SQ" if g.along == "q" else "SK"
-                grid = f"b, h, {positions[g.along]}"
-                lines.append(f"positions = [torch.arange(n, device=q.device) for n in (B, HQ, {length})]")
-                lines.append(f'{grid} = torch.meshgrid(*positions, indexing="ij")')
-                lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
-                continue
-            dims = ["b", "h", positions[g.along]]
-            summed = [i for i, d in enumerate(dims) if d not in g.summed]
-            kept = [d for d in dims if d in g.summed]
-            total = (
-                f"d_{g.name}.sum(({', '.join(map(str, summed))}{',' if len(summed) == 1 else ''}))"
-                if summed
-                else f"d_{g.name}"
-            )
-            order = [kept.index(n) for n in g.summed]
-            if order != sorted(order):
-                total += f".permute({', '.join(map(str, order))})"
-            lines.append(f"d_{g.name} = {total}")
-        for buffer in learned:
-            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
-            total = " + ".join(parts)
-            lines.append(
-                f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
-                if len(parts) > 1
-                else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
-            )
-        return lines
+        for name, table in tables.items()
+    ]
 
 
-def _streamed_columns(chunk: Chunk) -> str:
-    """Columns of a load inside the loop, all of which exist.
-
-    A padded block repeats its last column: the resident operand is zero there, or the product is not
-    stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
-    """
-    if chunk.width == chunk.size:
-        return chunk.columns
-    return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
-
-
-def wrapped(items: list[str], indent: int) -> str:
-    """Items with commas, on lines that fit the width."""
-    text = textwrap.fill(
-        ", ".join(i.replace(" ", "\0") for i in items) + ",",
-        WIDTH - indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return textwrap.indent(text.replace("\0", " "), " " * indent)
-
-
-def _accumulators(loop: TileLoop) -> list[str]:
-    return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
-
-
-def _pointer_names(params: str) -> list[str]:
-    return [p.split(":")[0].strip() for p in params.split(",") if p.strip()]
-
-
-def _right(line: str) -> str:
-    return line.partition(" = ")[2]
-
-
-def _bracketed(text: str) -> str:
-    """In brackets unless it is a name, a number, a call or a subscript."""
-    if re.fullmatch(r"[\w.]+(\[[^\[\]]*\])?", text):
-        return text
-    if re.match(r"[\w.]+\(", text) and _closes_at_end(text):
-        return text
-    return f"({text})"
-
-
-def _closes_at_end(text: str) -> bool:
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and c == ")":
-            return i == len(text) - 1
-    return False
-
-
-def _may_be_nan(node: Node) -> bool:
-    """Whether a value may be infinite or NaN at a position that the mask hides, where zero times it would be NaN."""
-    return any(
-        (isinstance(n, Read) and n.type is Type.FLOAT)
-        or (isinstance(n, Call) and n.fn in ("div", "log", "log2", "sqrt", "rsqrt", "exp", "exp2"))
-        or (isinstance(n, Var) and n.name == "inf")
-        for n in walk(node)
-    )
+def _formula(spec: AttentionSpec) -> str:
+    lines = []
+    for label in ("score_mod", "mask_mod"):
+        text = getattr(spec, label)
+        if text is not None:
+            lines += textwrap.indent(text.strip(), " " * (len(label) + 3)).strip().splitlines()[:1]
+            lines[-1] = f"{label} = {lines[-1]}"
+            lines += [" " * (len(label) + 3) + rest for rest in text.strip().splitlines()[1:]]
+    return "\n".join(lines) or "score_mod = score"

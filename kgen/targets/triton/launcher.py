@@ -1,0 +1,176 @@
+"""The launcher of attention in Triton: what `_launcher.j2` names, from argument checks to reductions of gradients."""
+
+from __future__ import annotations
+
+from kgen.expr.nodes import Const, Node, Var, substitute
+from kgen.plan.attention import AttentionPlan
+from kgen.targets.triton.text import TORCH_DTYPES
+from kgen.targets.triton.torch_indices import torch_index
+
+
+class LauncherFields:
+    """Spells the launcher of one plan."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self.spec = plan.spec
+        self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
+        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+
+    def _folded(self, node: Node) -> Node:
+        """A tree with compile-time parameters as numbers."""
+        return substitute(
+            node,
+            {
+                Var(n, p.scalar): Const(p.value, p.scalar)
+                for n, p in self.spec.params.items()
+                if p.value is not None
+            },
+        )
+
+    def fields(self) -> dict[str, object]:
+        spec, plan = self.spec, self.plan
+        types = {"int": "int", "float": "float"}
+        tensors = ["q", "k", "v", *spec.buffers]
+        scalars = ["scale", *self.runtime]
+        op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
+        op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
+        keywords = [*spec.buffers, *self.runtime, "scale=None", "return_lse=False"]
+        learned = list(dict.fromkeys(g.buffer for g in plan.gradients)) if plan.backward else []
+        sources_of_gradient = ["q", "k", "v", *learned]
+        problem_args = [
+            a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
+        ] + ["B", "HQ", "SQ", "SK", *scalars, "GQA=HQ // HKV"]
+        needs = f" or (torch.is_grad_enabled() and any(x.requires_grad for x in ({', '.join(sources_of_gradient)})))"
+        return {
+            "signature": f"q, k, v, *, {', '.join(keywords)}",
+            "op_params": ", ".join(op_params),
+            "op_names": ", ".join(tensors + scalars),
+            "call_names": ", ".join(tensors + scalars),
+            "tensor_names": ", ".join(tensors),
+            "scalar_names": ", ".join(scalars),
+            "problem_args": ", ".join(problem_args),
+            "default_scale": f"{spec.head_dim.qk} ** -0.5",
+            "needs_lse": needs if plan.backward else "",
+            "buffer_words": [
+                f"{n}: [{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}{', ascending' if b.sorted else ''}."
+                for n, b in spec.buffers.items()
+            ]
+            + [f"{n}: {p.type}." for n, p in self.runtime.items()],
+            "checks": self._checks(),
+            "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
+            "gradient_buffers": self._gradient_buffers(),
+            "gradient_reductions": self._gradient_reductions(learned),
+            "gradient_results": "".join(f", grad_{n}" for n in learned),
+            "gradient_names": "".join(f", d{n}" for n in learned),
+            "gradient_fakes": "".join(f", {n}.new_empty({n}.shape)" for n in learned),
+            "gradient_returns": ", ".join(
+                [
+                    "dq",
+                    "dk",
+                    "dv",
+                    *(f"d{n}" if n in learned else "None" for n in spec.buffers),
+                    *("None" for _ in scalars),
+                ]
+            ),
+            "scatters": any(g.summed is None and g.along != "pair" for g in plan.gradients)
+            if plan.backward
+            else False,
+        }
+
+    def _checks(self) -> list[dict[str, str]]:
+        spec = self.spec
+        checks = []
+
+        def check(wrong: str, message: str, error: str = "ValueError") -> None:
+            checks.append({"wrong": wrong, "message": message, "error": error})
+
+        if spec.gqa == "any":
+            check(
+                "HKV == 0 or HQ % HKV",
+                "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v",
+            )
+        else:
+            expected = "HKV" if spec.gqa == 1 else f"{spec.gqa} * HKV"
+            check(
+                f"HQ != {expected}",
+                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
+            )
+        for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
+            multiple = getattr(length, "multiple_of", None)
+            if multiple and multiple > 1:
+                check(f"{size} % {multiple}", f"{size} must be a multiple of {multiple}, got {{{size}}}")
+        if self.plan.self_attention:
+            check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}")
+        for name, param in self.runtime.items():
+            if param.type == "int":
+                # Tile ranges add it to positions in 32 bits.
+                check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+        for name, buffer in spec.buffers.items():
+            shape = (
+                "".join(f"{s}, " for s in buffer.shape).rstrip()
+                if len(buffer.shape) == 1
+                else ", ".join(map(str, buffer.shape))
+            )
+            words = ", ".join(str(s) if isinstance(s, int) else f"{{{s}}}" for s in buffer.shape)
+            check(
+                f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
+                f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
+                "TypeError",
+            )
+            check(
+                f"{name}.shape != ({shape}) or {name}.device != q.device",
+                f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}",
+            )
+        return checks
+
+    def _gradient_buffers(self) -> list[str]:
+        lines = []
+        for g in self.plan.gradients if self.plan.backward else ():
+            if g.along == "pair" and g.summed is not None:
+                sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
+                lines.append(f"d_{g.name} = {g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))")
+            elif g.along == "pair":
+                lines.append(
+                    f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
+                )
+            else:
+                length = "SQ" if g.along == "q" else "SK"
+                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, {length}), dtype=torch.float32)")
+        return lines
+
+    def _gradient_reductions(self, learned: list[str]) -> list[str]:
+        lines = []
+        positions = {"q": "q_idx", "kv": "kv_idx"}
+        for g in self.plan.gradients if self.plan.backward else ():
+            if g.along == "pair":
+                continue
+            if g.summed is None:
+                index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+                length = "SQ" if g.along == "q" else "SK"
+                grid = f"b, h, {positions[g.along]}"
+                lines.append(f"positions = [torch.arange(n, device=q.device) for n in (B, HQ, {length})]")
+                lines.append(f'{grid} = torch.meshgrid(*positions, indexing="ij")')
+                lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
+                continue
+            dims = ["b", "h", positions[g.along]]
+            summed = [i for i, d in enumerate(dims) if d not in g.summed]
+            kept = [d for d in dims if d in g.summed]
+            total = (
+                f"d_{g.name}.sum(({', '.join(map(str, summed))}{',' if len(summed) == 1 else ''}))"
+                if summed
+                else f"d_{g.name}"
+            )
+            order = [kept.index(n) for n in g.summed]
+            if order != sorted(order):
+                total += f".permute({', '.join(map(str, order))})"
+            lines.append(f"d_{g.name} = {total}")
+        for buffer in learned:
+            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
+            total = " + ".join(parts)
+            lines.append(
+                f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
+                if len(parts) > 1
+                else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
+            )
+        return lines

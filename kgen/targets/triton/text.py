@@ -1,0 +1,50 @@
+"""Small work on emitted text: brackets, wrapped lists."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+WIDTH = 112
+
+TORCH_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "int32": "int32",
+    "int64": "int64",
+    "bool": "bool",
+}
+
+
+def wrapped(items: list[str], indent: int) -> str:
+    """Items with commas, on lines that fit the width."""
+    text = textwrap.fill(
+        ", ".join(i.replace(" ", "\0") for i in items) + ",",
+        WIDTH - indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return textwrap.indent(text.replace("\0", " "), " " * indent)
+
+
+def value_of(line: str) -> str:
+    return line.partition(" = ")[2]
+
+
+def bracketed(text: str) -> str:
+    """In brackets unless it is a name, a number, a call or a subscript."""
+    if re.fullmatch(r"[\w.]+(\[[^\[\]]*\])?", text):
+        return text
+    if re.match(r"[\w.]+\(", text) and _closes_at_end(text):
+        return text
+    return f"({text})"
+
+
+def _closes_at_end(text: str) -> bool:
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and c == ")":
+            return i == len(text) - 1
+    return False
