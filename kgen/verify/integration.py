@@ -172,6 +172,33 @@ def captures_graph(subject: Subject) -> None:
     assert same_bits(out, call(subject.function, inputs)), "the replayed graph differs from a call"
 
 
+def reaches_far(subject: Subject) -> None:
+    """Rows whose elements lie more than 2**31 apart give what they give side by side, gradients too.
+
+    All tensors share one storage of some 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
+    """
+    near = subject.inputs("far", 129, 129)
+    tensors = {"q": near.q, "k": near.k, "v": near.v, "dout": near.dout}
+    rows = max(t.shape[2] for t in tensors.values())
+    step = (2**31 // 100) // 16 * 16  # the last of 129 rows starts at 1.28 * 2**31
+    storage = torch.empty(rows * step, dtype=near.q.dtype, device=subject.device)
+    offset, views = 0, {}
+    for name, t in tensors.items():
+        batch, heads, _, width = t.shape
+        views[name] = storage.as_strided(t.shape, (heads * width, width, step, 1), offset).copy_(t)
+        offset += batch * heads * width
+    far = replace(near, **views)
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        inputs = replace(inputs, **{n: getattr(inputs, n).detach() for n in ("q", "k", "v")})
+        wanted = differentiable(subject.problem, inputs) if subject.backward else {}
+        out = call(subject.function, inputs)
+        return [out, *(torch.autograd.grad(out, list(wanted.values()), inputs.dout) if wanted else ())]
+
+    for got, want in zip(run(far), run(near), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def refuses_misuse(subject: Subject) -> None:
     """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
     inputs = subject.inputs("misuse", 48, 48)
@@ -232,6 +259,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
     "compile-fullgraph": (compiles_whole, True),
     "cuda-graph": (captures_graph, True),
+    "far-rows": (reaches_far, True),
 }
 """By name: the check, and whether it needs a GPU."""
 
