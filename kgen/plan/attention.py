@@ -159,8 +159,8 @@ def ties_lengths(trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]
 class _Planner:
     def __init__(self, loaded: Loaded) -> None:
         self.spec = loaded.spec
-        self.score_mod = loaded.score_mod
-        self.mask_mod = loaded.mask_mod
+        self.score_mod = loaded.trees.get("score_mod")
+        self.mask_mod = loaded.trees.get("mask_mod")
         params = self.spec.params
         self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
         self.algebra = Algebra(self.positive)
@@ -238,7 +238,7 @@ class _Planner:
         return finder.spans(self.mask_mod or TRUE)
 
     def _is_sorted(self, buffer: str) -> bool:
-        return self.spec.buffers[buffer].sorted
+        return bool(self.spec.buffers[buffer].sorted)
 
     # --- loops ---------------------------------------------------------------------------------------------------
 

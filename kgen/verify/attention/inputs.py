@@ -14,19 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.verify.problem import Buffer, Problem
-from kgen.verify.reference import evaluate
-
-DTYPES: Mapping[str, Any] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
-
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "offset", "stepped", "broadcast")
+from kgen.verify.attention.problem import Buffer, Problem
+from kgen.verify.evaluate import evaluate
+from kgen.verify.tensors import DTYPES, arrange
 
 INT_EDGES = (33, 1, 100_000, 0)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
@@ -259,37 +249,26 @@ def _hidden(
     return ~shown.unflatten(1, (case.heads_kv, case.group)).any(2)
 
 
-def arrange(values: Tensor, layout: str) -> Tensor:
-    """The same values in a storage of another layout; what lies between and after the rows is poison.
-
-    `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
-    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `offset`: contiguous,
-    one element off; `stepped`: every other element; `broadcast` and `expanded`: strides of 0 as they come.
-    """
-    if layout in ("broadcast", "expanded"):
-        return values
-    if layout == "contiguous" or values.ndim == 0:
-        return values.contiguous()
-    if layout == "bshd":
-        return values.transpose(1, 2).contiguous().transpose(1, 2)
-    shape = list(values.shape)
-    if layout == "offset":
-        view = _poison((values.numel() + 2,), values)[1:-1].view(shape)
-    elif layout == "stepped":
-        view = _poison((*shape[:-1], 2 * shape[-1]), values)[..., ::2]
-    else:
-        aligned = layout == "padded"
-        grown = [n if i < len(shape) - 2 else n + (8 if aligned else 3) for i, n in enumerate(shape)]
-        start = 8 if aligned else 1
-        view = _poison(tuple(grown), values)
-        for axis in range(max(0, len(shape) - 2), len(shape)):
-            # Rows begin after poison too; an aligned layout keeps its rows aligned.
-            view = view.narrow(axis, start if axis == len(shape) - 1 else 2, shape[axis])
-    view.copy_(values)
-    return view
+def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
+    """Inputs of about that shape (the spec's promises about lengths are kept); the name is the seed."""
+    template = cases(problem, quick=True)[0]
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    sq, sk = (
+        -(-sq // problem.q_multiple) * problem.q_multiple,
+        -(-sk // problem.kv_multiple) * problem.kv_multiple,
+    )
+    return draw(problem, replace(template, name=name, sq=sq, sk=sk), device)
 
 
-def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """NaN, or an integer that no index survives, or True."""
-    value: Any = torch.nan if like.is_floating_point() else like.dtype == torch.bool or 2**30
-    return torch.full(shape, value, dtype=like.dtype, device=like.device)
+def call(function: Any, inputs: Inputs, **more: Any) -> Any:
+    """The emitted function on inputs, as a user calls it."""
+    keywords = {**inputs.buffers, **inputs.runtime, **more}
+    return function(inputs.q, inputs.k, inputs.v, scale=inputs.case.scale, **keywords)
+
+
+def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
+    """What gradients are asked for, by name, switched to require them."""
+    names = [b.name for b in problem.buffers if b.grad]
+    wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
+    return {name: tensor.requires_grad_() for name, tensor in wanted.items()}

@@ -1,4 +1,4 @@
-"""What verification and benchmarks need to know of a spec, as plain frozen data.
+"""What verification and benchmarks need to know of an attention spec, as plain frozen data.
 
 A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.nodes import Call, Node, variables
 from kgen.plan.attention import ties_lengths
 
@@ -54,6 +52,7 @@ class Problem:
     fast_math: bool = False
     score_mod: Node | None = None
     mask_mod: Node | None = None
+    kernel: ClassVar[str] = "attention"
 
     @property
     def runtime_params(self) -> tuple[Param, ...]:
@@ -92,15 +91,8 @@ def _multiple(length: Any) -> int:
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The `Problem` of a `kgen.spec.load.Loaded`. Raises `KgenError` for a kernel that is not attention."""
+    """The `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
-    kernel = getattr(spec, "kernel", "attention")
-    if kernel != "attention":
-        raise KgenError(
-            Diagnostic(
-                "verify-kernel", f"there is no reference for kernel `{kernel}` yet", file=str(loaded.path)
-            )
-        )
     return Problem(
         name=spec.name,
         dtype=spec.dtype,
@@ -120,26 +112,6 @@ def problem_of(loaded: Any) -> Problem:
         ),
         passes=tuple(spec.passes),
         fast_math=bool(getattr(spec, "fast_math", False)),
-        score_mod=loaded.score_mod,
-        mask_mod=loaded.mask_mod,
+        score_mod=loaded.trees.get("score_mod"),
+        mask_mod=loaded.trees.get("mask_mod"),
     )
-
-
-def emitted_path(generated: Path, name: str) -> Path:
-    """Where the Triton file of a spec is written."""
-    return Path(generated) / name / "triton.py"
-
-
-def require_emitted(generated: Path, loaded: Any) -> Path:
-    """The emitted file of a spec. Raises `KgenError` where it was not rendered."""
-    path = emitted_path(generated, loaded.spec.name)
-    if not path.is_file():
-        raise KgenError(
-            Diagnostic(
-                "not-rendered",
-                f"`{path}` does not exist: spec `{loaded.spec.name}` is not rendered",
-                file=str(loaded.path),
-                hint=f"kgen render {loaded.path}",
-            )
-        )
-    return path
