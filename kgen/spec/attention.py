@@ -47,7 +47,7 @@ RESERVED = frozenset(
 )
 PASSES = ("forward", "backward")
 PLANNED_PASSES = ("decode",)
-PLANNED_TARGETS = ("cuda", "cute")
+PLANNED_TARGETS = ("cute",)
 MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
@@ -154,11 +154,20 @@ class TritonTarget(SpecModel):
     """Options of the Triton target: none so far."""
 
 
+class CudaTarget(SpecModel):
+    """Options of the CUDA target: which passes it has."""
+
+    passes: Annotated[tuple[Literal["delta"], ...], Field(strict=False, min_length=1, max_length=1)]
+    """`[delta]`: rowsum(dO * O), the preprocess step of the backward pass."""
+
+
 class Targets(SpecModel):
     """What to emit."""
 
     triton: TritonTarget | None = None
     """One `triton.py`."""
+    cuda: CudaTarget | None = None
+    """`cuda.cu`, and `cuda.py` that loads it."""
 
     @model_validator(mode="before")
     @classmethod
@@ -169,15 +178,23 @@ class Targets(SpecModel):
             if name in PLANNED_TARGETS:
                 message = f"the target `{name}` is not supported yet for attention"
                 raise problem(
-                    "unsupported-target", message, "remove it: `triton` is supported", at=(name,), key=True
+                    "unsupported-target",
+                    message,
+                    "remove it: `triton` and `cuda` are supported",
+                    at=(name,),
+                    key=True,
                 )
             if name not in cls.model_fields:
-                hint = did_you_mean(name, cls.model_fields) or "`triton` is supported"
+                hint = did_you_mean(name, cls.model_fields) or "`triton` and `cuda` are supported"
                 raise problem(
                     "unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True
                 )
         if not value:
             raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
+        if "cuda" in value and not value["cuda"]:
+            message = "the target `cuda` has one pass of attention, and the spec does not ask for it"
+            hint = "write `cuda: {passes: [delta]}`"
+            raise problem("missing-pass", message, hint, at=("cuda",), key=True)
         # `triton:` with nothing after it asks for the target without options.
         return {name: {} if options is None else options for name, options in value.items()}
 
@@ -269,6 +286,10 @@ class AttentionSpec(SpecModel):
                 at=("precision",),
                 key=True,
             )
+        if self.targets.cuda is not None and "backward" not in self.passes:
+            message = "delta is a step of the backward pass, which the spec does not ask for"
+            hint = "add `backward` to `passes`, or remove the target"
+            raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
         taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:

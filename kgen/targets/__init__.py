@@ -24,6 +24,7 @@ class Source:
 
 TARGETS: dict[str, Mapping[str, str]] = {
     "triton": {"attention": "kgen.targets.triton.attention"},
+    "cuda": {"attention": "kgen.targets.cuda.delta"},
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
 

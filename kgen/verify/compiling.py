@@ -26,7 +26,7 @@ SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
 
-WORKERS = {"triton": "kgen.verify.compile_triton"}
+WORKERS = {"triton": "kgen.verify.compile_triton", "cuda": "kgen.verify.compile_cuda"}
 """Target -> the module that compiles its files."""
 
 
@@ -87,7 +87,7 @@ def compile_specs(
     require("torch", "triton")
     for arch in archs:
         capability(arch)
-    work = [(problem_of(one), file) for one in loaded for file in require_emitted(generated, one)]
+    work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     tasks = [CompileJob(p, replace(f, path=f.path.resolve()), arch) for p, f in work for arch in archs]
     hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in tasks}
     done, lock = 0, Lock()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 FAMILIES = ("attention",)
 
+PARTS = {("attention", "cuda"): "delta"}
+"""(kernel, target) -> the family that verifies the files of a target which does one part of the kernel."""
+
 
 class Problem(Protocol):
     """What a worker process needs to know of a spec: plain data that can be pickled."""
@@ -120,13 +123,14 @@ class Family(Protocol):
         """
 
 
-def problem_of(loaded: Any) -> Any:
-    """The problem of a spec. Raises `KgenError` for a family without a reference."""
+def problem_of(loaded: Any, target: str = "") -> Any:
+    """The problem of a spec's files of a target. Raises `KgenError` for a family without a reference."""
     kernel = loaded.spec.kernel
     if kernel not in FAMILIES:
         message = f"there is no reference for kernel `{kernel}` yet"
         raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
-    return import_module(f"kgen.verify.{kernel}.problem").problem_of(loaded)
+    family = PARTS.get((kernel, target), kernel)
+    return import_module(f"kgen.verify.{family}.problem").problem_of(loaded)
 
 
 def family_of(problem: Any) -> Family:

@@ -32,6 +32,7 @@ def _context(plan: AttentionPlan) -> dict[str, object]:
         "torch_dtype": TORCH_DTYPES[spec.dtype],
         "usage_args": "".join(f", {n}={n}" for n in (*spec.buffers, *kernels.runtime)),
         "backward": plan.backward,
+        "outside_delta": spec.targets.cuda is not None,
         "has_optional": plan.backward,
         "bf16": spec.dtype == "bf16",
         "grouped": spec.gqa != 1,
