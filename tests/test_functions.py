@@ -32,7 +32,7 @@ from kgen.verify.evaluate import evaluate
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(TABLE)
 ARITHMETIC = {"add", "sub", "mul", "neg", "min", "max", "abs", "clamp"}
-REAL = set(words("div exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float"))
+REAL = set(words("div exp exp2 log log2 sqrt rsqrt tanh sigmoid silu sin cos floor float"))
 INTEGRAL = {"floordiv", "mod"}
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 LOGICAL = {"and", "or", "not"}
@@ -145,6 +145,7 @@ PYTHON: dict[str, Callable[..., Any]] = {
     "rsqrt": lambda x: 1 / math.sqrt(x),
     "tanh": math.tanh,
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
+    "silu": lambda x: x / (1 + math.exp(-x)),
     "sin": math.sin,
     "cos": math.cos,
     "floor": math.floor,

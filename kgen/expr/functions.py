@@ -311,6 +311,13 @@ _ROWS = [
         fast=_helper("tanh_approx", "_tanh_approx({0})"),
     ),
     _function("sigmoid", lambda t, x: t.sigmoid(x), lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),)),
+    _function(
+        "silu",
+        lambda t, x: t.nn.functional.silu(x),
+        lambda f, x: (f("sigmoid", x) * (x * (1 - f("sigmoid", x)) + 1),),
+        torch=Spelling("{0} * torch.sigmoid({0})", MUL, MUL),
+        triton=_helper("silu", "_silu({0})"),
+    ),
     _function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
     _function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
     _function("floor", lambda t, x: t.floor(x), None),

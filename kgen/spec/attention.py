@@ -9,8 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import did_you_mean, shown
-from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Node, Read, Type, reads, variables
+from kgen.expr.nodes import Node, Type, reads, variables
 from kgen.expr.parse import BufferType, Scope
 from kgen.spec.common import (
     ELEMENTS,
@@ -19,8 +18,12 @@ from kgen.spec.common import (
     Param,
     Summary,
     checked_name,
+    checked_passes,
+    checked_targets,
+    differentiable,
     is_integer,
     refuse,
+    taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
 
@@ -172,31 +175,11 @@ class Targets(SpecModel):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        for name in value:
-            if name in PLANNED_TARGETS:
-                message = f"the target `{name}` is not supported yet for attention"
-                raise problem(
-                    "unsupported-target",
-                    message,
-                    "remove it: `triton` and `cuda` are supported",
-                    at=(name,),
-                    key=True,
-                )
-            if name not in cls.model_fields:
-                hint = did_you_mean(name, cls.model_fields) or "`triton` and `cuda` are supported"
-                raise problem(
-                    "unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True
-                )
-        if not value:
-            raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
-        if "cuda" in value and not value["cuda"]:
+        if isinstance(value, dict) and "cuda" in value and not value["cuda"]:
             message = "the target `cuda` has one pass of attention, and the spec does not ask for it"
             hint = "write `cuda: {passes: [delta]}`"
             raise problem("missing-pass", message, hint, at=("cuda",), key=True)
-        # `triton:` with nothing after it asks for the target without options.
-        return {name: {} if options is None else options for name, options in value.items()}
+        return checked_targets(value, "attention", cls.model_fields, PLANNED_TARGETS)
 
 
 def _gqa(value: Any) -> Any:
@@ -204,27 +187,6 @@ def _gqa(value: Any) -> Any:
         return value
     hint = "write how many query heads share a key-value head, for example `gqa: 4`"
     raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
-
-
-def _passes(value: Any) -> Any:
-    if not isinstance(value, list | tuple):
-        return value
-    for i, name in enumerate(value):
-        if name in PLANNED_PASSES:
-            message = f"the pass `{name}` is not supported yet"
-            raise problem(
-                "unsupported-pass", message, "remove it: `forward` and `backward` are supported", at=(i,)
-            )
-        if name not in PASSES:
-            hint = did_you_mean(name, PASSES) if isinstance(name, str) else None
-            message = f"there is no pass {shown(name)}"
-            raise problem("unknown-pass", message, hint or f"a pass is one of {', '.join(PASSES)}", at=(i,))
-    if "forward" not in value:
-        raise problem("missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`")
-    if list(value) != [name for name in PASSES if name in value]:
-        hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
-        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
-    return value
 
 
 # --- the spec ------------------------
@@ -269,7 +231,9 @@ class AttentionSpec(SpecModel):
     fast_math: bool = False
     """Allows cheaper approximations of functions such as tanh."""
     passes: Annotated[
-        tuple[Literal["forward", "backward"], ...], Field(strict=False), BeforeValidator(_passes)
+        tuple[Literal["forward", "backward"], ...],
+        Field(strict=False),
+        BeforeValidator(checked_passes(PASSES, PLANNED_PASSES)),
     ] = ("forward", "backward")
     """Which kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets(triton=TritonTarget())
@@ -290,13 +254,7 @@ class AttentionSpec(SpecModel):
             message = "delta is a step of the backward pass, which the spec does not ask for"
             hint = "add `backward` to `passes`, or remove the target"
             raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
-        taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
-        for section, names in (("buffers", self.buffers), ("params", self.params)):
-            for name in names:
-                owner = "the kernel" if name == self.name else taken.get(name, "")
-                if owner == "the kernel" or (section == "params" and owner):
-                    message = f"`{name}` is already the name of {owner}"
-                    raise problem("name-taken", message, "choose another name", at=(section, name), key=True)
+        taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
@@ -317,7 +275,7 @@ class AttentionSpec(SpecModel):
         """What only the typed `trees` (by field) show to be wrong."""
         read = {r.buffer for tree in trees.values() for r in reads(tree)}
         used = {name for tree in trees.values() for name in variables(tree)}
-        learned = _differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
+        learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
         for name, buffer in self.buffers.items():
             at = ("buffers", name)
             if name not in read:
@@ -339,12 +297,3 @@ class AttentionSpec(SpecModel):
                 yield problem(
                     "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
                 )
-
-
-def _differentiable(node: Node) -> frozenset[str]:
-    """The buffers that the value depends on smoothly: not by a condition, an index or a flat function."""
-    if isinstance(node, Read) and node.type is Type.FLOAT:
-        return frozenset({node.buffer})
-    if isinstance(node, Call) and TABLE[node.fn].derivative is not None:
-        return frozenset().union(*(_differentiable(a) for a in node.args if a.type is Type.FLOAT))
-    return frozenset()

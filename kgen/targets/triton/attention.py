@@ -12,7 +12,7 @@ from kgen.spec.load import Loaded
 from kgen.targets import Source
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
-from kgen.targets.triton.text import TORCH_DTYPES, wrapped
+from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -59,9 +59,7 @@ def _context(plan: AttentionPlan) -> dict[str, object]:
     if plan.backward:
         context |= _backward(plan, kernels)
     context |= LauncherFields(plan).fields()
-    context["helpers"] = {
-        h: h in kernels.helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")
-    }
+    context["helpers"] = {h: h in kernels.helpers for h in HELPERS}
     return context
 
 
