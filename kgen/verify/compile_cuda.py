@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from kgen.verify.compiling import CompileJob
+from kgen.verify.compiling import SHARED_LIMITS, CompileJob
 from kgen.verify.families import family_of
 from kgen.verify.resources import usage
 from kgen.verify.toolchain import import_file
@@ -42,8 +42,16 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
 
     module._arch = lambda device: job.arch
     module._launch = compile_only
+    module._resident = lambda *args: 1  # as if every kernel fitted
+    module._shared_limit = lambda device: SHARED_LIMITS[job.capability]
     for variant, call in family_of(job.problem).compile_calls(job.problem):  # noqa: B007 (read by `compile_only`)
         call(getattr(module, job.problem.name))
+    # A table of shapes has kernels for widths that no call had.
+    for kernel, shapes in getattr(module, "_SHAPES", {}).items():
+        for shape in shapes:
+            if shape["cluster"] == 1 or job.capability >= 90:
+                variant = f"width {shape['width']}"
+                compile_only(None, module._name(kernel, shape))
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

@@ -25,10 +25,12 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "torch_dtype": TORCH_DTYPES[spec.dtype],
         "element": ELEMENTS[spec.dtype],
         "elements": used({spec.dtype}),
+        "rounds": False,
         "plan": plan,
         "rows": plan.rows,
         "divisible": "" if spec.head_dim.v % plan.vector == 0 else "False and ",
         "dynamic_shared": False,
         "shared_argument": "0",
+        "config_arguments": "grid, block",
         "launch_config": "grid=grid, block=block",
     }
