@@ -94,7 +94,7 @@ def stand_in(name: str, **contents: object) -> None:
 def install() -> None:
     from kgen.render import environment
 
-    TARGETS.update(fake="standin_fake", other="standin_other")
+    TARGETS.update(fake={"attention": "standin_fake"}, other={"attention": "standin_other"})
     stand_in("standin_fake", sources=sources)
     stand_in("standin_other", sources=other_sources)
     stand_in("kgen.spec.load", load=load)

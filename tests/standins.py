@@ -8,6 +8,8 @@ from typing import Any
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.targets import Source
+from kgen.verify import emitted
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 B, H, Q, K = (Var(name, INT) for name in ("b", "h", "q_idx", "kv_idx"))
@@ -36,7 +38,7 @@ def buffer(shape: tuple[int | str, ...], dtype: str, grad: bool = False, sorted:
 
 def loaded(name: str, **changes: Any) -> Any:
     """What `kgen.spec.load.load` gives, as far as the tools look at it."""
-    trees = {which: changes.pop(which, None) for which in ("score_mod", "mask_mod")}
+    trees = {which: changes.pop(which) for which in ("score_mod", "mask_mod") if which in changes}
     fields: dict[str, Any] = {
         "kernel": "attention",
         "name": name,
@@ -49,10 +51,22 @@ def loaded(name: str, **changes: Any) -> Any:
         "params": {},
         "passes": ("forward", "backward"),
         "fast_math": False,
+        "targets": (("triton", {}),),
+        "aligned_to_end": False,
+        "per_batch": False,
+        "paged_kv": None,
     }
     return SimpleNamespace(
-        path=Path(f"specs/{name}.yaml"), text="", spec=SimpleNamespace(**{**fields, **changes}), **trees
+        path=Path(f"specs/{name}.yaml"), text="", spec=SimpleNamespace(**{**fields, **changes}), trees=trees
     )
+
+
+def _sources(loaded: Any, target: str, real: Any = emitted.sources) -> list[Source]:
+    """A stand-in is never planned: its file is `triton.py`."""
+    return [Source("triton.py", "", {})] if isinstance(loaded.spec, SimpleNamespace) else real(loaded, target)
+
+
+emitted.sources = _sources
 
 
 def causal_alibi() -> Any:

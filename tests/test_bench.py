@@ -26,12 +26,13 @@ from standins import (
     render,
 )
 
-from kgen.bench import peers, plot, running
-from kgen.bench.running import Shape, bench_specs
+from kgen.bench.attention import peers, plot
+from kgen.bench.attention.shape import Shape
+from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.nodes import Const, Read, Var
-from kgen.verify.problem import problem_of
-from kgen.verify.reference import evaluate
+from kgen.verify.attention.problem import problem_of
+from kgen.verify.evaluate import evaluate
 
 CAP = Var("cap", FLOAT)
 BUFFERS = {
@@ -113,10 +114,10 @@ def test_sdpa_only_where_it_applies():
         problem = problem_of(loaded("s", mask_mod=mask, score_mod=score, buffers=BUFFERS))
         load = peers.draw_workload(problem, 1, 2, 16, "cpu")
         if applies:
-            assert peers.prepare("sdpa", load, None)(load.q, load.k, load.v).shape == load.q.shape
+            assert peers.prepare("sdpa", load, {})(load.q, load.k, load.v).shape == load.q.shape
         else:
             with pytest.raises(peers.DoesNotApply):
-                peers.prepare("sdpa", load, None)
+                peers.prepare("sdpa", load, {})
     assert H.name == "h"
 
 
@@ -125,9 +126,7 @@ def test_dry_run(tmp_path):
     for one in specs:
         render(one, tmp_path / "generated")
     output = tmp_path / "benchmarks"
-    rows = bench_specs(
-        specs, tmp_path / "generated", ("sdpa", "eager"), Shape(1, 2, 64), output, device="cpu"
-    )
+    rows = bench_specs(specs, tmp_path / "generated", ("sdpa", "eager"), "1x2x64", output, device="cpu")
     assert [(r["spec"], r["pass"], r["peer"]) for r in rows] == [
         (spec, pass_, peer)
         for spec in ("causal_alibi", "plain")
@@ -148,10 +147,10 @@ def test_dry_run(tmp_path):
 def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):
     path = render(plain(), tmp_path)
     path.write_text(path.read_text().replace(">= lens", "< lens"))
-    rows = bench_specs([plain()], tmp_path, ("eager",), Shape(1, 2, 32), None, device="cpu")
+    rows = bench_specs([plain()], tmp_path, ("eager",), "1x2x32", None, device="cpu")
     assert "disagrees with kgen" in next(r["error"] for r in rows if r["peer"] == "eager")
     path.write_text("import os\nos.abort()\n")
-    rows = bench_specs([plain()], tmp_path, ("eager",), Shape(1, 2, 32), None, device="cpu")
+    rows = bench_specs([plain()], tmp_path, ("eager",), "1x2x32", None, device="cpu")
     assert len(rows) == 4
     assert all("SIGABRT" in row["error"] for row in rows)
 
@@ -166,7 +165,6 @@ def test_usage(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MissingError):
         bench_specs([plain()], tmp_path)
-    assert running.PEERS == peers.PEERS
 
 
 def test_without_matplotlib(tmp_path, monkeypatch, capsys):

@@ -27,7 +27,7 @@ from kgen.expr.nodes import Call, Node, Type, Var
 from kgen.expr.parse import ExpressionError, Scope, parse_expression
 from kgen.expr.show import show
 from kgen.targets.triton.printer import Printer
-from kgen.verify.reference import evaluate
+from kgen.verify.evaluate import evaluate
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(TABLE)

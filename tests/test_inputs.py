@@ -7,9 +7,10 @@ import torch
 from standins import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, loaded, plain
 
 from kgen.expr.nodes import Read
+from kgen.verify.attention.inputs import Case, cases, draw
+from kgen.verify.attention.problem import problem_of
 from kgen.verify.compare import changed, same_bits, snapshot
-from kgen.verify.inputs import LAYOUTS, Case, arrange, cases, draw
-from kgen.verify.problem import problem_of
+from kgen.verify.tensors import LAYOUTS, arrange
 
 DOCUMENTS = call("eq", Read("doc", (B, Q), INT), Read("doc", (B, K), INT))
 

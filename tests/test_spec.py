@@ -47,8 +47,8 @@ def test_stock_spec_loads(path: Path) -> None:
     loaded = load(path)
     assert loaded.spec.name == path.stem
     assert loaded.spec.summary.endswith(".")
-    assert loaded.score_mod is None or loaded.score_mod.type is Type.FLOAT
-    assert loaded.mask_mod is None or loaded.mask_mod.type is Type.BOOL
+    assert "score_mod" not in loaded.trees or loaded.trees["score_mod"].type is Type.FLOAT
+    assert "mask_mod" not in loaded.trees or loaded.trees["mask_mod"].type is Type.BOOL
 
 
 def test_short_forms_are_normalised() -> None:
@@ -72,8 +72,8 @@ def test_short_forms_are_normalised() -> None:
     assert spec.buffers["bias"].shape == ("HQ", 4)
     assert spec.passes == ("forward", "backward")
     assert spec.targets.triton is not None
-    assert loaded.score_mod is not None
-    assert [read.buffer for read in reads(loaded.score_mod)] == ["bias"]
+    assert "score_mod" in loaded.trees
+    assert [read.buffer for read in reads(loaded.trees["score_mod"])] == ["bias"]
 
 
 @pytest.mark.parametrize(

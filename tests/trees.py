@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from kgen.expr.nodes import Node, Read, Type, Var, transform
 from kgen.expr.parse import BufferType, Scope, parse_expression
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
-from kgen.verify import reference
+from kgen.verify import evaluate as walker
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 
@@ -73,7 +73,7 @@ def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
     def search(inner: Node) -> Node:
         if not (isinstance(inner, Read) and inner.buffer.endswith(FIRST_AT_LEAST)):
             return inner
-        *leading, value = (reference.evaluate(i, {**env, **searched}, torch) for i in inner.indices)
+        *leading, value = (walker.evaluate(i, {**env, **searched}, torch) for i in inner.indices)
         row = env[inner.buffer.removesuffix(FIRST_AT_LEAST)]
         for i in leading:
             row = row[int(i)]
@@ -84,7 +84,7 @@ def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
     # Python numbers would become float32.
     env = {n: torch.tensor(v, dtype=torch.float64) if isinstance(v, float) else v for n, v in env.items()}
     node = transform(node, search)
-    return reference.evaluate(node, {**env, **searched}, torch)
+    return walker.evaluate(node, {**env, **searched}, torch)
 
 
 def draw_env(seed: int, sq: int, sk: int, heads: int = 2, batches: int = 2) -> dict[str, Any]:

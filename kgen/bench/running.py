@@ -5,68 +5,54 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kgen.bench.plot import plot
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.verify.problem import Problem, problem_of, require_emitted
+from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import Progress, pick_device
 
 if TYPE_CHECKING:
-    from kgen.bench.worker import BenchJob
-
-PEERS = ("flex", "flex-autotune", "sdpa", "eager")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The size of a benchmark; KV heads follow from the spec's `gqa`."""
-
-    batch: int = 2
-    heads: int = 16
-    length: int = 8192
-
-    @classmethod
-    def parse(cls, text: str) -> Shape:
-        """`2x16x8192`. Raises `KgenError` for anything else."""
-        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
-        if match is None:
-            hint = "BATCHxHEADSxLENGTH, for example 2x16x8192"
-            raise KgenError(Diagnostic("bad-shape", f"`{text}` is not a shape", hint=hint))
-        return cls(*(int(number) for number in match.groups()))
+    from kgen.bench.timing import BenchJob
 
 
 def bench_specs(
     loaded: Sequence[Any],
     generated: Path,
-    against: Sequence[str] = ("flex", "sdpa"),
-    shape: Shape | None = None,
+    against: Sequence[str] | None = None,
+    shape: str | None = None,
     output: Path | None = Path("benchmarks"),
     progress: Progress | None = None,
     device: str = "cuda",
     timeout: float = 900.0,
 ) -> list[dict[str, Any]]:
-    """Time the emitted files of some specs against peers (of `PEERS`).
+    """Time the emitted files of some specs against peers, by default those of the family.
 
-    Returns rows of spec, pass, peer, milliseconds, tflops, ratio (the peer's time over kgen's: above one kgen
-    is faster), quartiles, rounds, first_call (seconds) and error; a peer that fails is a row with an error,
-    one that cannot compute a spec is left out. Writes `<output>/<device>/<spec>.json`, and for several specs
-    `attention.json` and `attention.png`; `output=None` writes nothing. `device="cpu"` is a dry run in
-    Triton's interpreter, whose times mean nothing. Raises `KgenError` for a spec that is not rendered or an
-    unknown peer, `MissingError` without torch, triton or a CUDA device.
+    Returns rows of spec, pass, peer, milliseconds, tflops or tbps, ratio (the peer's time over kgen's: above
+    one kgen is faster), quartiles, rounds, first_call (seconds) and error; a peer that fails is a row with an
+    error, one that cannot compute a spec is left out. `shape` is text that the family reads, as `2x16x8192`.
+    Writes `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and
+    `<family>.png`; `output=None` writes nothing. `device="cpu"` is a dry run in Triton's interpreter, whose
+    times mean nothing. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
+    `MissingError` without torch, triton or the device.
     """
-    if unknown := [name for name in against if name not in PEERS]:
-        names = ", ".join(PEERS)
-        raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=f"one of {names}"))
-    work = [(problem_of(one), require_emitted(generated, one)) for one in loaded]
+    work = []
+    for one in loaded:
+        problem, family = problem_of(one), _family(one.spec.kernel)
+        peers = tuple(family.DEFAULT_PEERS if against is None else against)
+        if unknown := [name for name in peers if name not in family.PEERS]:
+            hint = f"one of {', '.join(family.PEERS)}"
+            raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=hint))
+        size = family.Shape.parse(shape) if shape else family.Shape()
+        work.append((problem, require_emitted(generated, one), peers, size))
     device = pick_device(device)
-    shape = shape or Shape()
     reports = []
-    for number, (problem, path) in enumerate(work):
-        reports.append(_report(_job(problem, path, tuple(against), shape, device), timeout))
+    for number, (problem, files, peers, size) in enumerate(work):
+        able = [file for file in files if not file.unable(device)]
+        reports.append(_report(_job(problem, able, peers, size, device), timeout))
         if progress is not None:
             progress(number + 1, len(work), problem.name)
     if output is not None:
@@ -74,18 +60,26 @@ def bench_specs(
     return [row for report in reports for row in report["rows"]]
 
 
-def _job(problem: Problem, path: Path, against: tuple[str, ...], shape: Shape, device: str) -> BenchJob:
-    from kgen.bench.worker import BenchJob  # imports torch
+def _family(kernel: str) -> Any:
+    return import_module(f"kgen.bench.{kernel}.shape")
 
-    size = (shape.batch, shape.heads, shape.length)
+
+def _job(
+    problem: Any, files: Sequence[Emitted], against: tuple[str, ...], shape: Any, device: str
+) -> BenchJob:
+    from kgen.bench.timing import BenchJob  # imports torch
+
+    paths = {file.stem: file.path.resolve() for file in files}
+    own = tuple(f"kgen-{stem}" if number else "kgen" for number, stem in enumerate(paths))
     effort = (20, 1.5) if device == "cuda" else (3, 0.0)
-    return BenchJob(problem, path.resolve(), ("kgen", *against), *size, device, *effort)
+    return BenchJob(problem, paths, (*own, *against), shape, device, *effort)
 
 
 def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
     """Everything that one worker says."""
     name = job.problem.name
-    report: dict[str, Any] = {"format": 1, "spec": name, "facts": {}, "workload": {}, "rows": []}
+    report: dict[str, Any] = {"format": 1, "spec": name, "kernel": job.problem.kernel}
+    report |= {"facts": {}, "workload": {}, "rows": []}
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
@@ -102,18 +96,8 @@ def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
 
 
 def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
-    columns = (
-        "pass",
-        "peer",
-        "milliseconds",
-        "tflops",
-        "ratio",
-        "quartiles",
-        "rounds",
-        "first_call",
-        "error",
-    )
-    return {"spec": spec, **{column: found.get(column) for column in columns}}
+    known = ("milliseconds", "tflops", "tbps", "ratio", "quartiles", "rounds", "first_call", "error")
+    return {"spec": spec, **dict.fromkeys(known), **found}
 
 
 def _write(output: Path, reports: Sequence[dict[str, Any]]) -> None:
@@ -123,9 +107,11 @@ def _write(output: Path, reports: Sequence[dict[str, Any]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for report in reports:
         _dump(folder / f"{report['spec']}.json", report)
-    if len(reports) > 1:
-        _dump(folder / "attention.json", {"format": 1, "reports": list(reports)})
-        plot(reports, folder / "attention.png")
+    for kernel in dict.fromkeys(report["kernel"] for report in reports):
+        own = [report for report in reports if report["kernel"] == kernel]
+        if len(own) > 1:
+            _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
+            import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
 
 
 def _dump(path: Path, value: Any) -> None:

@@ -231,37 +231,48 @@ def verify(
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
         rows = verify_specs(
-            loaded, generated, device.value, jobs, timeout, quick=quick, progress=progress, record=record
+            loaded,
+            generated,
+            device.value,
+            jobs,
+            timeout,
+            quick=quick,
+            progress=progress,
+            record=record,
+            skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
         )
-    columns = ("spec", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
+    columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
     return _judge(rows, columns, "right", form)
 
 
 @verb("bench")
 def bench(
     specs: Specs = None,
-    against: Annotated[str, typer.Option(help="Peers, with commas.")] = "flex,sdpa",
+    against: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Peers, with commas, as flex,sdpa. Default: those of the kernel family."),
+    ] = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
+        typer.Option(help="Attention: BATCHxHEADSxLENGTH, as 2x16x8192."),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
     """Time emitted kernels against their peers, interleaved in one run."""
-    from kgen.bench.running import Shape, bench_specs
+    from kgen.bench.running import bench_specs
 
-    size = Shape.parse(shape) if shape else None
-    peers = [peer.strip() for peer in against.split(",") if peer.strip()]
+    peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
-        rows = bench_specs(loaded, generated, peers, size, output, progress)
-    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", "tflops", "ratio", "error"), form)
+        rows = bench_specs(loaded, generated, peers, shape, output, progress)
+    rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
+    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", *rates, "ratio", "error"), form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
     # A peer that cannot run is its own affair.
-    return EXIT_WRONG if any(row["peer"] == "kgen" for row in failed) else 0
+    return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 
 
 @verb("explain")

@@ -151,10 +151,16 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     return _Planner(positioned(loaded), packed).plan()
 
 
-def ties_lengths(trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]]) -> bool:
-    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK."""
+def ties_lengths(
+    trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
+) -> bool:
+    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK.
+
+    With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
+    """
+    tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
     return any(
-        (size, index) in (("SQ", KV_IDX), ("SK", Q_IDX))
+        (size, index) in tied
         for tree in trees
         for read in reads(tree)
         for size, index in zip(shapes[read.buffer], read.indices, strict=True)
@@ -165,8 +171,8 @@ class _Planner:
     def __init__(self, loaded: Loaded, packed: bool = False) -> None:
         self.spec = loaded.spec
         self.packed = packed
-        self.score_mod = loaded.score_mod
-        self.mask_mod = loaded.mask_mod
+        self.score_mod = loaded.trees.get("score_mod")
+        self.mask_mod = loaded.trees.get("mask_mod")
         params = self.spec.params
         self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
         self.algebra = Algebra(self.positive)
@@ -249,7 +255,7 @@ class _Planner:
         return finder.spans(self.mask_mod or TRUE)
 
     def _is_sorted(self, buffer: str) -> bool:
-        return self.spec.buffers[buffer].sorted
+        return bool(self.spec.buffers[buffer].sorted)
 
     # --- loops ---------------------------------------------------------------------------------------------------
 

@@ -89,7 +89,9 @@ def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile
         rows, options = 16, [(32, 2), (32, 1), (16, 1)]
     else:
         options = [(64, 3)] * (chip >= 90 and not paged) + [(64, 2), (32, 2), (32, 1), (16, 1)]
-    tile_reads = sum(isinstance(b.node, Read) and len(b.place.axes) == 2 for b in plan.forward.program.bindings)
+    tile_reads = sum(
+        isinstance(b.node, Read) and len(b.place.axes) == 2 for b in plan.forward.program.bindings
+    )
 
     def shared(rows: int, keys: int, stages: int) -> int:
         streamed = bytes_per_element * keys * columns + 4 * tile_reads * rows * keys
@@ -98,5 +100,3 @@ def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile
     keys, stages = next((o for o in options if shared(rows, *o) <= limit), options[-1])
     fit = limit // shared(16, keys, stages)
     return DecodeTile(rows, keys, warps, stages, per_sm=max(1, min(3, fit)))
-
-

@@ -25,17 +25,15 @@ def positioned(loaded: Loaded) -> Loaded:
     """The same attention with plain rows and lengths: `align` and `per_batch` written out."""
     spec = loaded.spec
     end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
-    score_mod, mask_mod = loaded.score_mod, loaded.mask_mod
+    trees = dict(loaded.trees)
     if spec.aligned_to_end:
         shifted = call("add", Q_IDX, call("sub", end, Var("SQ", Type.INT)))
-        score_mod, mask_mod = (
-            None if tree is None else substitute(tree, {Q_IDX: shifted}) for tree in (score_mod, mask_mod)
-        )
+        trees = {field: substitute(tree, {Q_IDX: shifted}) for field, tree in trees.items()}
     if spec.per_batch:
         exists = call("lt", KV_IDX, end)
-        mask_mod = exists if mask_mod is None else call("and", exists, mask_mod)
+        trees["mask_mod"] = call("and", exists, trees["mask_mod"]) if "mask_mod" in trees else exists
         spec = _with_lengths(spec)
-    return replace(loaded, spec=spec, score_mod=score_mod, mask_mod=mask_mod)
+    return replace(loaded, spec=spec, trees=trees)
 
 
 def _with_lengths(spec: AttentionSpec) -> AttentionSpec:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
-import keyword
-import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -14,7 +11,17 @@ from pydantic_core import PydanticCustomError
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Node, Read, Type, Var, reads, variables
-from kgen.expr.parse import FLOAT32_MAX, INT32, BufferType, Scope
+from kgen.expr.parse import BufferType, Scope
+from kgen.spec.common import (
+    ELEMENTS,
+    Expression,
+    License,
+    Param,
+    Summary,
+    checked_name,
+    is_integer,
+    refuse,
+)
 from kgen.spec.problems import SpecModel, problem
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
@@ -38,71 +45,13 @@ RESERVED = frozenset(
         "tl",
     }
 )
-ELEMENTS = {
-    "fp32": Type.FLOAT,
-    "bf16": Type.FLOAT,
-    "fp16": Type.FLOAT,
-    "int32": Type.INT,
-    "int64": Type.INT,
-    "bool": Type.BOOL,
-}
 PASSES = ("forward", "backward", "decode")
 PLANNED_TARGETS = ("cuda", "cute")
 MAX_RANK = 4
 
-# --- names and texts that end up in emitted source ------------------------
-
-
-def _checked_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 60:
-        hint = "use lower-case letters, digits and single underscores, a letter first"
-        raise problem("bad-name", f"{shown(name)} is not a lower_snake_case name", hint)
-    if keyword.iskeyword(name) or hasattr(builtins, name):
-        raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
-    if name in RESERVED:
-        raise problem("reserved-name", f"`{name}` already has a meaning in kernels", "choose another name")
-    if name in TABLE:
-        raise problem("reserved-name", f"`{name}` is a function of the expressions", "choose another name")
-    return name
-
-
-def _checked_summary(text: str) -> str:
-    # It becomes a comment in several languages: nothing in it may end one, or hide.
-    if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
-        hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"
-        raise problem("bad-summary", "the summary cannot stand in a comment as it is", hint)
-    if len(text) > 200:
-        raise problem(
-            "bad-summary", f"the summary has {len(text)} characters, 200 is the limit", "shorten it"
-        )
-    return text
-
-
-def _checked_license(text: str) -> str:
-    identifier = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
-    if not re.fullmatch(rf"{identifier}( (AND|OR|WITH) {identifier})*", text) or len(text) > 100:
-        hint = "see https://spdx.org/licenses, for example `Apache-2.0` or `MIT OR Apache-2.0`"
-        raise problem("bad-license", f"{shown(text)} is not an SPDX licence identifier", hint)
-    return text
-
-
-def _checked_text(value: Any) -> Any:
-    if value is None:
-        hint = "write it after the colon, or remove the key"
-        raise problem("empty-expression", "the expression is empty", hint)
-    if isinstance(value, bool | int | float):
-        raise problem("wrong-type", f"an expression is text, {shown(value)} is not", "put quotes around it")
-    return value
-
-
-Name = Annotated[str, AfterValidator(_checked_name)]
-Expression = Annotated[str | None, BeforeValidator(_checked_text)]
+Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
 
 # --- parts ------------------------
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 class HeadDim(SpecModel):
@@ -117,7 +66,7 @@ class HeadDim(SpecModel):
 def _head_dim(value: Any) -> Any:
     if isinstance(value, dict | HeadDim):
         return value
-    if not _is_integer(value):
+    if not is_integer(value):
         hint = "write `head_dim: 128` or `head_dim: {qk: 192, v: 128}`"
         raise problem("wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint)
     return {"qk": value, "v": value}
@@ -177,7 +126,7 @@ class PagedKV(SpecModel):
 
 
 def _extent(value: Any) -> Any:
-    if value in SIZES or (_is_integer(value) and 1 <= value < 2**31):
+    if value in SIZES or (is_integer(value) and 1 <= value < 2**31):
         return value
     hint = did_you_mean(value.upper(), SIZES) if isinstance(value, str) else None
     message = f"{shown(value)} is not a size"
@@ -224,53 +173,6 @@ class Buffer(SpecModel):
         return self
 
 
-class ParamSpec(SpecModel):
-    """A scalar that the expressions use by name: a compile-time constant, or an argument of every launch."""
-
-    type: Annotated[Literal["int", "float"], Field(examples=["float"])]
-    """The type in expressions."""
-    value: int | float | None = None
-    """The constant; none for run-time parameters."""
-    runtime: bool = False
-    """Whether the value is given at every launch."""
-
-    @property
-    def scalar(self) -> Type:
-        """The type in expressions."""
-        return Type.INT if self.type == "int" else Type.FLOAT
-
-    @model_validator(mode="after")
-    def _check(self) -> ParamSpec:
-        if self.runtime and self.value is not None:
-            message = "a run-time parameter has no value in the spec"
-            raise problem("bad-param", message, "remove `value` or `runtime`", at=("value",), key=True)
-        if not self.runtime and self.value is None:
-            raise problem(
-                "bad-param", "the parameter has no value", "add `runtime: true`, or write its number"
-            )
-        if self.value is not None and self.type == "int" and not isinstance(self.value, int):
-            raise problem("wrong-type", f"{self.value} is not an integer", "use `type: float`", at=("value",))
-        return self
-
-
-def _param(value: Any) -> Any:
-    number = value.get("value") if isinstance(value, dict) else value
-    if isinstance(number, int | float) and not isinstance(number, bool):
-        if (isinstance(number, int) and number not in INT32) or not abs(number) <= FLOAT32_MAX:
-            at = ("value",) if isinstance(value, dict) else ()
-            message = "the number does not fit in 32 bits"
-            raise problem("literal-range", message, "integers are int32 and reals are float32", at=at)
-        if not isinstance(value, dict):
-            return {"type": "int" if isinstance(number, int) else "float", "value": number}
-    if isinstance(value, dict | ParamSpec):
-        return value
-    hint = "write a number, or `{type: float, runtime: true}`"
-    raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
-
-
-Param = Annotated[ParamSpec, BeforeValidator(_param, json_schema_input_type=int | float | ParamSpec)]
-
-
 class TritonTarget(SpecModel):
     """Options of the Triton target: none so far."""
 
@@ -304,7 +206,7 @@ class Targets(SpecModel):
 
 
 def _gqa(value: Any) -> Any:
-    if value == "any" or (_is_integer(value) and 1 <= value < 2**31):
+    if value == "any" or (is_integer(value) and 1 <= value < 2**31):
         return value
     hint = "write how many query heads share a key-value head, for example `gqa: 4`"
     raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
@@ -319,9 +221,12 @@ def _passes(value: Any) -> Any:
             message = f"there is no pass {shown(name)}"
             raise problem("unknown-pass", message, hint or f"a pass is one of {', '.join(PASSES)}", at=(i,))
     if not {"forward", "decode"} & set(value):
-        raise problem("missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`")
+        hint = "write `passes: [forward, backward]`"
+        raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
     if "backward" in value and "forward" not in value:
-        raise problem("missing-pass", "`backward` needs `forward`", "write `passes: [forward, backward, decode]`")
+        raise problem(
+            "missing-pass", "`backward` needs `forward`", "write `passes: [forward, backward, decode]`"
+        )
     if list(value) != [name for name in PASSES if name in value]:
         hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
         raise problem("bad-value", "`passes` names each pass once, forward first", hint)
@@ -338,9 +243,9 @@ class AttentionSpec(SpecModel):
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["causal_alibi"])]
     """Name of the emitted function, lower_snake_case."""
-    summary: Annotated[str, AfterValidator(_checked_summary)] = ""
+    summary: Summary = ""
     """One line for people; it opens the docstring of the emitted file."""
-    license: Annotated[str, AfterValidator(_checked_license)] = "Apache-2.0"
+    license: License = "Apache-2.0"
     """SPDX identifier for the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16", "fp32"], Field(examples=["bf16"])]
     """Of q, k, v and the output."""
@@ -463,7 +368,6 @@ class AttentionSpec(SpecModel):
                     "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
                 )
 
-
     def _check_alignment(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """With queries at the end, `q_idx` is a position among the keys, not a row of a buffer with SQ rows."""
         if not self.aligned_to_end:
@@ -473,7 +377,9 @@ class AttentionSpec(SpecModel):
             shape = self.buffers[read.buffer].shape
             wrong = [i for i, at in enumerate(read.indices) if at == position and shape[i] == "SQ"]
             if wrong:
-                message = f"`q_idx` is a position among the SK keys here, but `{read.buffer}` has SQ elements there"
+                message = (
+                    f"`q_idx` is a position among the SK keys here, but `{read.buffer}` has SQ elements there"
+                )
                 hint = "declare that dimension as SK, or write `align: start`"
                 yield problem("bad-shape", message, hint, at=("buffers", read.buffer, "shape", wrong[0]))
 

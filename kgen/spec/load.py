@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -17,8 +18,8 @@ from kgen.spec.problems import described
 from kgen.spec.source import Document, decode
 
 # The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
-# `expressions()` and `check()`.
-KERNELS = {"attention": AttentionSpec}
+# `expressions()` and `check()`, and the fields `kernel name summary license passes targets`.
+KERNELS: dict[str, Any] = {"attention": AttentionSpec}
 PLANNED_KERNELS = ("norm", "chunk_output")
 
 
@@ -28,11 +29,10 @@ class Loaded:
 
     path: Path
     text: str
-    spec: AttentionSpec
-    score_mod: Node | None
-    """Of type FLOAT or INT; `None` leaves the score as it is."""
-    mask_mod: Node | None
-    """Of type BOOL; `None` keeps every pair."""
+    spec: Any
+    """A model of `KERNELS`."""
+    trees: Mapping[str, Node]
+    """By field of the spec, for the fields that are there: `score_mod`, `mask_mod`, ..."""
 
 
 def load(path: str | Path) -> Loaded:
@@ -72,7 +72,7 @@ def loads(text: str, path: str | Path) -> Loaded:
         wrong = [described(document, model, d) for d in details]
     if wrong:
         raise _failure(wrong)
-    return Loaded(path, document.text, spec, trees.get("score_mod"), trees.get("mask_mod"))
+    return Loaded(path, document.text, spec, trees)
 
 
 def _kernel(document: Document) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -21,8 +22,10 @@ class Source:
     context: dict[str, object]
 
 
-TARGETS: dict[str, str] = {"triton": "kgen.targets.triton.sources"}
-"""Target -> module, imported only when asked for, which offers `sources(loaded) -> list[Source]`."""
+TARGETS: dict[str, Mapping[str, str]] = {
+    "triton": {"attention": "kgen.targets.triton.attention"},
+}
+"""Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
 
 
 def asked_targets(loaded: Loaded) -> list[str]:
@@ -31,15 +34,13 @@ def asked_targets(loaded: Loaded) -> list[str]:
 
 
 def sources(loaded: Loaded, target: str) -> list[Source]:
-    """The files that `target` emits for a spec."""
-    module = TARGETS.get(target)
-    if module is None:
-        raise KgenError(
-            Diagnostic(
-                "unknown-target",
-                f"there is no target `{target}`",
-                file=str(loaded.path),
-                hint=f"targets are: {', '.join(TARGETS)}",
-            )
-        )
-    return cast("list[Source]", import_module(module).sources(loaded))
+    """The files that `target` emits for a spec. Raises `KgenError` for a pair that there is not."""
+    families, kernel, file = TARGETS.get(target), loaded.spec.kernel, str(loaded.path)
+    if families is None:
+        hint = f"targets are: {', '.join(TARGETS)}"
+        raise KgenError(Diagnostic("unknown-target", f"there is no target `{target}`", file=file, hint=hint))
+    if kernel not in families:
+        hint = f"targets of {kernel} are: {', '.join(name for name in TARGETS if kernel in TARGETS[name])}"
+        message = f"the target `{target}` is not supported for {kernel}"
+        raise KgenError(Diagnostic("unsupported-target", message, file=file, hint=hint))
+    return cast("list[Source]", import_module(families[kernel]).sources(loaded))

@@ -1,7 +1,6 @@
-"""`kgen compile`: compile emitted Triton kernels for architectures that need not be here.
+"""`kgen compile`: compile emitted kernels for architectures that need not be here.
 
-The emitted launcher decides what to compile: a worker calls it on small CPU tensors, with `JITFunction.run`
-replaced by one that compiles what would have been launched, exactly as Triton would specialise it.
+Each target has a worker of its own (`compile_<target>.py`) that says a row for each binary.
 """
 
 from __future__ import annotations
@@ -9,14 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify import ledger
-from kgen.verify.problem import Problem, problem_of, require_emitted
+from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import Progress, require, versions
 
@@ -26,17 +26,37 @@ SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
 
+WORKERS = {"triton": "kgen.verify.compile_triton"}
+"""Target -> the module that compiles its files."""
 
-COLUMNS = ("spec", "kernel", "variant", "arch", "registers", "spills", "shared", "limit", "ok", "error")
+
+COLUMNS = (
+    "spec",
+    "target",
+    "kernel",
+    "variant",
+    "arch",
+    "registers",
+    "spills",
+    "shared",
+    "limit",
+    "ok",
+    "error",
+)
 
 
 @dataclass(frozen=True)
 class CompileJob:
     """What one worker compiles."""
 
-    problem: Problem
-    path: Path
-    capability: int
+    problem: Any
+    emitted: Emitted
+    arch: str
+
+    @property
+    def capability(self) -> int:
+        """The architecture as a number: 90 for `sm_90a`."""
+        return capability(self.arch)
 
 
 def capability(arch: str) -> int:
@@ -59,49 +79,52 @@ def compile_specs(
 ) -> list[dict[str, Any]]:
     """Compile every kernel of some specs for every architecture; no GPU is needed.
 
-    Returns rows of spec, kernel, variant, arch, registers, spills (bytes of local memory a thread), shared
+    Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory a thread), shared
     and limit (bytes a block), ok, error. `ok` is false where it does not compile or needs more shared memory
     than the architecture has. `timeout` is in seconds, for one kernel. `record` enters the result in the
     ledger. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch or triton.
     """
     require("torch", "triton")
-    work = [(problem_of(one), require_emitted(generated, one)) for one in loaded]
-    tasks = [(CompileJob(p, path.resolve(), capability(arch)), arch) for p, path in work for arch in archs]
-    hashes = {path.resolve(): ledger.file_hash(path) for _, path in work}
+    for arch in archs:
+        capability(arch)
+    work = [(problem_of(one), file) for one in loaded for file in require_emitted(generated, one)]
+    tasks = [CompileJob(p, replace(f, path=f.path.resolve()), arch) for p, f in work for arch in archs]
+    hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in tasks}
     done, lock = 0, Lock()
 
-    def run(task: tuple[CompileJob, str]) -> list[dict[str, Any]]:
+    def run(job: CompileJob) -> list[dict[str, Any]]:
         nonlocal done
-        rows = list(_rows(*task, timeout))
+        rows = list(_rows(job, timeout))
         with lock:
             done += 1
             if progress is not None:
-                progress(done, len(tasks), f"{task[0].problem.name} {task[1]}")
+                progress(done, len(tasks), f"{job.emitted.spec} {job.emitted.stem} {job.arch}")
         return rows
 
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         results = list(pool.map(run, tasks))
     if record:
-        for (job, arch), rows in zip(tasks, results, strict=True):
-            place = Path(generated).resolve()
-            ledger.record_compiled(place, job.path, hashes[job.path], rows, arch=arch, versions=versions())
+        place = Path(generated).resolve()
+        for job, rows in zip(tasks, results, strict=True):
+            file, digest = job.emitted, hashes[job.emitted]
+            ledger.record_compiled(place, file.path, digest, rows, arch=job.arch, versions=versions())
     return [row for rows in results for row in rows]
 
 
-def _rows(job: CompileJob, arch: str, timeout: float) -> Iterator[dict[str, Any]]:
-    limit = SHARED_LIMITS[job.capability]
+def _rows(job: CompileJob, timeout: float) -> Iterator[dict[str, Any]]:
+    limit, arch = SHARED_LIMITS[job.capability], job.arch
     environment = {"TRITON_INTERPRET": None}
 
     def row(**found: Any) -> dict[str, Any]:
         unknown = {"kernel": "", "variant": "", "registers": None, "spills": None, "shared": None}
-        place = {"spec": job.problem.name, "arch": arch, "limit": limit}
+        place = {"spec": job.emitted.spec, "target": job.emitted.stem, "arch": arch, "limit": limit}
         ok = found["error"] is None
         return {key: {**unknown, **place, **found, "ok": ok}[key] for key in COLUMNS}
 
     found = 0
     trouble = None
     try:
-        for message in messages("kgen.verify.compile_worker", job, timeout, environment):
+        for message in messages(WORKERS[job.emitted.target], job, timeout, environment):
             found += 1
             if message["error"] is None and message["shared"] > limit:
                 message["error"] = f"needs {message['shared']} bytes of shared memory, {arch} has {limit}"

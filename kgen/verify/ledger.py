@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.verify.problem import emitted_path
+from kgen.verify.emitted import emitted_files
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
@@ -28,8 +28,10 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of a file's bytes."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    """The sha256 of an emitted file's bytes, and of what lies beside it under its stem (`cuda.cu`)."""
+    path = Path(path)
+    beside = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path and p.is_file())
+    return hashlib.sha256(b"".join(p.read_bytes() for p in (path, *beside))).hexdigest()
 
 
 def read(generated: Path) -> Ledger:
@@ -133,7 +135,7 @@ def update(generated: Path, change: Callable[[Ledger], None]) -> None:
     with _locked(generated):
         files = read(generated)
         change(files)
-        there = {file_hash(path) for path in generated.glob("*/*") if path.is_file()}
+        there = {file_hash(path) for path in generated.glob("*/*.py")}
         files = {digest: entry for digest, entry in files.items() if digest in there and entry["records"]}
         text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
         path = generated / FILENAME
@@ -163,13 +165,13 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
-    """A row for each spec: spec, file, state, device, error.
+    """A row for each emitted file that can be called: spec, file, state, device, error.
 
     `missing`: not rendered. `verified`: this text ran right on that device (a GPU before the interpreter).
     `stale`: it did not, or only compiled.
     """
     files = read(generated)
-    return [_status(one.spec.name, emitted_path(generated, one.spec.name), files) for one in loaded]
+    return [_status(f.spec, f.path, files) for one in loaded for f in emitted_files(generated, one)]
 
 
 def _status(name: str, path: Path, files: Ledger) -> dict[str, Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+from kgen.diagnostics import Diagnostic, MissingError
 from kgen.verify import ledger
-from kgen.verify.problem import Problem, problem_of, require_emitted
+from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.families import family_of, problem_of
 from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import Progress, describe, pick_device, versions
 
@@ -31,20 +33,25 @@ def verify_specs(
     quick: bool | None = None,
     progress: Progress | None = None,
     record: bool | None = None,
+    skipped: Callable[[Emitted, str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Verify the emitted Triton files of some specs, each pass in a process of its own.
+    """Verify the emitted files of some specs, each pass in a process of its own.
 
     `device` is `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick`
     takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
-    true on `cuda`. Returns rows of spec, pass, case, ok, error, eager, ratio, seconds, message. Raises
-    `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or the device.
+    true on `cuda`. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file
+    that cannot run on the device is handed to `skipped`, with why. Raises `KgenError` for a spec that is not
+    rendered, `MissingError` without torch, triton or the device, and where every file is skipped.
     """
-    work = [(problem_of(one), require_emitted(generated, one)) for one in loaded]
+    problems = [problem_of(one) for one in loaded]
+    files = [(p, f) for p, one in zip(problems, loaded, strict=True) for f in require_emitted(generated, one)]
     device = pick_device(device)
+    work = [(problem, file) for problem, file in files if not file.unable(device)]
+    _tell([file for _, file in files], device, skipped)
     quick = device == "cpu" if quick is None else quick
     record = device == "cuda" if record is None else record
     tasks = [
-        _job(problem, path, group, device, quick) for problem, path in work for group in _groups(problem)
+        _job(problem, file, group, device, quick) for problem, file in work for group in _groups(problem)
     ]
     total, done, lock = sum(len(job.names) for job in tasks), 0, Lock()
 
@@ -56,27 +63,40 @@ def verify_specs(
             with lock:
                 done += 1
                 if progress is not None:
-                    progress(done, total, f"{row['spec']} {row['pass']} {row['case']}")
+                    progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
         return rows
 
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
-    hashes = {path: ledger.file_hash(path) for _, path in work}
+    hashes = {file: ledger.file_hash(file.path) for _, file in work}
     with ThreadPoolExecutor(max(1, jobs)) as pool:
         results = list(pool.map(run, tasks))
     rows = [row for result in results for row in result]
     if record:
-        for problem, path in work:
-            own = [row for row in rows if row["spec"] == problem.name]
+        for _, file in work:
+            own = [row for row in rows if (row["spec"], row["target"]) == (file.spec, file.stem)]
             ledger.record(
-                generated, path, hashes[path], own, quick=quick, **describe(device), versions=versions()
+                generated, file.path, hashes[file], own, quick=quick, **describe(device), versions=versions()
             )
     return rows
 
 
-def _job(problem: Problem, path: Path, group: str, device: str, quick: bool) -> Job:
+def _tell(files: Sequence[Emitted], device: str, skipped: Callable[[Emitted, str], None] | None) -> None:
+    """Say which files cannot run. Raises `MissingError` where none can."""
+    reasons = [(file, why) for file in files if (why := file.unable(device))]
+    for file, why in reasons:
+        if skipped is not None:
+            skipped(file, why)
+    if files and len(reasons) == len(files):
+        file, why = reasons[0]
+        hint = "`kgen compile` checks it without one"
+        raise MissingError(Diagnostic("missing-device", f"`{file.path}` {why}", hint=hint))
+
+
+def _job(problem: Any, file: Emitted, group: str, device: str, quick: bool) -> Job:
     from kgen.verify.worker import Job, case_names  # imports torch
 
-    return Job(problem, path.resolve(), group, device, quick, case_names(problem, group, device, quick))
+    names = case_names(problem, group, device, quick)
+    return Job(problem, replace(file, path=file.path.resolve()), group, device, names)
 
 
 def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
@@ -99,7 +119,7 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
                 elif message.get("case") in left:
                     left.remove(message["case"])
                     culprit = ""  # whatever happens before the next case starts is nobody's fault
-                    yield {"spec": job.problem.name, "pass": job.group, **message}
+                    yield {**_place(job), **message}
         except WorkerError as error:
             trouble = str(error)
         if culprit in left:
@@ -111,16 +131,12 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
 
 def _lost(job: Job, case: str, message: str) -> dict[str, Any]:
     numbers: dict[str, Any] = {"error": None, "eager": None, "ratio": None, "seconds": None, "outputs": {}}
-    return {
-        "spec": job.problem.name,
-        "pass": job.group,
-        "case": case,
-        "ok": False,
-        **numbers,
-        "message": message,
-    }
+    return {**_place(job), "case": case, "ok": False, **numbers, "message": message}
 
 
-def _groups(problem: Problem) -> tuple[str, ...]:
-    """The passes that can be called by themselves; `forward` is always there."""
-    return ("forward", "backward") if "backward" in problem.passes else ("forward",)
+def _place(job: Job) -> dict[str, Any]:
+    return {"spec": job.emitted.spec, "target": job.emitted.stem, "pass": job.group}
+
+
+def _groups(problem: Any) -> tuple[str, ...]:
+    return family_of(problem).groups(problem)

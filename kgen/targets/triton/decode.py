@@ -64,9 +64,12 @@ def _live_tiles(plan: DecodePlan, kernels: KernelFields) -> tuple[list[dict[str,
         start = "0" if span.lo == ZERO else f"{bracketed(printer.own(span.lo))} // BLOCK_N"
         if spans:
             start = spans[-1]["end"] if start == "0" else f"tl.maximum({start}, {spans[-1]['end']})"
-        lines += [f"{first} = {start}", f"{end} = tl.maximum(tl.cdiv({printer.own(span.hi)}, BLOCK_N), {first})"]
+        lines += [
+            f"{first} = {start}",
+            f"{end} = tl.maximum(tl.cdiv({printer.own(span.hi)}, BLOCK_N), {first})",
+        ]
         several = len(loop.spans) > 1
-        begin = f"tl.maximum(begin, 0)" if several else "begin"
+        begin = "tl.maximum(begin, 0)" if several else "begin"
         stop = f"tl.minimum(stop, {end} - {first})" if several else "stop"
         spans.append(
             {
@@ -132,5 +135,3 @@ def _merged(chunk: Chunk) -> dict[str, Any]:
         "load_guard": f"(weight > 0.0)[:, None]{inside}",
         "store_guard": f", mask={exists}" if exists else "",
     }
-
-

@@ -119,7 +119,8 @@ class KernelFields:
             bias = f" + {printer.tile(program.results['bias'])}" if "bias" in program.results else ""
             core = core if re.fullmatch(r"[\w.]+(\(.*\))?", core) else f"({core})"
             score_lines.append(f"s = {core} * {scale}{bias}")
-        mask_lines = self._lines(program.in_loop(only=only_masked), printer)
+        # Masks come first in a tile: what scores need too is spelled in both places.
+        mask_lines = self._lines(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
             live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
             first_use = next(

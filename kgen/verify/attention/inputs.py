@@ -14,19 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.verify.problem import Buffer, Problem
-from kgen.verify.reference import evaluate
-
-DTYPES: Mapping[str, Any] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "int32": torch.int32,
-    "int64": torch.int64,
-    "bool": torch.bool,
-}
-
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "offset", "stepped", "broadcast")
+from kgen.verify.attention.cache import beyond, lengths, paged, share_first_page
+from kgen.verify.attention.problem import Buffer, Problem
+from kgen.verify.evaluate import evaluate
+from kgen.verify.tensors import DTYPES, arrange
 
 INT_EDGES = (33, 1, 100_000, 0)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
@@ -70,7 +61,7 @@ class Inputs:
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
     float32 [B, HQ, SQ] or None. `clean_k` and `clean_v` have zeros where `k` and `v` hold NaN for hidden
-    keys: what the reference sees.
+    keys: what the reference sees. Where the spec has pages, `k` and `v` are pools of them.
     """
 
     case: Case
@@ -86,11 +77,13 @@ class Inputs:
     """Every param of the spec, for the reference."""
     runtime: dict[str, int | float] = field(default_factory=dict)
     """The params that the emitted function takes."""
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    """`kv_lens` and `block_table`, where the emitted function takes them."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a kernel must not write to."""
-        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers}
+        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
@@ -127,8 +120,22 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
+    if problem.decodes:
+        yield Case("decode", 1, 300, batch=5, heads_kv=2, lse=True)
+        yield Case("decode-some", 5, 333, batch=4, lse=True)
+        yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
+        yield Case("decode-most", 64, 150, batch=2)
+        yield Case("decode-no-more", 65, 150, batch=2)
+        yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
     if quick:
         return
+    if problem.decodes:
+        yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
+        yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
+        yield Case("decode-many", 16, 5000, batch=6, heads_kv=3)
+        yield Case("decode-large", 4, 3000, batch=3, magnitude=16.0, lse=True)
+        yield Case("decode-crowd", 1, 700, batch=300, heads_kv=2)
+        yield Case("decode-alone", 1, 70_000, heads_kv=1, lse=True)
     yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
     yield Case("offset", 99, 131, layout="offset")
     yield Case("127", 127, 127, batch=3, heads_kv=2)
@@ -187,12 +194,20 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     if case.dout == "expanded":
         dout = dout[:1, :1, :1, :1].expand_as(dout)
 
-    hidden = _hidden(problem, case, buffers, params)[..., None]
-    clean = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-    if case.hidden:
-        k, v = k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan)
-    else:
-        clean = k, v
+    hidden = _hidden(problem, case, buffers, params) & case.hidden
+    cache: dict[str, Tensor] = {}
+    if problem.per_batch:
+        cache["kv_lens"] = lengths(case.batch, case.sk)
+        hidden = hidden | beyond(cache["kv_lens"], case.sk)
+    if problem.page_size is not None:
+        k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
+    clean = k, v
+    if hidden.any():
+        clean = k.masked_fill(hidden[..., None], 0.0), v.masked_fill(hidden[..., None], 0.0)
+        k, v = (x.masked_fill(hidden[..., None], torch.nan) for x in (k, v))
+    if problem.page_size is not None:
+        k, cache["block_table"] = paged(k, cache["kv_lens"], problem.page_size)
+        v, _ = paged(v, cache["kv_lens"], problem.page_size)
     return Inputs(
         case=case,
         q=arrange(q.to(device), case.layout),
@@ -205,6 +220,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
         params=params,
         runtime=runtime,
+        cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
     )
 
 
@@ -228,7 +244,7 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
-        return (torch.rand(shape, generator=random) < 4 / shape[-1]).cumsum(-1).to(dtype)
+        return (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
@@ -259,37 +275,26 @@ def _hidden(
     return ~shown.unflatten(1, (case.heads_kv, case.group)).any(2)
 
 
-def arrange(values: Tensor, layout: str) -> Tensor:
-    """The same values in a storage of another layout; what lies between and after the rows is poison.
-
-    `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
-    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `offset`: contiguous,
-    one element off; `stepped`: every other element; `broadcast` and `expanded`: strides of 0 as they come.
-    """
-    if layout in ("broadcast", "expanded"):
-        return values
-    if layout == "contiguous" or values.ndim == 0:
-        return values.contiguous()
-    if layout == "bshd":
-        return values.transpose(1, 2).contiguous().transpose(1, 2)
-    shape = list(values.shape)
-    if layout == "offset":
-        view = _poison((values.numel() + 2,), values)[1:-1].view(shape)
-    elif layout == "stepped":
-        view = _poison((*shape[:-1], 2 * shape[-1]), values)[..., ::2]
-    else:
-        aligned = layout == "padded"
-        grown = [n if i < len(shape) - 2 else n + (8 if aligned else 3) for i, n in enumerate(shape)]
-        start = 8 if aligned else 1
-        view = _poison(tuple(grown), values)
-        for axis in range(max(0, len(shape) - 2), len(shape)):
-            # Rows begin after poison too; an aligned layout keeps its rows aligned.
-            view = view.narrow(axis, start if axis == len(shape) - 1 else 2, shape[axis])
-    view.copy_(values)
-    return view
+def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
+    """Inputs of about that shape (the spec's promises about lengths are kept); the name is the seed."""
+    template = cases(problem, quick=True)[0]
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    sq, sk = (
+        -(-sq // problem.q_multiple) * problem.q_multiple,
+        -(-sk // problem.kv_multiple) * problem.kv_multiple,
+    )
+    return draw(problem, replace(template, name=name, sq=sq, sk=sk), device)
 
 
-def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """NaN, or an integer that no index survives, or True."""
-    value: Any = torch.nan if like.is_floating_point() else like.dtype == torch.bool or 2**30
-    return torch.full(shape, value, dtype=like.dtype, device=like.device)
+def call(function: Any, inputs: Inputs, **more: Any) -> Any:
+    """The emitted function on inputs, as a user calls it."""
+    keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime, **more}
+    return function(inputs.q, inputs.k, inputs.v, scale=inputs.case.scale, **keywords)
+
+
+def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
+    """What gradients are asked for, by name, switched to require them."""
+    names = [b.name for b in problem.buffers if b.grad]
+    wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
+    return {name: tensor.requires_grad_() for name, tensor in wanted.items()}

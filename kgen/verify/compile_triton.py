@@ -1,33 +1,27 @@
-"""Compiles the kernels of one emitted file for one architecture: `python -m kgen.verify.compile_worker JOB`.
+"""Compiles the kernels of a `triton.py` for one architecture: `python -m kgen.verify.compile_triton JOB`.
 
+The emitted launcher decides what to compile: it is called on small CPU tensors, with `JITFunction.run`
+replaced by one that compiles what would have been launched, exactly as Triton would specialise it.
 JOB is a pickled `CompileJob`. Standard output carries a JSON line for each distinct binary.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import pickle
-import re
-import subprocess
 import sys
-import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-import torch
-import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kgen.verify.compiling import CompileJob
-from kgen.verify.inputs import Case, Inputs, draw
-from kgen.verify.integration import call, differentiable
-from kgen.verify.problem import Problem
+from kgen.verify.families import family_of
+from kgen.verify.resources import resources
 from kgen.verify.toolchain import import_file
 
 
@@ -50,38 +44,10 @@ class OfflineDriver:
         return True
 
 
-def resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory of each thread of the (one) kernel in a cubin."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool) if tool.exists() else "cuobjdump", "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text)
-    if match is None:
-        raise RuntimeError(f"cuobjdump says nothing of registers: {text[:200]}")
-    return int(match[1]), int(match[2]) + int(match[3])
-
-
-def variants(problem: Problem) -> Iterator[tuple[str, Inputs]]:
-    """The calls that lead to different specialisations: everything divisible by 16, and nothing."""
-    step = math.lcm(problem.q_multiple, problem.kv_multiple)
-    length = -(-256 // step) * step
-    group = 2 if problem.gqa == "any" else int(problem.gqa)
-    even = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
-    yield "aligned", draw(problem, even, "cpu")
-    odd = length - 1 if step == 1 else length
-    yield (
-        "strided",
-        draw(problem, Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided"), "cpu"),
-    )
-
-
 def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Call the emitted function forward and backward on every variant, compiling what it launches."""
+    """Make the family's calls of the emitted function, compiling what they launch."""
     driver.set_active(OfflineDriver(job.capability))
-    module: Any = import_file(job.path, f"kgen_emitted_{job.problem.name}")
+    module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     module._arch = lambda device: job.capability
     launch = JITFunction.run
     seen: set[tuple[str, str]] = set()
@@ -106,20 +72,11 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
 
     JITFunction.run = compile_only
     try:
-        for name, inputs in variants(job.problem):
+        for name, call in family_of(job.problem).compile_calls(job.problem):
             variant = name
-            _call(job.problem, getattr(module, job.problem.name), inputs)
+            call(getattr(module, job.problem.name))
     finally:
         JITFunction.run = launch
-
-
-def _call(problem: Problem, function: Any, inputs: Inputs) -> None:
-    """Every path of the launcher: without and with gradients, with the log-sum-exp too."""
-    call(function, inputs)
-    call(function, inputs, return_lse=True)
-    if "backward" in problem.passes:
-        wanted = differentiable(problem, inputs)
-        torch.autograd.grad(call(function, inputs), list(wanted.values()), inputs.dout)
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

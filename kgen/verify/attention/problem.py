@@ -1,4 +1,4 @@
-"""What verification and benchmarks need to know of a spec, as plain frozen data.
+"""What verification and benchmarks need to know of an attention spec, as plain frozen data.
 
 A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.nodes import Call, Node, variables
 from kgen.plan.attention import ties_lengths
 
@@ -54,6 +52,13 @@ class Problem:
     fast_math: bool = False
     score_mod: Node | None = None
     mask_mod: Node | None = None
+    aligned_to_end: bool = False
+    """Query i is at position SK - SQ + i, or kv_lens[b] - SQ + i."""
+    per_batch: bool = False
+    """The function takes `kv_lens` [B] int32."""
+    page_size: int | None = None
+    """The function takes pages of so many positions, and a `block_table`."""
+    kernel: ClassVar[str] = "attention"
 
     @property
     def runtime_params(self) -> tuple[Param, ...]:
@@ -68,7 +73,12 @@ class Problem:
     @property
     def tied_lengths(self) -> bool:
         """Whether the spec only makes sense for SQ == SK: the emitted launcher requires it."""
-        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers})
+        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether few queries have kernels of their own."""
+        return "decode" in self.passes or self.page_size is not None
 
     @property
     def key_conjuncts(self) -> tuple[Node, ...]:
@@ -92,15 +102,8 @@ def _multiple(length: Any) -> int:
 
 
 def problem_of(loaded: Any) -> Problem:
-    """The `Problem` of a `kgen.spec.load.Loaded`. Raises `KgenError` for a kernel that is not attention."""
+    """The `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
-    kernel = getattr(spec, "kernel", "attention")
-    if kernel != "attention":
-        raise KgenError(
-            Diagnostic(
-                "verify-kernel", f"there is no reference for kernel `{kernel}` yet", file=str(loaded.path)
-            )
-        )
     return Problem(
         name=spec.name,
         dtype=spec.dtype,
@@ -120,26 +123,9 @@ def problem_of(loaded: Any) -> Problem:
         ),
         passes=tuple(spec.passes),
         fast_math=bool(getattr(spec, "fast_math", False)),
-        score_mod=loaded.score_mod,
-        mask_mod=loaded.mask_mod,
+        score_mod=loaded.trees.get("score_mod"),
+        mask_mod=loaded.trees.get("mask_mod"),
+        aligned_to_end=spec.aligned_to_end,
+        per_batch=spec.per_batch,
+        page_size=None if spec.paged_kv is None else spec.paged_kv.page_size,
     )
-
-
-def emitted_path(generated: Path, name: str) -> Path:
-    """Where the Triton file of a spec is written."""
-    return Path(generated) / name / "triton.py"
-
-
-def require_emitted(generated: Path, loaded: Any) -> Path:
-    """The emitted file of a spec. Raises `KgenError` where it was not rendered."""
-    path = emitted_path(generated, loaded.spec.name)
-    if not path.is_file():
-        raise KgenError(
-            Diagnostic(
-                "not-rendered",
-                f"`{path}` does not exist: spec `{loaded.spec.name}` is not rendered",
-                file=str(loaded.path),
-                hint=f"kgen render {loaded.path}",
-            )
-        )
-    return path

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from kgen.expr.functions import ATOM, TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
-from kgen.verify.inputs import DTYPES
-from kgen.verify.problem import Buffer, Problem
-from kgen.verify.reference import evaluate
+from kgen.verify.attention.problem import Buffer, Problem
+from kgen.verify.evaluate import evaluate
+from kgen.verify.tensors import DTYPES
 
 Mod = Callable[..., Tensor]
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -281,13 +281,11 @@ def _eager(workload: Workload) -> Attention:
     return attention
 
 
-PEERS = ("flex", "flex-autotune", "sdpa", "eager")
-
-
-def prepare(name: str, workload: Workload, function: Any) -> Attention:
-    """A peer by name, `kgen` being the emitted function. Raises `DoesNotApply` or whatever goes wrong."""
+def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Attention:
+    """A peer by name, an emitted one from `functions`. Raises `DoesNotApply` or whatever goes wrong."""
+    if name in functions:
+        return _kgen(workload, functions[name])
     made: dict[str, Callable[[], Attention]] = {
-        "kgen": lambda: _kgen(workload, function),
         "flex": lambda: _flex(workload, None),
         "flex-autotune": lambda: _flex(workload, "max-autotune-no-cudagraphs"),
         "sdpa": lambda: _sdpa(workload),

@@ -1,0 +1,1 @@
+"""Attention: its workloads, peers and plot."""

@@ -1,0 +1,29 @@
+"""The size of an attention benchmark, and its peers; nothing here needs torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kgen.diagnostics import Diagnostic, KgenError
+
+PEERS = ("flex", "flex-autotune", "sdpa", "eager")
+DEFAULT_PEERS = ("flex", "sdpa")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of a benchmark; KV heads follow from the spec's `gqa`."""
+
+    batch: int = 2
+    heads: int = 16
+    length: int = 8192
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """`2x16x8192`. Raises `KgenError` for anything else."""
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
+        if match is None:
+            hint = "BATCHxHEADSxLENGTH, for example 2x16x8192"
+            raise KgenError(Diagnostic("bad-shape", f"`{text}` is not a shape", hint=hint))
+        return cls(*(int(number) for number in match.groups()))

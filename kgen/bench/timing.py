@@ -1,0 +1,136 @@
+"""Timing of contenders that compute the same thing: interleaved, so that drift of the chip hits all alike."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+AGREE = 5e-2
+"""How far a peer's result may be from kgen's, as a relative Frobenius norm."""
+
+
+@dataclass(frozen=True)
+class BenchJob:
+    """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer.
+
+    `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default and is called
+    `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family.
+    """
+
+    problem: Any
+    files: Mapping[str, Path]
+    peers: tuple[str, ...]
+    shape: Any
+    device: str
+    rounds: int = 20
+    budget: float = 1.5
+
+
+@dataclass
+class Contender:
+    """A peer that is ready to be timed."""
+
+    name: str
+    run: Callable[[], Any]
+    first_call: float
+    samples: list[float] = field(default_factory=list)
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device, if it is one."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def first(make: Callable[[], Callable[[], Any]], device: str) -> tuple[Callable[[], Any], Any, float]:
+    """What `make` gives to time, the result of its first call, and the seconds of both with compilation."""
+    synchronize(device)
+    began = time.perf_counter()
+    run = make()
+    result = run()
+    synchronize(device)
+    return run, result, time.perf_counter() - began
+
+
+def _once(run: Callable[[], Any], device: str, flush: Any) -> float:
+    """Milliseconds of one call with a cold L2 cache; wall clock without a GPU."""
+    if device != "cuda":
+        began = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - began)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    flush.zero_()
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def measure(contenders: Sequence[Contender], job: BenchJob) -> None:
+    """Fill in the samples: one call of each per round, the order rotating, so that drift hits all alike."""
+    # Far more than L2: zeroing it also takes the GPU long enough to hide how long a launch takes the CPU.
+    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda") if job.device == "cuda" else None
+    for contender in contenders:
+        _once(contender.run, job.device, flush)
+    round_ms = sum(_once(contender.run, job.device, flush) for contender in contenders)
+    rounds = max(job.rounds, min(200, int(1e3 * job.budget / max(round_ms, 1e-3))))
+    for number in range(rounds):
+        for place in range(len(contenders)):
+            contender = contenders[(number + place) % len(contenders)]
+            contender.samples.append(_once(contender.run, job.device, flush))
+
+
+def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
+    """The largest relative Frobenius distance of two results; NaN counts as infinite."""
+    distances = []
+    for a, b in zip(got, want, strict=True):
+        difference = float((a.float() - b.float()).norm() / b.float().norm().clamp_min(1e-30))
+        distances.append(difference if difference == difference else float("inf"))
+    return max(distances)
+
+
+def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A row for each contender; `work` is by name what one millisecond at a rate of 1 does: {"tflops": FLOP / 1e9}."""
+    own = next((statistics.median(c.samples) for c in contenders if c.name == "kgen"), None)
+    found = []
+    for contender in contenders:
+        low, middle, high = statistics.quantiles(contender.samples, n=4, method="inclusive")
+        found.append(
+            {
+                "pass": pass_,
+                "peer": contender.name,
+                "milliseconds": round(middle, 5),
+                "quartiles": [round(low, 5), round(high, 5)],
+                "rounds": len(contender.samples),
+                **{name: round(amount / middle, 3) for name, amount in work.items()},
+                "ratio": None if own is None else round(middle / own, 4),
+                "first_call": round(contender.first_call, 3),
+                "error": None,
+            }
+        )
+    return found
+
+
+def message(error: Exception) -> str:
+    """What went wrong, short enough for a row."""
+    return f"{type(error).__name__}: {error}"[:1000]
+
+
+def driver(device: str) -> str:
+    """The version of the GPU's driver."""
+    if device != "cuda":
+        return ""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return text.split("\n")[0].strip()

@@ -1,0 +1,137 @@
+"""What specs of every family share: names and texts that end up in emitted source, elements, parameters."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Callable, Collection
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from kgen.diagnostics import shown
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Type
+from kgen.expr.parse import FLOAT32_MAX, INT32
+from kgen.spec.problems import SpecModel, problem
+
+ELEMENTS = {
+    "fp32": Type.FLOAT,
+    "bf16": Type.FLOAT,
+    "fp16": Type.FLOAT,
+    "int32": Type.INT,
+    "int64": Type.INT,
+    "bool": Type.BOOL,
+}
+
+
+def checked_name(name: str) -> str:
+    """A name that can stand in emitted source: lower_snake_case, no keyword, builtin or function."""
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 60:
+        hint = "use lower-case letters, digits and single underscores, a letter first"
+        raise problem("bad-name", f"{shown(name)} is not a lower_snake_case name", hint)
+    if keyword.iskeyword(name) or hasattr(builtins, name):
+        raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
+    if name in TABLE:
+        raise problem("reserved-name", f"`{name}` is a function of the expressions", "choose another name")
+    return name
+
+
+def _checked_summary(text: str) -> str:
+    # It becomes a comment in several languages: nothing in it may end one, or hide.
+    if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
+        hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"
+        raise problem("bad-summary", "the summary cannot stand in a comment as it is", hint)
+    if len(text) > 200:
+        raise problem(
+            "bad-summary", f"the summary has {len(text)} characters, 200 is the limit", "shorten it"
+        )
+    return text
+
+
+def _checked_license(text: str) -> str:
+    identifier = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
+    if not re.fullmatch(rf"{identifier}( (AND|OR|WITH) {identifier})*", text) or len(text) > 100:
+        hint = "see https://spdx.org/licenses, for example `Apache-2.0` or `MIT OR Apache-2.0`"
+        raise problem("bad-license", f"{shown(text)} is not an SPDX licence identifier", hint)
+    return text
+
+
+def _checked_text(value: Any) -> Any:
+    if value is None:
+        hint = "write it after the colon, or remove the key"
+        raise problem("empty-expression", "the expression is empty", hint)
+    if isinstance(value, bool | int | float):
+        raise problem("wrong-type", f"an expression is text, {shown(value)} is not", "put quotes around it")
+    return value
+
+
+def refuse(reserved: Collection[str]) -> Callable[[str], str]:
+    """A check of names: those that a family's kernels use themselves are taken."""
+
+    def check(name: str) -> str:
+        if name in reserved:
+            raise problem(
+                "reserved-name", f"`{name}` already has a meaning in kernels", "choose another name"
+            )
+        return name
+
+    return check
+
+
+Summary = Annotated[str, AfterValidator(_checked_summary)]
+License = Annotated[str, AfterValidator(_checked_license)]
+Expression = Annotated[str | None, BeforeValidator(_checked_text)]
+
+
+def is_integer(value: Any) -> bool:
+    """A bool is not one."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+class ParamSpec(SpecModel):
+    """A scalar that the expressions use by name: a compile-time constant, or an argument of every launch."""
+
+    type: Annotated[Literal["int", "float"], Field(examples=["float"])]
+    """The type in expressions."""
+    value: int | float | None = None
+    """The constant; none for run-time parameters."""
+    runtime: bool = False
+    """Whether the value is given at every launch."""
+
+    @property
+    def scalar(self) -> Type:
+        """The type in expressions."""
+        return Type.INT if self.type == "int" else Type.FLOAT
+
+    @model_validator(mode="after")
+    def _check(self) -> ParamSpec:
+        if self.runtime and self.value is not None:
+            message = "a run-time parameter has no value in the spec"
+            raise problem("bad-param", message, "remove `value` or `runtime`", at=("value",), key=True)
+        if not self.runtime and self.value is None:
+            raise problem(
+                "bad-param", "the parameter has no value", "add `runtime: true`, or write its number"
+            )
+        if self.value is not None and self.type == "int" and not isinstance(self.value, int):
+            raise problem("wrong-type", f"{self.value} is not an integer", "use `type: float`", at=("value",))
+        return self
+
+
+def _param(value: Any) -> Any:
+    number = value.get("value") if isinstance(value, dict) else value
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        if (isinstance(number, int) and number not in INT32) or not abs(number) <= FLOAT32_MAX:
+            at = ("value",) if isinstance(value, dict) else ()
+            message = "the number does not fit in 32 bits"
+            raise problem("literal-range", message, "integers are int32 and reals are float32", at=at)
+        if not isinstance(value, dict):
+            return {"type": "int" if isinstance(number, int) else "float", "value": number}
+    if isinstance(value, dict | ParamSpec):
+        return value
+    hint = "write a number, or `{type: float, runtime: true}`"
+    raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
+
+
+Param = Annotated[ParamSpec, BeforeValidator(_param, json_schema_input_type=int | float | ParamSpec)]

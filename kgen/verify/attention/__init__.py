@@ -1,0 +1,1 @@
+"""Attention: its references, hard inputs and checks."""

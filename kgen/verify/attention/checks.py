@@ -1,0 +1,108 @@
+"""Checks that only attention has: misuse of the launcher, and rows that lie far apart.
+
+Each is a function of a `Subject` that raises `AssertionError` (or whatever went wrong) with a message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.verify.attention.inputs import Inputs, call, differentiable, sized
+from kgen.verify.families import Subject
+
+
+def reaches_far(subject: Subject) -> None:
+    """Rows whose elements lie more than 2**31 apart give what they give side by side, gradients too.
+
+    All tensors share one storage of some 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
+    """
+    for sq in (129, *([3] if subject.problem.decodes else [])):
+        _reaches_far(subject, sq)
+
+
+def _reaches_far(subject: Subject, sq: int) -> None:
+    near = sized(subject.problem, "far", sq, 129, subject.device)
+    tensors = {"q": near.q, "k": near.k, "v": near.v, "dout": near.dout}
+    rows = max(t.shape[2] for t in tensors.values())
+    # The last of 129 rows starts at 1.28 * 2**31; of pages, dimension 2 is the head.
+    step = (2**31 // 100) // 16 * 16
+    storage = torch.empty(rows * step, dtype=near.q.dtype, device=subject.device)
+    offset, views = 0, {}
+    for name, t in tensors.items():
+        batch, heads, _, width = t.shape
+        views[name] = storage.as_strided(t.shape, (heads * width, width, step, 1), offset).copy_(t)
+        offset += batch * heads * width
+    far = replace(near, **views)
+
+    def run(inputs: Inputs) -> list[Tensor]:
+        inputs = replace(inputs, **{n: getattr(inputs, n).detach() for n in ("q", "k", "v")})
+        wanted = differentiable(subject.problem, inputs) if subject.backward else {}
+        out = call(subject.function, inputs)
+        return [out, *(torch.autograd.grad(out, list(wanted.values()), inputs.dout) if wanted else ())]
+
+    for got, want in zip(run(far), run(near), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def refuses_misuse(subject: Subject) -> None:
+    """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
+    inputs = sized(subject.problem, "misuse", 48, 48, subject.device)
+    accepted = []
+    for what, wrong in _misuses(subject, inputs).items():
+        arguments = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        arguments |= {**inputs.cache, **inputs.buffers, **inputs.runtime, **wrong}
+        q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
+        try:
+            subject.function(q, k, v, **arguments)
+        except (ValueError, TypeError):
+            continue
+        except Exception as error:
+            accepted.append(f"{what} ends in {type(error).__name__}")
+        else:
+            accepted.append(f"{what} is accepted")
+    assert not accepted, "; ".join(accepted)
+
+
+def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
+    problem, q, k, v = subject.problem, inputs.q, inputs.k, inputs.v
+    found: dict[str, dict[str, Any]] = {
+        "q with three dimensions": {"q": q[0]},
+        "k with another head size": {"k": k[..., :-1]},
+        "q and k with another head size": {"q": q[..., :-1], "k": k[..., :-1]},
+        "v with another head size": {"v": v[..., :-1]},
+        "k and v of different lengths": {"v": v[:, :, :-1]},
+        "another batch size in k and v": {"k": torch.cat([k, k]), "v": torch.cat([v, v])},
+        "k in float64": {"k": k.double()},
+        "all in float64": {"q": q.double(), "k": k.double(), "v": v.double()},
+        "an argument that does not exist": {"no_such_argument": 1},
+    }
+    if problem.gqa == "any":
+        found["heads that do not divide"] = {
+            "q": q[:, :1].repeat(1, 3, 1, 1),
+            "k": k[:, :1].repeat(1, 2, 1, 1),
+        }
+        found["heads that do not divide"]["v"] = v[:, :1].repeat(1, 2, 1, 1)
+    else:
+        found["a query head too many"] = {"q": torch.cat([q, q[:, :1]], 1)}
+    if problem.q_multiple > 1:
+        found["a q length that breaks its promise"] = {"q": q[:, :, :-1]}
+    if problem.kv_multiple > 1 and not problem.page_size:
+        found["a kv length that breaks its promise"] = {"k": k[:, :, :-1], "v": v[:, :, :-1]}
+    for name, value in inputs.cache.items():
+        found[f"{name} of another shape"] = {name: torch.cat([value, value])}
+        found[f"{name} of another dtype"] = {name: value.long()}
+    if problem.page_size:
+        found["pages of another size"] = {"k": k[:, 1:], "v": v[:, 1:]}
+        del found["another batch size in k and v"]
+    for buffer in problem.buffers:
+        value = inputs.buffers[buffer.name]
+        if buffer.shape:
+            found[f"{buffer.name} of another shape"] = {buffer.name: torch.cat([value, value])}
+        found[f"{buffer.name} of another dtype"] = {buffer.name: value.to(torch.complex64)}
+    if subject.device != "cpu":
+        found["k on another device"] = {"k": k.cpu()}
+    return found

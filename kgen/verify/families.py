@@ -1,0 +1,134 @@
+"""What a kernel family brings to verification: a problem, hard cases, calls.
+
+Family `x` has a package `kgen/verify/x`: its `problem` module needs no torch and offers `problem_of`; its
+`cases` module is a `Family`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from kgen.diagnostics import Diagnostic, KgenError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kgen.verify.compare import Check
+
+FAMILIES = ("attention",)
+
+
+class Problem(Protocol):
+    """What a worker process needs to know of a spec: plain data that can be pickled."""
+
+    @property
+    def name(self) -> str:
+        """Of the spec, and of the emitted function."""
+
+    @property
+    def kernel(self) -> str:
+        """The family."""
+
+    @property
+    def passes(self) -> tuple[str, ...]:
+        """The passes that the emitted files have."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An emitted file under test, imported."""
+
+    problem: Any
+    target: str
+    path: Path
+    module: ModuleType
+    device: str
+
+    @property
+    def function(self) -> Any:
+        """The function that bears the spec's name."""
+        return getattr(self.module, self.problem.name)
+
+    @property
+    def backward(self) -> bool:
+        """Whether the file offers gradients."""
+        return "backward" in self.problem.passes
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of an emitted function. `wanted` are the inputs that gradients are asked for, by name.
+
+    `cotangents` belong to the outputs in order; None for one that no gradient flows from.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    wanted: Mapping[str, Tensor] = field(default_factory=dict)
+    cotangents: tuple[Any, ...] = ()
+
+    def call(self, function: Any) -> tuple[Tensor, ...]:
+        """The outputs."""
+        result = function(*self.args, **self.kwargs)
+        return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+    def run(self, function: Any) -> dict[str, Tensor]:
+        """The outputs, called `out0`, ..., and the gradients, called `dq` for the input `q`."""
+        import torch
+
+        outputs = self.call(function)
+        found = {f"out{i}": value for i, value in enumerate(outputs)}
+        if self.wanted:
+            pairs = [(o, c) for o, c in zip(outputs, self.cotangents, strict=False) if c is not None]
+            grads = torch.autograd.grad(
+                [o for o, _ in pairs],
+                list(self.wanted.values()),
+                [c for _, c in pairs],
+                materialize_grads=True,
+            )
+            found |= {f"d{name}": grad for name, grad in zip(self.wanted, grads, strict=True)}
+        return found
+
+
+class Family(Protocol):
+    """The `cases` module of a family. A group is a pass that is verified by itself."""
+
+    CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]]
+    """Checks of this family alone: each raises when it fails; the flag says whether it needs a GPU."""
+
+    def groups(self, problem: Any) -> tuple[str, ...]:
+        """The passes that can be called by themselves; the first also runs the integration checks."""
+
+    def case_names(self, problem: Any, group: str, quick: bool) -> tuple[str, ...]:
+        """In running order; `quick` ones are small enough for Triton's interpreter on a CPU."""
+
+    def run_case(self, subject: Subject, group: str, name: str) -> list[Check]:
+        """The verdicts on each output of a case."""
+
+    def example(self, subject: Subject, name: str) -> Example:
+        """A small call for the integration check of that name; another name gives other numbers."""
+
+    def compile_calls(self, problem: Any) -> Iterator[tuple[str, Callable[[Any], None]]]:
+        """Calls on CPU tensors that between them launch every kernel in every specialisation.
+
+        Each is the name of a variant and a function of the emitted function.
+        """
+
+
+def problem_of(loaded: Any) -> Any:
+    """The problem of a spec. Raises `KgenError` for a family without a reference."""
+    kernel = loaded.spec.kernel
+    if kernel not in FAMILIES:
+        message = f"there is no reference for kernel `{kernel}` yet"
+        raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
+    return import_module(f"kgen.verify.{kernel}.problem").problem_of(loaded)
+
+
+def family_of(problem: Any) -> Family:
+    """The family of a problem. Imports torch."""
+    return cast("Family", import_module(f"kgen.verify.{problem.kernel}.cases"))

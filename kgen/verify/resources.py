@@ -1,0 +1,24 @@
+"""What a compiled kernel uses: read from its cubin by the tool that comes with Triton."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import triton
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory of each thread of the (one) kernel in a cubin."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool) if tool.exists() else "cuobjdump", "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text)
+    if match is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers: {text[:200]}")
+    return int(match[1]), int(match[2]) + int(match[3])
