@@ -29,24 +29,21 @@ def share_first_page(x: Tensor, size: int) -> Tensor:
     return x
 
 
-def paged(x: Tensor, lens: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def paged(x: Tensor, lens: Tensor, size: int, share: bool = False) -> tuple[Tensor, Tensor]:
     """x [B, HKV, SK, D] as a pool [pages, size, HKV, D] and a block table [B, n] int32.
 
-    Pages lie in random order, the first one belongs to every sequence that has a whole one, the rest of a last page,
-    and pages that nobody has, are NaN.
+    Pages lie in random order; the rest of a last page, and pages that nobody has, are NaN. With `share`, sequences
+    whose first page is whole take that of the first sequence.
     """
     batch, heads, sk, width = x.shape
     n = -(-sk // size)
     order = torch.randperm(batch * n + SPARE, generator=torch.Generator().manual_seed(batch * n))
-    table = order[: batch * n].view(batch, n).to(torch.int32)
-    pool = torch.full((batch * n + SPARE, size, heads, width), torch.nan, dtype=x.dtype)
-    for b in range(batch):
-        for i in range(n):
-            if int(lens[b]) <= i * size:
-                table[b, i] = NO_PAGE
-                continue
-            rows = x[b, :, i * size : min((i + 1) * size, int(lens[b]))]
-            pool[table[b, i], : rows.shape[1]] = rows.transpose(0, 1)
-            if i == 0 and int(lens[b]) >= size and int(lens[0]) >= size:
-                table[b, 0] = table[0, 0]
-    return pool, table
+    table = order[: batch * n].view(batch, n)
+    hidden = beyond(lens.to(x.device), n * size).expand(batch, heads, n * size)[..., None]
+    rows = torch.nn.functional.pad(x, (0, 0, 0, n * size - sk)).masked_fill(hidden, torch.nan)
+    pool = x.new_full((batch * n + SPARE, size, heads, width), torch.nan)
+    pool[table.flatten().to(x.device)] = rows.unflatten(2, (n, size)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    table = table.masked_fill(torch.arange(n) * size >= lens[:, None], NO_PAGE)
+    if share:
+        table[1:, :1] = torch.where(lens[1:, None] >= size, table[:1, :1], table[1:, :1])
+    return pool, table.to(torch.int32)
