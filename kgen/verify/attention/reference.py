@@ -197,9 +197,10 @@ def _modified(
     # turn into NaN when autograd multiplies it by zero.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
     env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
-    visible = evaluate(score_mod, env, torch, real).expand(q_idx.shape)
-    hidden = torch.full_like(scores, -torch.inf)
-    return hidden.masked_scatter(mask, visible) if len(q_idx) else hidden
+    hidden = scores.masked_fill(~mask, -torch.inf)
+    if not len(q_idx):
+        return hidden
+    return hidden.masked_scatter(mask, evaluate(score_mod, env, torch, real).expand(q_idx.shape))
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
