@@ -445,14 +445,15 @@ def _chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     576 = 512 + 64.
 
     Matrix units want at least 16 columns; a rest that is not a power of two is padded to one, and if that makes
-    it as large as the first, the two are one block: 56 is 64 columns of which 56 exist.
+    it as large as the first, or if the first has less than 64 columns, the two are one block: 56 is 64 columns of
+    which 56 exist.
     """
     size = max(16, 1 << (head_dim.bit_length() - 1))
     if size >= head_dim:
         return (Chunk(columns, "", 0, size, head_dim),)
     rest = head_dim - size
     padded = max(16, 1 << (rest - 1).bit_length())
-    if padded == size:
+    if padded == size or size < 64:
         return (Chunk(columns, "", 0, 2 * size, head_dim),)
     return Chunk(f"{columns}_0", "_0", 0, size, size), Chunk(f"{columns}_1", "_1", size, padded, rest)
 

@@ -98,5 +98,6 @@ def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile
         return bytes_per_element * rows * columns + stages * streamed + 2 * KIB
 
     keys, stages = next((o for o in options if shared(rows, *o) <= limit), options[-1])
-    fit = limit // shared(16, keys, stages)
+    # With 16 rows the loop holds one buffer less than it has stages.
+    fit = limit // shared(16, keys, max(1, stages - 1))
     return DecodeTile(rows, keys, warps, stages, per_sm=max(1, min(3, fit)))
