@@ -13,7 +13,7 @@ from kgen.expr.nodes import Const, Type
 from kgen.plan.attention import Chunk
 from kgen.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.targets.triton.kernels import KernelFields, streamed_columns
-from kgen.targets.triton.text import bracketed, wrapped
+from kgen.targets.triton.text import wrapped
 
 ZERO = Const(0, Type.INT)
 
@@ -58,28 +58,28 @@ def _live_tiles(plan: DecodePlan, kernels: KernelFields) -> tuple[list[dict[str,
     printer = kernels.printer(loop)
     spans: list[dict[str, str]] = []
     lines: list[str] = []
+    several = len(loop.spans) > 1
     for number, span in enumerate(loop.spans, 1):
-        tag = f"_{number}" if len(loop.spans) > 1 else ""
-        first, end = f"first{tag}", f"end{tag}"
-        start = "0" if span.lo == ZERO else f"{bracketed(printer.own(span.lo))} // BLOCK_N"
-        if spans:
-            start = spans[-1]["end"] if start == "0" else f"tl.maximum({start}, {spans[-1]['end']})"
+        tag = f"_{number}" if several else ""
+        first, end, before = f"first{tag}", f"end{tag}", spans[-1]["end"] if spans else "0"
+        start = before
+        if span.lo != ZERO:
+            lines.append(f"kv_lo = {printer.own(span.lo)}")
+            start = f"tl.maximum(kv_lo // BLOCK_N, {before})" if spans else "kv_lo // BLOCK_N"
         lines += [
+            f"kv_hi = {printer.own(span.hi)}",
             f"{first} = {start}",
-            f"{end} = tl.maximum(tl.cdiv({printer.own(span.hi)}, BLOCK_N), {first})",
+            f"{end} = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), {first})",
         ]
-        several = len(loop.spans) > 1
-        begin = "tl.maximum(begin, 0)" if several else "begin"
-        stop = f"tl.minimum(stop, {end} - {first})" if several else "stop"
+        tiles = f"{end} - {first}"
+        begin, stop = ("tl.maximum(begin, 0)", f"tl.minimum(stop, {tiles})") if several else ("begin", "stop")
         spans.append(
             {
                 "first": first,
                 "end": end,
                 "lo": f"({first} + {begin}) * BLOCK_N",
                 "hi": f"({first} + {stop}) * BLOCK_N",
-                "rest": f"begin, stop = begin - ({end} - {first}), stop - ({end} - {first})"
-                if number < len(loop.spans)
-                else "",
+                "rest": f"begin, stop = begin - ({tiles}), stop - ({tiles})" * (number < len(loop.spans)),
             }
         )
     words = set(re.findall(r"\w+", "\n".join(lines)))
