@@ -1,7 +1,7 @@
 """Launch shapes of norms in CUDA: how threads share rows, by the width that a shape reaches.
 
-Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows want many small blocks with one row each on its way; wide rows want
-few threads with many elements, then several blocks for a row (a cluster, where the chip has them).
+Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows want many small blocks, each with its row under
+way; wide rows want many elements a thread, then several blocks for a row (a cluster, where the chip has them).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kgen.plan.norm import NormPlan
 
 @dataclass(frozen=True)
 class Shape:
-    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements of one.
+    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements.
 
-    `stages` rows are in shared memory or under way; at least `blocks` blocks fit on a multiprocessor. Blocks that `stay` go on to
-    further rows; others end with their row.
+    `stages` rows are in shared memory or under way; at least `blocks` blocks fit on a multiprocessor. Blocks that
+    `stay` go on to further rows; others end with their row.
     """
 
     threads: int
@@ -38,7 +38,9 @@ class Shape:
         return str(self.stay).lower()
 
 
-def _backward(threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1) -> Shape:
+def _backward(
+    threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1
+) -> Shape:
     return Shape(threads, rows, elements, cluster, stages, blocks, stay=True)
 
 
@@ -67,7 +69,7 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
     "layer": (
         Shape(8, 16, 8),
         Shape(8, 16, 16),
-        Shape(16, 8, 16),
+        Shape(8, 16, 32),
         Shape(16, 8, 32),
         Shape(32, 4, 24),
         Shape(32, 4, 32),
@@ -147,4 +149,6 @@ def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
 
 
 def _plain(plan: NormPlan) -> bool:
-    return plan.spec.input_mod is None and plan.spec.output_mod is None and plan.spec.dtypes["input"] != "fp32"
+    return (
+        plan.spec.input_mod is None and plan.spec.output_mod is None and plan.spec.dtypes["input"] != "fp32"
+    )

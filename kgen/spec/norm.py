@@ -36,7 +36,19 @@ SHAPES = {
 """Shapes that a buffer may have, and along what it then varies."""
 RESERVED = frozenset(
     {
-        *("kernel", "shape", "shared", "resident", "groups", "gradients", "arguments", "device", "means", "aligned", "label"),
+        *(
+            "kernel",
+            "shape",
+            "shared",
+            "resident",
+            "groups",
+            "gradients",
+            "arguments",
+            "device",
+            "means",
+            "aligned",
+            "label",
+        ),
         *("tensor", "dtype", "ctx", "outputs", "step", "shares", "driver", "ctypes", "functools"),
         *("x", "residual", "weight", "bias", "scale", "eps", "out", "inf", "width", "heads"),
         *(

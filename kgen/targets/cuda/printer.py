@@ -17,7 +17,7 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 
 @dataclass
 class Printer:
-    """Prints trees over named scalars. `names` renames variables; `helpers` collects functions that the file defines."""
+    """Prints trees over named scalars. `names` renames variables; `helpers` collects functions to define."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     fast_math: bool = False
@@ -40,7 +40,9 @@ class Printer:
         if isinstance(node, Const):
             return literal(node)
         if isinstance(node, Var):
-            return ("__int_as_float(0x7f800000)" if node.name == "inf" else self.names.get(node.name, node.name)), ATOM
+            return (
+                "__int_as_float(0x7f800000)" if node.name == "inf" else self.names.get(node.name, node.name)
+            ), ATOM
         if isinstance(node, Read):
             raise TypeError(f"elements of a norm are not indexed: {node.buffer}")
         return self._call(node)
