@@ -149,6 +149,12 @@ class NormPlan:
         return self.spec.residual == "in_out"
 
     @property
+    def upstream(self) -> tuple[Operand, ...]:
+        """The gradients that backward gets: dout, and dh_out where h is returned (it may be None at a call)."""
+        names = {"dout": "output"} | ({"dh_out": "residual"} if self.stores_h else {})
+        return tuple(Operand(n, self.spec.dtypes[of], Type.FLOAT, "element") for n, of in names.items())
+
+    @property
     def saves(self) -> tuple[str, ...]:
         """The statistics [rows] in fp32 that forward stores for backward."""
         if self.backward is None or self.spec.statistics == "recompute":

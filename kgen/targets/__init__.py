@@ -23,7 +23,7 @@ class Source:
 
 
 TARGETS: dict[str, Mapping[str, str]] = {
-    "triton": {"attention": "kgen.targets.triton.attention"},
+    "triton": {"attention": "kgen.targets.triton.attention", "norm": "kgen.targets.triton.norm"},
     "cuda": {"attention": "kgen.targets.cuda.delta", "norm": "kgen.targets.cuda.norm"},
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""

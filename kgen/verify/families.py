@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kgen.verify.compare import Check
 
-FAMILIES = ("attention",)
+FAMILIES = ("attention", "norm")
 
 PARTS = {("attention", "cuda"): "delta"}
 """(kernel, target) -> the family that verifies the files of a target which does one part of the kernel."""

@@ -110,9 +110,10 @@ class LauncherFields:
         widths = [self.spec.width] if isinstance(self.spec.width, int) else self.spec.width
         if widths == "any":
             return list(shapes)
-        # A wider shape serves where a narrower one does not fit in shared memory.
-        least = min(widths)
-        return [s for s in shapes if s.width >= least]
+        # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
+        least, most = min(widths), max(widths)
+        enough = [s for s in shapes if s.width >= most][:2]
+        return [s for s in shapes if least <= s.width < most or s in enough]
 
     def _bytes(self, loads: Iterable[Operand]) -> int:
         return sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
