@@ -102,7 +102,7 @@ def _compare(
         want = truth.outputs[name] if name in truth.outputs else truth.grads[name[1:]]
         plain = yardstick.outputs[name] if name in yardstick.outputs else yardstick.grads[name[1:]]
         stored = dtypes[name]
-        allowed = compare.tolerance(stored, None, problem.fast_math, device)
+        allowed = compare.tolerance(stored, None, problem.fast_math)
         natural = truth.natural.get(name)
         expected = DTYPES[stored]
         if value.dtype != expected:
