@@ -14,7 +14,7 @@ from kgen.expr.softmax_form import QK
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_attention
 from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
-from kgen.plan.tiles import Tile
+from kgen.plan.tuned import Tile
 from kgen.spec.load import Loaded
 
 SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import asdict
 from typing import Any
 
 from kgen.plan.attention import AttentionPlan, plan_attention
-from kgen.plan.tiles import Tile
+from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 from kgen.targets import Source
@@ -86,10 +87,19 @@ def _tile_tables(plan: AttentionPlan) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "rows": [{"chip": chip, "tile": t} for chip, t in sorted(table.items(), reverse=True)],
+            "rows": [
+                {"chip": chip, "tile": _arguments(tile, tma=name != "_PAIR_TILES")}
+                for chip, tile in sorted(table.items(), reverse=True)
+            ],
         }
         for name, table in tables.items()
     ]
+
+
+def _arguments(tile: Tile, tma: bool) -> str:
+    """A tile as the arguments of a launch."""
+    fields = {name: value for name, value in asdict(tile).items() if tma or name != "TMA"}
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def _formula(spec: AttentionSpec) -> str:
