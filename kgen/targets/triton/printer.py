@@ -70,6 +70,8 @@ class Printer:
             name = node.name.upper() if node.name in self.constants else node.name
             return name + self._broadcast(node, axes), ATOM
         if isinstance(node, Read):
+            if node.buffer.endswith(FIRST_AT_LEAST):
+                return f"{self.search(node, node)}[0]", ATOM
             return self._load(node, axes)
         return self._call(node, axes)
 
