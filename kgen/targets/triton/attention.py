@@ -45,9 +45,14 @@ def _context(plan: AttentionPlan) -> dict[str, object]:
             for n in spec.params
             if n in kernels.constants
         ],
-        "precision": f', input_precision="{spec.precision}"' if spec.dtype == "fp32" else "",
+        "dot": "_tf32_dot" if kernels.tf32 else "tl.dot",
+        "precision": f', input_precision="{spec.precision}"'
+        if spec.dtype == "fp32" and not kernels.tf32
+        else "",
         "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
         "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
+        # As rounded as in dP = dO @ V^T, from which delta is subtracted.
+        "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
         "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *kernels.runtime]!r}".replace("'", '"'),
@@ -58,7 +63,7 @@ def _context(plan: AttentionPlan) -> dict[str, object]:
     if plan.backward:
         context |= _backward(plan, kernels)
     context |= LauncherFields(plan).fields()
-    context["helpers"] = {
+    context["helpers"] = {"tf32": kernels.tf32} | {
         h: h in kernels.helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")
     }
     return context

@@ -41,6 +41,7 @@ class KernelFields:
         self.layouts = {n: BufferLayout(b.dtype, tuple(b.shape)) for n, b in self.spec.buffers.items()}
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+        self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
         self.problem = self._problem()
 
     def _problem(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ simplification cannot hide, and both take gradients from autograd, never from sy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,15 +74,45 @@ def eager(
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
     wanted: Sequence[str] = ("q", "k", "v"),
+    tf32: bool = False,
 ) -> Result:
     """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
 
+    With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
     Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
     """
     mods = (score_mod, mask_mod)
+    product = _tf32_matmul if tf32 else torch.matmul
     return _slices(
-        q, k, v, mods, buffers or {}, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted
+        q, k, v, mods, buffers or {}, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted, product
     )
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """float32 rounded to the nearest number with ten bits of mantissa, ties away from zero."""
+    rounded = ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)
+
+
+class _Tf32Matmul(torch.autograd.Function):  # type: ignore[misc]
+    """Products of two matrices, forward and backward, whose operands are rounded to TF32; sums are fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        a, b = to_tf32(a), to_tf32(b)
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        grad = to_tf32(grad)
+        return grad @ b.mT, a.mT @ grad
+
+
+def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
+    product: Tensor = _Tf32Matmul.apply(a, b)
+    return product
 
 
 def _slices(
@@ -98,6 +128,7 @@ def _slices(
     dout: Tensor | None,
     dlse: Tensor | None,
     wanted: Sequence[str],
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> Result:
     batch, heads, sq, dim = q.shape
     heads_kv, sk, dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -130,10 +161,10 @@ def _slices(
         for h in range(heads):
             at = {"q": (b, h), "k": (b, h // group), "v": (b, h // group)}
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
-            scores = (here["q"] @ here["k"].mT).to(real) * scale
+            scores = product(here["q"], here["k"].mT).to(real) * scale
             modded = _modified(scores, mods, env | {"b": b, "h": h}, real)
             p, lse = _softmax(modded)
-            out = p.to(store) @ here["v"]
+            out = product(p.to(store), here["v"])
             result.out[b, h] = out.detach()
             result.lse[b, h] = lse.detach()
             result.seen[at["k"]] |= (sk > 0) & (modded.detach() > -torch.inf).any(0)
