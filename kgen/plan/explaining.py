@@ -13,20 +13,22 @@ from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_attention
+from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.plan.tiles import Tile
 from kgen.spec.load import Loaded
 
 SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}
 
 
-def explain(loaded: Loaded) -> str:
-    """The steps from a spec to its kernels, as plain text."""
+def explain(loaded: Loaded, length: int | None = None) -> str:
+    """The steps from a spec to its kernels, as plain text; with a picture of the tiles for SQ = SK = `length`."""
     plan = plan_attention(loaded)
     sections = {
         "As read": _as_read(plan),
         "Softmax": _softmax(plan),
         "Where it is computed, in the forward kernel": _places(plan.forward),
         "Tiles that are visited": _visits(plan),
+        **({"Tiles of queries (down) by keys (across)": _drawn(plan, length)} if length else {}),
         "Gradients": _gradients(plan),
         "Sizes of tiles": _tiles(plan),
     }
@@ -167,6 +169,23 @@ def _visits(plan: AttentionPlan) -> Iterator[str]:
     searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
     if searched:
         yield "  first_at_least(x, v), a binary search, is the first position of x with an element >= v."
+
+
+def _drawn(plan: AttentionPlan, length: int) -> Iterator[str]:
+    drawn = picture(plan, length)
+    queries, keys = drawn.tile
+    assumed = "".join(f", {text}" for text in drawn.assumed)
+    yield f"  SQ = SK = {length}{assumed}; one character is {queries} queries by {keys} keys"
+    yield f"  {SKIPPED} never visited   {MASKED} with the mask   {FULL} without it"
+    yield ""
+    yield from (f"      {row}" for row in drawn.rows)
+    tiles = "".join(drawn.rows)
+    parts = (f"{tiles.count(kind) / len(tiles):.0%} {what}" for kind, what in _KINDS)
+    yield ""
+    yield f"  {', '.join(parts)}"
+
+
+_KINDS = ((SKIPPED, "skipped"), (MASKED, "masked"), (FULL, "unmasked"))
 
 
 def _ranges(loop: TileLoop, kernels: str) -> Iterator[str]:
