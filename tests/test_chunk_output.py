@@ -1,9 +1,10 @@
-"""chunk_output: its reference against a loop over tokens, what its plan says, and its kernels in the interpreter."""
+"""chunk_output: its reference against a loop over tokens, what its plan says, and what surrounds its kernels."""
 
 from __future__ import annotations
 
 import math
 from itertools import accumulate
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,13 @@ import torch
 from kgen.expr.nodes import Const
 from kgen.expr.show import show
 from kgen.plan.chunk_output import bytes_per_token, plan_chunk_output
-from kgen.spec.load import Loaded, loads
+from kgen.plan.explaining import explain
+from kgen.render.rendering import render_spec
+from kgen.spec.load import Loaded, load, loads
 from kgen.verify.chunk_output.reference import chunk_indices_of, chunk_output, chunks_of
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).resolve().parent.parent
 
 H, HV, K, V, BT = 2, 4, 3, 5, 4
 HEAD = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 128\n"
@@ -110,3 +116,31 @@ def test_bytes_of_the_shape_that_is_measured():
     plan = plan_chunk_output(spec("decay: g[i]\n"))
     assert bytes_per_token(plan, 16, 32) == 41_088
     assert bytes_per_token(plan, 16, 32, backward=True) == 2 * 41_088 - 8192
+
+
+CHUNKED = [
+    path for path in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: chunk_output" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.stem)
+def test_every_spec_is_explained(path):
+    loaded = load(path)
+    text = explain(loaded)
+    assert f"c(i) = {loaded.spec.decay}" in text if loaded.spec.decay else "None: a pair" in text
+    assert ("41,088 bytes" in text) == (path.stem in ("gated_delta_output", "gated_delta_output_varlen"))
+    assert "Call(" not in text
+
+
+@pytest.mark.parametrize("bits", [torch.int32, torch.int64])
+def test_chunk_indices_of_the_launcher(bits, tmp_path):
+    """Computed without waiting for the device, with spare chunks that have no tokens."""
+    (source,) = render_spec(load(ROOT / "specs/gated_delta_output_fla.yaml")).values()
+    (tmp_path / "emitted.py").write_text(source)
+    module = import_file(tmp_path / "emitted.py", "emitted_for_its_indices")
+    lengths = [0, 5, 64, 0, 65, 200, 0]
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=bits)
+    want = chunk_indices_of(lengths, 64)
+    found = module._chunk_indices(cu_seqlens, len(want) + 2).tolist()
+    assert [tuple(pair) for pair in found[: len(want)]] == want
+    assert all(chunk * 64 >= lengths[n] for n, chunk in found[len(want) :])

@@ -100,7 +100,8 @@ def chunk_output(
     grads = torch.autograd.grad(
         o, [leaves[n] for n in wanted], do.to(o.dtype), allow_unused=True, materialize_grads=True
     )
-    return Result(o.detach(), dict(zip(wanted, grads, strict=True)), natural)
+    found = zip(wanted, grads, strict=True)
+    return Result(o.detach(), {n: x if exact else x.to(inputs[n].dtype) for n, x in found}, natural)
 
 
 def _output(
