@@ -7,7 +7,7 @@ Family `x` has a package `kgen/verify/x`: its `problem` module needs no torch an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
     from kgen.verify.compare import Check
 
-FAMILIES = ("attention", "norm")
+FORWARD_ONLY = ("cute",)
+"""Targets whose files have the forward pass alone, whatever the spec asks of others."""
+
+FAMILIES = ("attention", "chunk_output", "norm")
 
 PARTS = {("attention", "cuda"): "delta"}
 """(kernel, target) -> the family that verifies the files of a target which does one part of the kernel."""
@@ -130,7 +133,8 @@ def problem_of(loaded: Any, target: str = "") -> Any:
         message = f"there is no reference for kernel `{kernel}` yet"
         raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
     family = PARTS.get((kernel, target), kernel)
-    return import_module(f"kgen.verify.{family}.problem").problem_of(loaded)
+    problem = import_module(f"kgen.verify.{family}.problem").problem_of(loaded)
+    return replace(problem, passes=("forward",)) if target in FORWARD_ONLY else problem
 
 
 def family_of(problem: Any) -> Family:

@@ -76,7 +76,13 @@ def verify_specs(
         for _, file in work:
             own = [row for row in rows if (row["spec"], row["target"]) == (file.spec, file.stem)]
             ledger.record(
-                generated, file.path, hashes[file], own, quick=quick, **describe(device), versions=versions()
+                generated,
+                file.path,
+                hashes[file],
+                own,
+                quick=quick,
+                **describe(device),
+                versions=versions(file.target),
             )
     return rows
 
