@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 CORNERS = sorted((ROOT / "tests" / "specs").glob("*.yaml"))
 STOCK = [
     ROOT / "specs" / f"{name}.yaml"
-    for name in ("causal_alibi", "document_causal", "longformer", "pair_bias", "decode_gqa", "decode_paged")
+    for name in (
+        *("causal_alibi", "document_causal", "longformer", "pair_bias", "decode_gqa", "decode_paged"),
+        "gated_delta_output_varlen",
+    )
 ]
 
 
