@@ -204,3 +204,25 @@ def test_eager_in_tf32_is_coarser_than_fp32():
         size = exact.grads[name].norm()
         assert 1e-4 < float((rough.grads[name] - exact.grads[name]).norm() / size) < 1e-3
         assert float((fine.grads[name] - exact.grads[name]).norm() / size) < 1e-6
+
+
+def test_a_sink_is_a_key_without_a_value():
+    q, k, v = operands(b=1, hq=2, hkv=1)
+    sinks = torch.tensor([0.5, -torch.inf], dtype=torch.float64)
+    got = attention(q, k, v, sinks=sinks, dout=torch.ones(1, 2, 5, 3), wanted=("q", "sinks"))
+    plain = attention(q, k, v)
+    torch.testing.assert_close(got.lse[0, 0], torch.logaddexp(plain.lse[0, 0], sinks[0]))
+    share = torch.exp(plain.lse - got.lse)[..., None]
+    torch.testing.assert_close(got.out, plain.out * share)
+    torch.testing.assert_close(got.grads["sinks"][0], -((1 - share) * got.out)[0, 0].sum())
+    assert got.grads["sinks"][1] == 0
+
+
+def test_rows_without_a_key_have_their_sink():
+    q, k, v = operands()
+    lens = torch.tensor([0, 3], dtype=torch.int32)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 7.0])
+    got = attention(q, k, v, mask_mod=PADDING, buffers={"lens": lens}, sinks=sinks)
+    assert (got.out[0] == 0).all()
+    assert (got.lse[0] == sinks[:, None]).all()
+    assert got.dead.tolist() == [[[True] * 5] * 4, [[False] * 5] * 4]

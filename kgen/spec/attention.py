@@ -249,6 +249,8 @@ class AttentionSpec(SpecModel):
     """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
     mask_mod: Expression = None
     """True for the pairs that are kept; from the same names without `score`."""
+    sinks: bool = False
+    """Each query head has a learned logit, the argument `sinks` [HQ], that joins the softmax and has no value."""
     fast_math: bool = False
     """Allows cheaper approximations of functions such as tanh."""
     passes: Annotated[
@@ -270,9 +272,13 @@ class AttentionSpec(SpecModel):
                 key=True,
             )
         taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
+        arguments = ("sinks",) * self.sinks
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:
                 owner = "the kernel" if name == self.name else taken.get(name, "")
+                if name in arguments:
+                    message = f"`{name}` is already an argument of the emitted function"
+                    raise problem("name-taken", message, "choose another name", at=(section, name), key=True)
                 if owner == "the kernel" or (section == "params" and owner):
                     message = f"`{name}` is already the name of {owner}"
                     raise problem("name-taken", message, "choose another name", at=(section, name), key=True)

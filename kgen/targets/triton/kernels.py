@@ -94,6 +94,7 @@ class KernelFields:
             "vector_guard": vector,
             "vector_load": f"{row_guard}, other=0.0" if row_guard else "",
             "row_rest": self._row_rest(loop, printer, "+") if forward else "",
+            "sink": f"sink{self._row_rest(loop, printer, '-')}" if forward else "",
         }
         for x in streamed:
             fields[f"{x}_loads"] = [self._streamed(c, "") for c in columns[x]]

@@ -31,12 +31,13 @@ class LauncherFields:
     def fields(self) -> dict[str, object]:
         spec, plan = self.spec, self.plan
         types = {"int": "int", "float": "float"}
-        tensors = ["q", "k", "v", *spec.buffers]
+        sinks = ("sinks",) * spec.sinks
+        tensors = ["q", "k", "v", *spec.buffers, *sinks]
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*spec.buffers, *self.runtime, "scale=None", "return_lse=False"]
-        learned = list(dict.fromkeys(g.buffer for g in plan.gradients)) if plan.backward else []
+        keywords = [*spec.buffers, *sinks, *self.runtime, "scale=None", "return_lse=False"]
+        learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         problem_args = [
             a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
@@ -56,6 +57,8 @@ class LauncherFields:
                 f"{n}: [{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}{', ascending' if b.sorted else ''}."
                 for n, b in spec.buffers.items()
             ]
+            + ["sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."]
+            * len(sinks)
             + [f"{n}: {p.type}." for n, p in self.runtime.items()],
             "checks": self._checks(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
@@ -69,7 +72,7 @@ class LauncherFields:
                     "dq",
                     "dk",
                     "dv",
-                    *(f"d{n}" if n in learned else "None" for n in spec.buffers),
+                    *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks)),
                     *("None" for _ in scalars),
                 ]
             ),
@@ -122,6 +125,16 @@ class LauncherFields:
                 f"{name}.shape != ({shape}) or {name}.device != q.device",
                 f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}",
             )
+        if spec.sinks:
+            check(
+                "not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16)",
+                "sinks must be a float32, bfloat16 or float16 tensor",
+                "TypeError",
+            )
+            check(
+                "sinks.shape != (HQ,) or sinks.device != q.device",
+                "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
+            )
         return checks
 
     def _gradient_buffers(self) -> list[str]:
@@ -137,6 +150,8 @@ class LauncherFields:
             else:
                 length = "SQ" if g.along == "q" else "SK"
                 lines.append(f"d_{g.name} = q.new_zeros((B, HQ, {length}), dtype=torch.float32)")
+        if self.spec.sinks:
+            lines.append("d_sinks = q.new_zeros((B, HQ, triton.cdiv(SQ, 64)), dtype=torch.float32)")
         return lines
 
     def _gradient_reductions(self, learned: list[str]) -> list[str]:
@@ -165,8 +180,10 @@ class LauncherFields:
             if order != sorted(order):
                 total += f".permute({', '.join(map(str, order))})"
             lines.append(f"d_{g.name} = {total}")
+        if self.spec.sinks:
+            lines.append("d_sinks = d_sinks.sum((0, 2))")
         for buffer in learned:
-            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
+            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer] or [f"d_{buffer}"]
             total = " + ".join(parts)
             lines.append(
                 f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"

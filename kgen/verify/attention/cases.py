@@ -80,7 +80,8 @@ def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tup
     common: dict[str, Any] = {
         "score_mod": problem.score_mod,
         "mask_mod": problem.mask_mod,
-        "buffers": inputs.buffers,
+        "buffers": {n: t for n, t in inputs.buffers.items() if n != "sinks"},
+        "sinks": inputs.buffers.get("sinks"),
         "params": inputs.params,
         "scale": inputs.case.scale,
     }
@@ -114,8 +115,8 @@ def _compare(
     reach = float(truth.lse.nan_to_num(0.0, 0.0, 0.0).abs().max()) if truth.lse.numel() else 0.0
     allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
     dtype = DTYPES[problem.dtype]
-    dead, unseen = truth.lse == -torch.inf, ~truth.seen
-    buffers = {b.name: b.dtype for b in problem.buffers}
+    dead, unseen = truth.dead, ~truth.seen
+    buffers = {b.name for b in problem.buffers}
     found = []
     for name, value in got.items():
         if name == "out":
@@ -130,7 +131,7 @@ def _compare(
         else:
             source = name[1:]
             empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
-            expected = dtype if source in ("q", "k", "v") else DTYPES[buffers[source]]
+            expected = dtype if source in ("q", "k", "v") else yardstick.grads[source].dtype
             limit = allowed
             if source in buffers:
                 # The rounding of the output, which delta is computed from, is an error of its own in each
@@ -145,6 +146,7 @@ def _compare(
                     yardstick.grads[source],
                     limit,
                     natural=truth.natural.get(source),
+                    rounding=truth.rounding.get(source, 0.0),
                     empty=empty,
                     dtype=expected,
                 )

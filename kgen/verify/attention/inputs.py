@@ -172,6 +172,11 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
     buffers = {b.name: _buffer(b, case, random) for b in problem.buffers}
+    if problem.sinks:
+        # As large as scores are; the first quarter of the heads has none.
+        none = torch.arange(size["HQ"]) < size["HQ"] // 4
+        sinks = (30 * buffers["sinks"]).masked_fill(none, -torch.inf)
+        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
     if case.layout == "broadcast":
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":

@@ -22,17 +22,22 @@ from kgen.verify.evaluate import evaluate
 class Result:
     """What attention gives.
 
-    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key; `seen`
-    [B, HKV, SK], whether any query of the group sees that key; `grads` by name (`q`, `k`, `v` and buffers).
+    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key and has no sink;
+    `dead` [B, HQ, SQ], whether a row sees no key; `seen` [B, HKV, SK], whether any query of the group sees
+    that key; `grads` by name (`q`, `k`, `v` and buffers).
     `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
-    cancels to almost nothing, its rounding errors are relative to that.
+    cancels to almost nothing, its rounding errors are relative to that. `rounding` is how far each gradient
+    moves, as a whole, when every element of `out` is off by a relative 1: backward passes compute delta from
+    the output as it was stored.
     """
 
     out: Tensor
     lse: Tensor
+    dead: Tensor
     seen: Tensor
     grads: dict[str, Tensor] = field(default_factory=dict)
     natural: dict[str, Tensor] = field(default_factory=dict)
+    rounding: dict[str, float] = field(default_factory=dict)
 
 
 def attention(
@@ -44,6 +49,7 @@ def attention(
     mask_mod: Node | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     dtype: Any = torch.float64,
     dout: Tensor | None = None,
@@ -53,12 +59,14 @@ def attention(
     """Attention and its gradients with everything computed in `dtype`.
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV.
-    With `dout` [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs and buffers in `wanted`
-    come with it. Rows without a key give zeros, -inf and zero gradients. One (b, h) slice is in memory at a
-    time.
+    `sinks` [HQ] are logits that join the softmax of every row of their head, without a value. With `dout`
+    [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` come
+    with it. Rows without a key give zeros, -inf (or their sink) and zero gradients. One (b, h) slice is in
+    memory at a time.
     """
     mods = (score_mod, mask_mod)
-    return _slices(q, k, v, mods, buffers or {}, params or {}, scale, dtype, dtype, dout, dlse, wanted)
+    tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
+    return _slices(q, k, v, mods, tensors, params or {}, scale, dtype, dtype, dout, dlse, wanted)
 
 
 def eager(
@@ -70,6 +78,7 @@ def eager(
     mask_mod: Node | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
@@ -83,8 +92,9 @@ def eager(
     """
     mods = (score_mod, mask_mod)
     product = _tf32_matmul if tf32 else torch.matmul
+    tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
     return _slices(
-        q, k, v, mods, buffers or {}, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted, product
+        q, k, v, mods, tensors, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted, product
     )
 
 
@@ -139,6 +149,7 @@ def _slices(
     result = Result(
         out=torch.zeros(batch, heads, sq, dim_v, dtype=store, device=device),
         lse=torch.full((batch, heads, sq), -torch.inf, dtype=real, device=device),
+        dead=torch.ones(batch, heads, sq, dtype=torch.bool, device=device),
         seen=torch.zeros(batch, heads_kv, sk, dtype=torch.bool, device=device),
     )
     differentiate = dout is not None
@@ -156,6 +167,7 @@ def _slices(
         if differentiate and n in inputs
     }
     natural = {name: torch.zeros_like(total) for name, total in sums.items() if name != "v"}
+    rounding = {name: torch.zeros_like(total) for name, total in natural.items()}
 
     for b in range(batch):
         for h in range(heads):
@@ -163,11 +175,16 @@ def _slices(
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
             scores = product(here["q"], here["k"].mT).to(real) * scale
             modded = _modified(scores, mods, env | {"b": b, "h": h}, real)
+            visible = modded.detach() > -torch.inf
+            if "sinks" in env:
+                # One more column, whose row of V is zero.
+                modded = torch.cat([modded, env["sinks"][h].to(real).expand(sq, 1)], 1)
             p, lse = _softmax(modded)
-            out = product(p.to(store), here["v"])
+            out = product(p[:, :sk].to(store), here["v"])
             result.out[b, h] = out.detach()
             result.lse[b, h] = lse.detach()
-            result.seen[at["k"]] |= (sk > 0) & (modded.detach() > -torch.inf).any(0)
+            result.dead[b, h] = ~visible.any(1)
+            result.seen[at["k"]] |= visible.any(0)
             if dout is None:
                 continue
             cotangents = [
@@ -177,11 +194,15 @@ def _slices(
             sources = {n: here[n] if n in here else leaves[n] for n in sums}
             if exact and modded.requires_grad:
                 uncancelled = _uncancelled(p.detach(), here["v"].detach(), *cotangents)
-                _accumulate(natural, at, {n: sources[n] for n in natural}, [modded], [uncancelled])
+                scored = {n: sources[n] for n in natural}
+                _accumulate(natural, at, scored, [modded], [uncancelled])
+                delta = (out.detach() * cotangents[0]).norm(dim=1, keepdim=True)
+                _accumulate(rounding, at, scored, [modded], [p.detach() * delta])
             _accumulate(sums, at, sources, [out, lse], cotangents)
 
     rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}
     result.natural.update(rows)
+    result.rounding.update({name: float(total.norm()) for name, total in rounding.items()})
     for name, total in sums.items():
         result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
     return result
@@ -227,8 +248,8 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK]."""
-    dp = dout @ v.mT
+    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink."""
+    dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
     delta = (p * dp).sum(1, keepdim=True)
     return p * (dp.abs() + delta.abs() + dlse.abs()[:, None])
 
