@@ -239,6 +239,8 @@ class AttentionSpec(SpecModel):
         BeforeValidator(_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
     ] = 1
     """Query heads for each key-value head; `any` leaves it to the launch."""
+    varlen: bool = False
+    """Sequences lie end to end: q [TQ, HQ, D], k and v [TK, HKV, D], as `cu_seqlens_q` and `cu_seqlens_k` say."""
     lengths: Lengths = Lengths()
     """What is known about the lengths of the sequences."""
     buffers: dict[Name, Buffer] = Field(default_factory=dict)
@@ -272,7 +274,9 @@ class AttentionSpec(SpecModel):
                 key=True,
             )
         taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
-        arguments = ("sinks",) * self.sinks
+        arguments = ("sinks",) * self.sinks + ("cu_seqlens_q", "cu_seqlens_k") * self.varlen
+        if self.varlen:
+            self._check_packed()
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:
                 owner = "the kernel" if name == self.name else taken.get(name, "")
@@ -283,6 +287,18 @@ class AttentionSpec(SpecModel):
                     message = f"`{name}` is already the name of {owner}"
                     raise problem("name-taken", message, "choose another name", at=(section, name), key=True)
         return self
+
+    def _check_packed(self) -> None:
+        if self.lengths != Lengths():
+            message = "the lengths of packed sequences are on the device, so nothing can be promised of them"
+            raise problem("bad-value", message, "remove `lengths`, or `varlen`", at=("lengths",), key=True)
+        for name, buffer in self.buffers.items():
+            if sized := [i for i, size in enumerate(buffer.shape) if size in ("SQ", "SK")]:
+                message = (
+                    f"each packed sequence has its own {buffer.shape[sized[0]]}, which `{name}` cannot have"
+                )
+                hint = "give the buffer a fixed size: an index outside of it reads as zero"
+                raise problem("bad-shape", message, hint, at=("buffers", name, "shape", sized[0]))
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """By field: the text, the names that it may use, and the type that its value must have."""

@@ -12,6 +12,7 @@ from kgen.spec.load import Loaded
 from kgen.targets import Source
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
+from kgen.targets.triton.placement import placement
 from kgen.targets.triton.text import TORCH_DTYPES, wrapped
 
 
@@ -58,8 +59,8 @@ def _context(plan: AttentionPlan) -> dict[str, object]:
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
-        "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *kernels.runtime]!r}".replace("'", '"'),
-        "no_specialize_delta": 'do_not_specialize=["HQ", "SQ"]',
+        "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
+        **placement(spec.varlen, spec.head_dim.v),
         "sinks": _sinks(spec),
         "tile_tables": _tile_tables(plan),
         "forward": kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)]),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kgen.expr.nodes import Const, Node, Var, substitute
-from kgen.plan.attention import AttentionPlan
+from collections.abc import Callable
+
+from kgen.expr.nodes import Const, Node, Var, substitute, variables
+from kgen.plan.attention import AttentionPlan, ReadGradient
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
 
@@ -32,7 +34,8 @@ class LauncherFields:
         spec, plan = self.spec, self.plan
         types = {"int": "int", "float": "float"}
         sinks = ("sinks",) * spec.sinks
-        tensors = ["q", "k", "v", *spec.buffers, *sinks]
+        operands = ["q", "k", "v", *("cu_seqlens_q", "cu_seqlens_k") * spec.varlen]
+        tensors = [*operands, *spec.buffers, *sinks]
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
@@ -41,10 +44,13 @@ class LauncherFields:
         sources_of_gradient = ["q", "k", "v", *learned]
         problem_args = [
             a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
-        ] + ["B", "HQ", "SQ", "SK", *scalars, "GQA=HQ // HKV"]
+        ]
+        problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
+        problem_args += [*scalars, "GQA=HQ // HKV"]
         needs = f" or (torch.is_grad_enabled() and any(x.requires_grad for x in ({', '.join(sources_of_gradient)})))"
         return {
-            "signature": f"q, k, v, *, {', '.join(keywords)}",
+            "tensors": ", ".join(operands),
+            "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
             "op_params": ", ".join(op_params),
             "op_names": ", ".join(tensors + scalars),
             "call_names": ", ".join(tensors + scalars),
@@ -72,6 +78,7 @@ class LauncherFields:
                     "dq",
                     "dk",
                     "dv",
+                    *("None" for _ in operands[3:]),
                     *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks)),
                     *("None" for _ in scalars),
                 ]
@@ -99,6 +106,8 @@ class LauncherFields:
                 f"HQ != {expected}",
                 f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
             )
+        if spec.varlen:
+            self._check_packed(check)
         for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
             if multiple and multiple > 1:
@@ -109,13 +118,12 @@ class LauncherFields:
             if param.type == "int":
                 # Tile ranges add it to positions in 32 bits.
                 check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+        sequences = "len(cu_seqlens_q) - 1"
         for name, buffer in spec.buffers.items():
-            shape = (
-                "".join(f"{s}, " for s in buffer.shape).rstrip()
-                if len(buffer.shape) == 1
-                else ", ".join(map(str, buffer.shape))
-            )
-            words = ", ".join(str(s) if isinstance(s, int) else f"{{{s}}}" for s in buffer.shape)
+            # Packed tensors have no batch dimension.
+            sizes = [sequences if s == "B" and spec.varlen else str(s) for s in buffer.shape]
+            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
+            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
             check(
                 f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
                 f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
@@ -137,8 +145,26 @@ class LauncherFields:
             )
         return checks
 
+    def _check_packed(self, check: Callable[..., None]) -> None:
+        both = ("cu_seqlens_q", "cu_seqlens_k")
+        for name in both:
+            check(
+                f"not isinstance({name}, Tensor) or {name}.dtype != torch.int32",
+                f"{name} must be an int32 tensor",
+                "TypeError",
+            )
+        check(
+            "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
+            "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
+            "got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+        )
+        check(
+            f"any(x.device != q.device or not x.is_contiguous() for x in ({', '.join(both)}))",
+            "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
+        )
+
     def _gradient_buffers(self) -> list[str]:
-        lines = []
+        lines, packed = [], self.spec.varlen
         for g in self.plan.gradients if self.plan.backward else ():
             if g.along == "pair" and g.summed is not None:
                 sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
@@ -149,26 +175,32 @@ class LauncherFields:
                 )
             else:
                 length = "SQ" if g.along == "q" else "SK"
-                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, {length}), dtype=torch.float32)")
+                shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
+                lines.append(f"d_{g.name} = q.new_zeros(({shape}), dtype=torch.float32)")
         if self.spec.sinks:
-            lines.append("d_sinks = q.new_zeros((B, HQ, triton.cdiv(SQ, 64)), dtype=torch.float32)")
+            shape = "HQ, triton.cdiv(TQ, 64)" if packed else "B, HQ, triton.cdiv(SQ, 64)"
+            lines.append(f"d_sinks = q.new_zeros(({shape}), dtype=torch.float32)")
         return lines
 
     def _gradient_reductions(self, learned: list[str]) -> list[str]:
-        lines = []
+        lines, packed = [], self.spec.varlen
         positions = {"q": "q_idx", "kv": "kv_idx"}
         for g in self.plan.gradients if self.plan.backward else ():
             if g.along == "pair":
                 continue
             if g.summed is None:
                 index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+                if packed:
+                    lines += self._tokens(g)
+                    lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
+                    continue
                 length = "SQ" if g.along == "q" else "SK"
                 grid = f"b, h, {positions[g.along]}"
                 lines.append(f"positions = [torch.arange(n, device=q.device) for n in (B, HQ, {length})]")
                 lines.append(f'{grid} = torch.meshgrid(*positions, indexing="ij")')
                 lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
                 continue
-            dims = ["b", "h", positions[g.along]]
+            dims = ["h", positions[g.along]] if packed else ["b", "h", positions[g.along]]
             summed = [i for i, d in enumerate(dims) if d not in g.summed]
             kept = [d for d in dims if d in g.summed]
             total = (
@@ -181,7 +213,7 @@ class LauncherFields:
                 total += f".permute({', '.join(map(str, order))})"
             lines.append(f"d_{g.name} = {total}")
         if self.spec.sinks:
-            lines.append("d_sinks = d_sinks.sum((0, 2))")
+            lines.append(f"d_sinks = d_sinks.sum({'1' if packed else '(0, 2)'})")
         for buffer in learned:
             parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer] or [f"d_{buffer}"]
             total = " + ".join(parts)
@@ -191,3 +223,18 @@ class LauncherFields:
                 else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
             )
         return lines
+
+    def _tokens(self, g: ReadGradient) -> list[str]:
+        """The positions, heads and sequences of packed tokens, which a gradient's indices are made of."""
+        x = g.along[0]
+        side = {"q": "q", "k": "k"}[x]
+        used = frozenset().union(*(variables(i) for i in g.indices))
+        lines = [
+            f"tokens = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
+            "h = torch.arange(HQ, device=q.device)[:, None]",
+            f"b = torch.bucketize(tokens, cu_seqlens_{side}[1:], right=True)",
+            f"{'q_idx' if x == 'q' else 'kv_idx'} = tokens - cu_seqlens_{side}[b]",
+        ]
+        lengths = (("SQ", "q"), ("SK", "k"))
+        # Tokens after the last sequence have no length, and nothing to add.
+        return lines + [f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used]

@@ -42,7 +42,7 @@ def example(subject: Subject, name: str) -> Example:
     inputs = sized(problem, name, *_EXAMPLES.get(name, (129, 129)), subject.device)
     wanted = differentiable(problem, inputs) if subject.backward else {}
     keywords = {"scale": inputs.case.scale, **inputs.buffers, **inputs.runtime}
-    return Example((inputs.q, inputs.k, inputs.v), keywords, wanted, (inputs.dout,))
+    return Example(inputs.operands, keywords, wanted, (inputs.dout,))
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
@@ -83,6 +83,7 @@ def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tup
         "buffers": {n: t for n, t in inputs.buffers.items() if n != "sinks"},
         "sinks": inputs.buffers.get("sinks"),
         "params": inputs.params,
+        "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
         "scale": inputs.case.scale,
     }
     if wanted:
@@ -162,6 +163,9 @@ def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]
     odd = length - 1 if step == 1 else length
     aligned = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
     strided = Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided")
+    if problem.varlen:
+        aligned = replace(aligned, packed=((length, length),) * 2)
+        strided = replace(strided, packed=((odd, odd),) * 2)
     for case in (aligned, strided):
         yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
 

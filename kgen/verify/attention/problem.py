@@ -50,6 +50,7 @@ class Problem:
     params: tuple[Param, ...] = ()
     passes: tuple[str, ...] = ("forward", "backward")
     fast_math: bool = False
+    varlen: bool = False
     sinks: bool = False
     """One of the `buffers` is then `sinks` [HQ], which no expression reads."""
     score_mod: Node | None = None
@@ -115,6 +116,7 @@ def problem_of(loaded: Any) -> Problem:
         ),
         passes=tuple(spec.passes),
         fast_math=bool(getattr(spec, "fast_math", False)),
+        varlen=spec.varlen,
         sinks=spec.sinks,
         score_mod=loaded.trees.get("score_mod"),
         mask_mod=loaded.trees.get("mask_mod"),

@@ -17,6 +17,9 @@ from torch import Tensor
 from kgen.expr.nodes import Node
 from kgen.verify.evaluate import evaluate
 
+CuSeqlens = tuple[Sequence[int], Sequence[int]]
+Place = tuple[int | slice, int]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -50,6 +53,7 @@ def attention(
     buffers: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
     sinks: Tensor | None = None,
+    cu_seqlens: CuSeqlens | None = None,
     scale: float | None = None,
     dtype: Any = torch.float64,
     dout: Tensor | None = None,
@@ -63,10 +67,13 @@ def attention(
     [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` come
     with it. Rows without a key give zeros, -inf (or their sink) and zero gradients. One (b, h) slice is in
     memory at a time.
+
+    With `cu_seqlens`, offsets of the queries and of the keys of packed sequences, q is [TQ, HQ, D], k and v
+    [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence.
     """
     mods = (score_mod, mask_mod)
     tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
-    return _slices(q, k, v, mods, tensors, params or {}, scale, dtype, dtype, dout, dlse, wanted)
+    return _slices(q, k, v, mods, tensors, params or {}, cu_seqlens, scale, dtype, dtype, dout, dlse, wanted)
 
 
 def eager(
@@ -79,6 +86,7 @@ def eager(
     buffers: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
     sinks: Tensor | None = None,
+    cu_seqlens: CuSeqlens | None = None,
     scale: float | None = None,
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
@@ -94,7 +102,20 @@ def eager(
     product = _tf32_matmul if tf32 else torch.matmul
     tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
     return _slices(
-        q, k, v, mods, tensors, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted, product
+        q,
+        k,
+        v,
+        mods,
+        tensors,
+        params or {},
+        cu_seqlens,
+        scale,
+        torch.float32,
+        q.dtype,
+        dout,
+        dlse,
+        wanted,
+        product,
     )
 
 
@@ -132,6 +153,7 @@ def _slices(
     mods: tuple[Node | None, Node | None],
     buffers: Mapping[str, Tensor],
     params: Mapping[str, int | float],
+    cu_seqlens: CuSeqlens | None,
     scale: float | None,
     real: Any,
     store: Any,
@@ -140,20 +162,25 @@ def _slices(
     wanted: Sequence[str],
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> Result:
-    batch, heads, sq, dim = q.shape
-    heads_kv, sk, dim_v = k.shape[1], k.shape[2], v.shape[3]
+    # [B, H, S, D], or packed [T, H, D]
+    batch = len(q) if cu_seqlens is None else len(cu_seqlens[0]) - 1
+    heads, heads_kv = q.shape[1], k.shape[1]
     group = heads // heads_kv
-    scale = dim**-0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     exact = store == torch.float64
     device = q.device
     result = Result(
-        out=torch.zeros(batch, heads, sq, dim_v, dtype=store, device=device),
-        lse=torch.full((batch, heads, sq), -torch.inf, dtype=real, device=device),
-        dead=torch.ones(batch, heads, sq, dtype=torch.bool, device=device),
-        seen=torch.zeros(batch, heads_kv, sk, dtype=torch.bool, device=device),
+        out=torch.zeros(*q.shape[:-1], v.shape[-1], dtype=store, device=device),
+        lse=torch.full(
+            q.shape[:-1] if cu_seqlens is None else (heads, len(q)), -torch.inf, dtype=real, device=device
+        ),
+        dead=torch.ones(q.shape[:-1], dtype=torch.bool, device=device),
+        seen=torch.zeros(k.shape[:-1], dtype=torch.bool, device=device),
     )
+    if "sinks" in buffers:
+        result.lse.copy_(buffers["sinks"].detach()[:, None])
     differentiate = dout is not None
-    env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "SQ": sq, "SK": sk, "inf": torch.inf}
+    env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "inf": torch.inf}
     env |= dict(params)
     env |= {name: value.detach() for name, value in buffers.items()}
     leaves = {}
@@ -171,25 +198,26 @@ def _slices(
 
     for b in range(batch):
         for h in range(heads):
-            at = {"q": (b, h), "k": (b, h // group), "v": (b, h // group)}
+            at, row = _place(b, h, h // group, cu_seqlens)
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
+            sq, sk = len(here["q"]), len(here["k"])
             scores = product(here["q"], here["k"].mT).to(real) * scale
-            modded = _modified(scores, mods, env | {"b": b, "h": h}, real)
+            modded = _modified(scores, mods, env | {"b": b, "h": h, "SQ": sq, "SK": sk}, real)
             visible = modded.detach() > -torch.inf
             if "sinks" in env:
                 # One more column, whose row of V is zero.
                 modded = torch.cat([modded, env["sinks"][h].to(real).expand(sq, 1)], 1)
             p, lse = _softmax(modded)
             out = product(p[:, :sk].to(store), here["v"])
-            result.out[b, h] = out.detach()
-            result.lse[b, h] = lse.detach()
-            result.dead[b, h] = ~visible.any(1)
+            result.out[at["q"]] = out.detach()
+            result.lse[row] = lse.detach()
+            result.dead[at["q"]] = ~visible.any(1)
             result.seen[at["k"]] |= visible.any(0)
-            if dout is None:
+            if dout is None or not lse.requires_grad:  # packed sequences may be empty
                 continue
             cotangents = [
-                dout[b, h].to(store),
-                torch.zeros_like(lse) if dlse is None else dlse[b, h].to(real),
+                dout[at["q"]].to(store),
+                torch.zeros_like(lse) if dlse is None else dlse[row].to(real),
             ]
             sources = {n: here[n] if n in here else leaves[n] for n in sums}
             if exact and modded.requires_grad:
@@ -206,6 +234,16 @@ def _slices(
     for name, total in sums.items():
         result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
     return result
+
+
+def _place(
+    b: int, h: int, h_kv: int, cu_seqlens: CuSeqlens | None
+) -> tuple[dict[str, Place], tuple[int, int | slice]]:
+    """Where a slice of (b, h) lies in q, k and v, and in lse."""
+    if cu_seqlens is None:
+        return {"q": (b, h), "k": (b, h_kv), "v": (b, h_kv)}, (b, h)
+    rows, columns = (slice(ends[b], ends[b + 1]) for ends in cu_seqlens)
+    return {"q": (rows, h), "k": (columns, h_kv), "v": (columns, h_kv)}, (h, rows)
 
 
 def _modified(
@@ -256,7 +294,7 @@ def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
 
 def _accumulate(
     sums: dict[str, Tensor],
-    at: Mapping[str, tuple[int, int]],
+    at: Mapping[str, Place],
     sources: Mapping[str, Tensor],
     outputs: list[Tensor],
     cotangents: list[Tensor],
