@@ -14,13 +14,14 @@ from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
 from kgen.expr.parse import ExpressionError, parse_expression
 from kgen.spec.attention import AttentionSpec
+from kgen.spec.chunk_output import ChunkOutputSpec
 from kgen.spec.problems import described
 from kgen.spec.source import Document, decode
 
 # The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
 # `expressions()` and `check()`, and the fields `kernel name summary license passes targets`.
-KERNELS: dict[str, Any] = {"attention": AttentionSpec}
-PLANNED_KERNELS = ("norm", "chunk_output")
+KERNELS: dict[str, Any] = {"attention": AttentionSpec, "chunk_output": ChunkOutputSpec}
+PLANNED_KERNELS = ("norm",)
 
 
 @dataclass(frozen=True)

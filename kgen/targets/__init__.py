@@ -23,7 +23,10 @@ class Source:
 
 
 TARGETS: dict[str, Mapping[str, str]] = {
-    "triton": {"attention": "kgen.targets.triton.attention"},
+    "triton": {
+        "attention": "kgen.targets.triton.attention",
+        "chunk_output": "kgen.targets.triton.chunk_output",
+    },
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
 

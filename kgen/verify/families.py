@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kgen.verify.compare import Check
 
-FAMILIES = ("attention",)
+FAMILIES = ("attention", "chunk_output")
 
 
 class Problem(Protocol):

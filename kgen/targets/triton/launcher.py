@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from kgen.expr.nodes import Const, Node, Var, substitute, variables
 from kgen.plan.attention import AttentionPlan, ReadGradient
+from kgen.plan.positions import KV_LENS
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
 
@@ -33,13 +34,15 @@ class LauncherFields:
     def fields(self) -> dict[str, object]:
         spec, plan = self.spec, self.plan
         types = {"int": "int", "float": "float"}
+        paged = spec.paged_kv is not None
+        tables = ["block_table"] if paged else []
         sinks = ("sinks",) * spec.sinks
         operands = ["q", "k", "v", *("cu_seqlens_q", "cu_seqlens_k") * spec.varlen]
-        tensors = [*operands, *spec.buffers, *sinks]
+        tensors = [*operands, *tables, *spec.buffers, *sinks]
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*spec.buffers, *sinks, *self.runtime, "scale=None", "return_lse=False"]
+        keywords = [*tables, *spec.buffers, *sinks, *self.runtime, "scale=None", "return_lse=False"]
         learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         problem_args = [
@@ -59,13 +62,11 @@ class LauncherFields:
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
             "needs_lse": needs if plan.backward else "",
-            "buffer_words": [
-                f"{n}: [{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}{', ascending' if b.sorted else ''}."
-                for n, b in spec.buffers.items()
-            ]
-            + ["sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."]
-            * len(sinks)
-            + [f"{n}: {p.type}." for n, p in self.runtime.items()],
+            "paged": paged,
+            "kv_sizes": self._kv_sizes(),
+            "kv_shapes": self._kv_shapes(),
+            "k_shape": self._k_shape(),
+            "buffer_words": self._argument_words(),
             "checks": self._checks(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
             "gradient_buffers": self._gradient_buffers(),
@@ -87,6 +88,44 @@ class LauncherFields:
             if plan.backward
             else False,
         }
+
+    def _kv_sizes(self) -> str:
+        if self.spec.paged_kv is None:
+            return "k.shape[1], k.shape[2]"
+        return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
+
+    def _k_shape(self) -> str:
+        if self.spec.varlen:
+            return "TK, HKV"
+        return f"k.shape[0], {self.spec.paged_kv.page_size}, HKV" if self.spec.paged_kv else "B, HKV, SK"
+
+    def _kv_shapes(self) -> str:
+        head, paged = self.spec.head_dim, self.spec.paged_kv
+        if self.spec.varlen:
+            return f"k [TK, HKV, {head.qk}], v [TK, HKV, {head.v}]"
+        if paged is None:
+            return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
+        return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
+
+    def _argument_words(self) -> list[str]:
+        """What the docstring says of each argument."""
+        spec = self.spec
+        words = []
+        if spec.paged_kv is not None:
+            words.append("block_table: [B, n] int32, the pages of each sequence in order; SK is n pages.")
+        for name, b in spec.buffers.items():
+            shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
+            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        if spec.sinks:
+            words.append(
+                "sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."
+            )
+        words += [f"{n}: {p.type}." for n, p in self.runtime.items()]
+        if spec.aligned_to_end:
+            keys = "kv_lens[b]" if spec.per_batch else "SK"
+            words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
+        return words
 
     def _checks(self) -> list[dict[str, str]]:
         spec = self.spec

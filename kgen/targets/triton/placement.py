@@ -38,13 +38,10 @@ _DENSE: dict[str, object] = {
     "axes": {"names": "[B, H, S, D]", "count": 4},
     "shape": {
         "q": "B, HQ, SQ",
-        "kv": "B, HKV, SK",
-        "kv_sizes": "HKV, SK = k.shape[1], k.shape[2]",
         "lse": "B, HQ, SQ",
         "values": "B, HQ, S",
     },
-    "sizes": ["B, HQ, SQ, _ = q.shape", "HKV, SK = k.shape[1], k.shape[2]"],
-    "fake_sizes": "B, HQ, SQ, _ = q.shape",
+    "sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": ["HKV, SK = k.shape[1], k.shape[2]"]},
     "programs": {
         "q": 'triton.cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
         "kv": 'triton.cdiv(SK, tile["BLOCK_N"]) * B * HKV',
@@ -76,13 +73,10 @@ _PACKED: dict[str, object] = {
     "axes": {"names": "[T, H, D]", "count": 3},
     "shape": {
         "q": "TQ, HQ",
-        "kv": "TK, HKV",
-        "kv_sizes": "TK, HKV = k.shape[0], k.shape[1]",
         "lse": "HQ, TQ",
         "values": "HQ, T",
     },
-    "sizes": ["(TQ, HQ, _), (TK, HKV, _) = q.shape, k.shape", "B = cu_seqlens_q.shape[0] - 1"],
-    "fake_sizes": "TQ, HQ, _ = q.shape",
+    "sizes": {"q": "TQ, HQ, _ = q.shape", "others": ["TK, HKV, _ = k.shape", "B = len(cu_seqlens_q) - 1"]},
     "programs": {
         "q": '(TQ // tile["BLOCK_M"] + B + 1) * HQ',
         "kv": '(TK // tile["BLOCK_N"] + B + 1) * HKV',

@@ -24,6 +24,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 }
 
 _EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40)}
+_DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay": (1, 300)}
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
@@ -39,9 +40,10 @@ def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
 def example(subject: Subject, name: str) -> Example:
     """Forward, with gradients where there are some."""
     problem = subject.problem
-    inputs = sized(problem, name, *_EXAMPLES.get(name, (129, 129)), subject.device)
+    sizes = _DECODED if problem.decodes else _EXAMPLES
+    inputs = sized(problem, name, *sizes.get(name, (129, 129)), subject.device)
     wanted = differentiable(problem, inputs) if subject.backward else {}
-    keywords = {"scale": inputs.case.scale, **inputs.buffers, **inputs.runtime}
+    keywords = {"scale": inputs.case.scale, **inputs.cache, **inputs.buffers, **inputs.runtime}
     return Example(inputs.operands, keywords, wanted, (inputs.dout,))
 
 
@@ -85,6 +87,8 @@ def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tup
         "params": inputs.params,
         "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
         "scale": inputs.case.scale,
+        "kv_lens": inputs.cache.get("kv_lens"),
+        "aligned_to_end": problem.aligned_to_end,
     }
     if wanted:
         common |= {"dout": inputs.dout, "dlse": inputs.dlse, "wanted": wanted}
@@ -166,7 +170,11 @@ def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]
     if problem.varlen:
         aligned = replace(aligned, packed=((length, length),) * 2)
         strided = replace(strided, packed=((odd, odd),) * 2)
-    for case in (aligned, strided):
+    found = [aligned, strided]
+    if problem.decodes:
+        found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]
+        found.append(replace(aligned, name="one-tile", sq=1, sk=min(length, 16)))
+    for case in found:
         yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
 
 

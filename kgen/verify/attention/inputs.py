@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.verify.attention.cache import beyond, lengths, paged, share_first_page
 from kgen.verify.attention.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
@@ -72,7 +73,8 @@ class Inputs:
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
     float32 [B, HQ, SQ] or None; of packed sequences [TQ, HQ, D] and so on, and dlse [HQ, TQ]. `clean_k` and
-    `clean_v` have zeros where `k` and `v` hold NaN for hidden keys: what the reference sees.
+    `clean_v` have zeros where `k` and `v` hold NaN for hidden keys: what the reference sees. Where the spec has
+    pages, `k` and `v` are pools of them.
     """
 
     case: Case
@@ -88,6 +90,8 @@ class Inputs:
     """Every param of the spec, for the reference."""
     runtime: dict[str, int | float] = field(default_factory=dict)
     """The params that the emitted function takes."""
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    """`kv_lens` and `block_table`, where the emitted function takes them."""
     cu_seqlens: tuple[Tensor, ...] = ()
     """Of packed sequences: int32, of the queries and of the keys."""
 
@@ -99,9 +103,8 @@ class Inputs:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a kernel must not write to."""
-        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers} | {
-            f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)
-        }
+        named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
+        return named | {f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)}
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
@@ -139,8 +142,22 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
+    if problem.decodes:
+        yield Case("decode", 1, 300, batch=5, heads_kv=2, lse=True)
+        yield Case("decode-some", 5, 333, batch=4, lse=True)
+        yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
+        yield Case("decode-most", 64, 150, batch=2)
+        yield Case("decode-no-more", 65, 150, batch=2)
+        yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
     if quick:
         return
+    if problem.decodes:
+        yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
+        yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
+        yield Case("decode-many", 16, 5000, batch=6, heads_kv=3)
+        yield Case("decode-large", 4, 3000, batch=3, magnitude=16.0, lse=True)
+        yield Case("decode-crowd", 1, 700, batch=100)
+        yield Case("decode-alone", 1, 70_000, heads_kv=1, lse=True)
     yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
     yield Case("offset", 99, 131, layout="offset")
     yield Case("127", 127, 127, batch=3, heads_kv=2)
@@ -241,11 +258,23 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":
         dout = dout.flatten()[0].expand_as(dout)
+
+    hidden = (
+        _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
+    )
+    cache: dict[str, Tensor] = {}
+    if problem.per_batch:
+        cache["kv_lens"] = lengths(case.batch, case.sk)
+        hidden = hidden | beyond(cache["kv_lens"], case.sk)
+    if problem.page_size is not None:
+        k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
     clean = k, v
-    if case.hidden:
-        hidden = _hidden(problem, case, buffers, params)[..., None]
-        clean = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-        k, v = k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan)
+    if hidden.any():
+        clean = k.masked_fill(hidden[..., None], 0.0), v.masked_fill(hidden[..., None], 0.0)
+        k, v = (x.masked_fill(hidden[..., None], torch.nan) for x in (k, v))
+    if problem.page_size is not None:
+        k, cache["block_table"] = paged(k, cache["kv_lens"], problem.page_size, share=True)
+        v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
     if any(case.tail):
         # Nobody looks at tokens after the last sequence.
         q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
@@ -266,6 +295,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
         if case.packed
         else (),
+        cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
     )
 
 
@@ -289,7 +319,7 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
-        return (torch.rand(shape, generator=random) < 4 / shape[-1]).cumsum(-1).to(dtype)
+        return (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
@@ -335,7 +365,7 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
 
 def call(function: Any, inputs: Inputs, **more: Any) -> Any:
     """The emitted function on inputs, as a user calls it."""
-    keywords = {**inputs.buffers, **inputs.runtime, **more}
+    keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime, **more}
     return function(*inputs.operands, scale=inputs.case.scale, **keywords)
 
 

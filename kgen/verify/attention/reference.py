@@ -59,21 +59,25 @@ def attention(
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
     wanted: Sequence[str] = ("q", "k", "v"),
+    kv_lens: Tensor | None = None,
+    aligned_to_end: bool = False,
 ) -> Result:
     """Attention and its gradients with everything computed in `dtype`.
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV.
     `sinks` [HQ] are logits that join the softmax of every row of their head, without a value. With `dout`
     [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` come
-    with it. Rows without a key give zeros, -inf (or their sink) and zero gradients. One (b, h) slice is in
-    memory at a time.
+    with it. Rows without a key give zeros, -inf (or their sink) and zero gradients. `kv_lens` [B] says how many
+    keys each sequence has; with `aligned_to_end` the last query is at the position of the last of them. One
+    (b, h) slice is in memory at a time.
 
     With `cu_seqlens`, offsets of the queries and of the keys of packed sequences, q is [TQ, HQ, D], k and v
     [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence.
     """
     mods = (score_mod, mask_mod)
     tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
-    return _slices(q, k, v, mods, tensors, params or {}, cu_seqlens, scale, dtype, dtype, dout, dlse, wanted)
+    places = (kv_lens, aligned_to_end, cu_seqlens)
+    return _slices(q, k, v, mods, tensors, params or {}, scale, dtype, dtype, dout, dlse, wanted, places)
 
 
 def eager(
@@ -91,6 +95,8 @@ def eager(
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
     wanted: Sequence[str] = ("q", "k", "v"),
+    kv_lens: Tensor | None = None,
+    aligned_to_end: bool = False,
     tf32: bool = False,
 ) -> Result:
     """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
@@ -99,23 +105,12 @@ def eager(
     Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
     """
     mods = (score_mod, mask_mod)
+    places = (kv_lens, aligned_to_end, cu_seqlens)
     product = _tf32_matmul if tf32 else torch.matmul
     tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
+    real = torch.float32
     return _slices(
-        q,
-        k,
-        v,
-        mods,
-        tensors,
-        params or {},
-        cu_seqlens,
-        scale,
-        torch.float32,
-        q.dtype,
-        dout,
-        dlse,
-        wanted,
-        product,
+        q, k, v, mods, tensors, params or {}, scale, real, q.dtype, dout, dlse, wanted, places, product
     )
 
 
@@ -153,15 +148,16 @@ def _slices(
     mods: tuple[Node | None, Node | None],
     buffers: Mapping[str, Tensor],
     params: Mapping[str, int | float],
-    cu_seqlens: CuSeqlens | None,
     scale: float | None,
     real: Any,
     store: Any,
     dout: Tensor | None,
     dlse: Tensor | None,
     wanted: Sequence[str],
+    places: tuple[Tensor | None, bool, CuSeqlens | None],
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> Result:
+    kv_lens, aligned_to_end, cu_seqlens = places
     # [B, H, S, D], or packed [T, H, D]
     batch = len(q) if cu_seqlens is None else len(cu_seqlens[0]) - 1
     heads, heads_kv = q.shape[1], k.shape[1]
@@ -202,7 +198,10 @@ def _slices(
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
             sq, sk = len(here["q"]), len(here["k"])
             scores = product(here["q"], here["k"].mT).to(real) * scale
-            modded = _modified(scores, mods, env | {"b": b, "h": h, "SQ": sq, "SK": sk}, real)
+            length = sk if kv_lens is None else int(kv_lens[b])
+            first = length - sq if aligned_to_end else 0
+            env |= {"b": b, "h": h, "SQ": sq, "SK": sk}
+            modded = _modified(scores, mods, env, real, first, length)
             visible = modded.detach() > -torch.inf
             if "sinks" in env:
                 # One more column, whose row of V is zero.
@@ -213,7 +212,7 @@ def _slices(
             result.lse[row] = lse.detach()
             result.dead[at["q"]] = ~visible.any(1)
             result.seen[at["k"]] |= visible.any(0)
-            if dout is None or not lse.requires_grad:  # packed sequences may be empty
+            if dout is None:
                 continue
             cotangents = [
                 dout[at["q"]].to(store),
@@ -247,35 +246,43 @@ def _place(
 
 
 def _modified(
-    scores: Tensor, mods: tuple[Node | None, Node | None], env: dict[str, Any], real: Any
+    scores: Tensor,
+    mods: tuple[Node | None, Node | None],
+    env: dict[str, Any],
+    real: Any,
+    first: int,
+    length: int,
 ) -> Tensor:
-    """The scores [SQ, SK] after both modifications, -inf where masked."""
+    """The scores [SQ, SK] after both modifications, -inf where masked; query 0 is at position `first`."""
     score_mod, mask_mod = mods
     sq, sk = scores.shape
     env = env | {
-        "q_idx": torch.arange(sq, device=scores.device)[:, None],
+        "q_idx": first + torch.arange(sq, device=scores.device)[:, None],
         "kv_idx": torch.arange(sk, device=scores.device)[None, :],
     }
-    if mask_mod is None:
+    if mask_mod is None and length == sk:
         if score_mod is not None:
             scores = evaluate(score_mod, env | {"score": scores}, torch, real).expand(sq, sk)
         return scores
-    mask = evaluate(mask_mod, env, torch, real).expand(sq, sk)
+    mask = (env["kv_idx"] < length).expand(sq, sk)
+    if mask_mod is not None:
+        mask = mask & evaluate(mask_mod, env, torch, real)
     if score_mod is None:
         return scores.masked_fill(~mask, -torch.inf)
     # Only what the mask shows is evaluated at all: an infinite derivative at a hidden place would otherwise
     # turn into NaN when autograd multiplies it by zero.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
-    env |= {"q_idx": q_idx, "kv_idx": kv_idx, "score": scores[mask]}
-    visible = evaluate(score_mod, env, torch, real).expand(q_idx.shape)
-    hidden = torch.full_like(scores, -torch.inf)
-    return hidden.masked_scatter(mask, visible) if len(q_idx) else hidden
+    env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
+    hidden = scores.masked_fill(~mask, -torch.inf)
+    if not len(q_idx):
+        return hidden
+    return hidden.masked_scatter(mask, evaluate(score_mod, env, torch, real).expand(q_idx.shape))
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
     if scores.shape[1] == 0:
-        return scores, scores.new_full(scores.shape[:1], -torch.inf)
+        return scores, scores.sum(1) - torch.inf
     peak = scores.detach().amax(1, keepdim=True)
     peak = torch.where(peak == -torch.inf, 0.0, peak)
     p = torch.exp(scores - peak)
