@@ -279,6 +279,34 @@ def bench(
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 
 
+@verb("tune")
+def tune(
+    specs: Specs = None,
+    shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
+    ] = None,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")] = 60.0,
+    write: Annotated[
+        bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
+    ] = True,
+    generated: Generated = GENERATED,
+    form: Form = Format.TEXT,
+) -> int:
+    """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
+    from kgen.plan import tuned
+    from kgen.tune.tuning import tune_specs
+
+    table = tuned.PATH if write else None
+    with terminal.progress_bar() as progress:
+        rows = tune_specs(_load(specs), generated, shape, table, jobs, timeout, progress)
+    terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
+    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
+    terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
+    return 0
+
+
 @verb("explain")
 def explain(
     spec: Spec,
