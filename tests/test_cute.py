@@ -63,7 +63,17 @@ def test_each_architecture_has_a_file(name):
         tree = ast.parse(text)
         roots = {node.names[0].name.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.Import)}
         roots |= {str(n.module).split(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-        assert roots <= {"array", "cuda", "cutlass", "functools", "hashlib", "math", "os", "torch"}
+        assert roots <= {
+            "array",
+            "cuda",
+            "cutlass",
+            "functools",
+            "hashlib",
+            "math",
+            "os",
+            "tempfile",
+            "torch",
+        }
         assert max(map(len, text.splitlines())) <= 120
     assert "Compiled, not run" in files["cute_sm100.py"]
     assert "Compiled, not run" not in files["cute_sm90.py"]
@@ -161,6 +171,8 @@ def test_a_name_that_is_an_expression_is_bracketed():
 def test_kernels_compile_without_a_gpu(tmp_path, name):
     one = render(name, tmp_path)
     rows = compile_specs([one], tmp_path, ["sm_90", "sm_100"], jobs=2, record=True)
+    # CuTe DSL writes what it keeps into files: not here.
+    assert not [path for path in Path.cwd().iterdir() if path.suffix in (".cubin", ".ptx")]
     assert [(row["target"], row["arch"], row["error"]) for row in rows] == [
         ("cute_sm90", "sm_90a", None),
         ("cute_sm100", "sm_100a", None),

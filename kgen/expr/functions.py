@@ -385,6 +385,7 @@ _CUTE = {
     "max": Spelling("cutlass.max({0}, {1})"),
     "abs": Spelling("cutlass.max({0}, -({0}))"),
     "sigmoid": Spelling("1.0 / (1.0 + cute.math.exp(-({0})))", MUL),
+    "silu": Spelling("({0}) / (1.0 + cute.math.exp(-({0})))", MUL),
     "clamp": Spelling("cutlass.min(cutlass.max({0}, {1}), {2})"),
     "float": Spelling("Float32({0})"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kgen.expr.functions import MUL
 from kgen.expr.nodes import Const, Type, variables
 from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
@@ -138,7 +137,10 @@ def _tensors(plan: ChunkOutputPlan) -> dict[str, dict[str, object]]:
 
 
 def _decay(plan: ChunkOutputPlan) -> dict[str, object]:
-    """The exponent of the decay at a row and at a column of the chunk, in base 2."""
+    """The exponent of the decay at a row and at a column of the chunk, and what base 2 takes of it.
+
+    Exponents are subtracted before they are scaled: the difference of neighbours is exact, however large they are.
+    """
     exponent = plan.exponent
     fields: dict[str, object] = {
         "decayed": exponent is not None,
@@ -152,12 +154,17 @@ def _decay(plan: ChunkOutputPlan) -> dict[str, object]:
     used = variables(exponent)
     for place, index in (("exponent_of_row", "row"), ("exponent_of_col", "col")):
         names = {"i": index, "h": "v_head", "H": "H", "HV": "H * GROUP", "g_gamma": "gamma"}
-        text = spell(exponent, names | {"g": f"sg[{index}, stage]"}, MUL)
+        text = spell(exponent, names | {"g": f"sg[{index}, stage]"})
         # A sum of integers alone, or a number, is made real.
         if isinstance(exponent, Const) or exponent.type is Type.INT:
             text = f"Float32({text})"
-        fields[place] = f"{text} * LOG2E" if plan.natural else text
-    return fields | {"head_needed": bool(used & {"h", "g_gamma"})}
+        fields[place] = text
+    difference, scale = "c_row[e // 2 % 2] - c_col", " * LOG2E" if plan.natural else ""
+    return fields | {
+        "difference": f"({difference}){scale}" if scale else difference,
+        "to_base_2": scale,
+        "head_needed": bool(used & {"h", "g_gamma"}),
+    }
 
 
 def _wrong_heads(plan: ChunkOutputPlan) -> str:
