@@ -124,6 +124,12 @@ def test_a_worker_that_dies_at_once_ends_the_search(tmp_path: Path) -> None:
     assert len(begun) == 1
 
 
+def test_other_families_are_named(tmp_path: Path) -> None:
+    other = load(ROOT / "specs" / "retention_output.yaml")
+    (row,) = tune_specs([other], tmp_path, table=None, tried=timer(lambda name, tile: 1.0))
+    assert (row["spec"], row["chosen"], row["error"]) == (other.spec.name, False, "has no such kernel")
+
+
 def test_table_on_disk(tmp_path: Path) -> None:
     """Sorted, one row a line, the same bytes whatever the order of insertion."""
     other = Class(90, 16, 64, 64, "all", "plain", "dq")
