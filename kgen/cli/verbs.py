@@ -191,6 +191,10 @@ def compile_(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--arch", help="An architecture, as sm_90. Repeatable."),
     ] = None,
+    target: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--target", help="Only the files of this target. Repeatable."),
+    ] = None,
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
     record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
@@ -203,7 +207,7 @@ def compile_(
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
         rows = compile_specs(
-            loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress=progress, record=record
+            loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress, record, target
         )
     return _judge(rows, COLUMNS, "compiled", form)
 
@@ -355,15 +359,15 @@ def schema(form: Form = Format.TEXT) -> int:
 
 @verb("status")
 def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = Format.TEXT) -> int:
-    """Show which emitted files are verified as they are now; exit 1 if any is not."""
+    """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
     from kgen.verify.ledger import status as ledger_status
 
     rows = ledger_status(_load(specs), generated)
     terminal.table(rows, ("spec", "file", "state", "device", "error"), form)
     states = Counter(row["state"] for row in rows)
-    last = f"{states['verified']} verified, {states['stale']} stale, {states['missing']} missing"
+    last = ", ".join(f"{states[state]} {state}" for state in ("verified", "compiled", "stale", "missing"))
     terminal.summary(last, form)
-    return 0 if states["verified"] == len(rows) else EXIT_WRONG
+    return EXIT_WRONG if states["stale"] or states["missing"] else 0
 
 
 @verb("doctor")
