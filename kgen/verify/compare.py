@@ -48,8 +48,13 @@ def tolerance(
     `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
     its rounding is theirs.
     """
-    floor, noise = {"bf16": (2e-3, 2e-5), "fp16": (3e-4, 2e-5), "fp32": (2e-6, 5e-6)}[dtype]
-    row_noise = {"bf16": 2**-7, "fp16": 2**-10, "fp32": 2e-5}[dtype]
+    floor, noise = {
+        "bf16": (2e-3, 2e-5),
+        "fp16": (3e-4, 2e-5),
+        "fp32": (2e-6, 5e-6),
+        "fp8_e4m3": (2e-3, 2e-5),
+    }[dtype]
+    row_noise = {"bf16": 2**-7, "fp16": 2**-10, "fp32": 2e-5, "fp8_e4m3": 2**-3}[dtype]
     if precision == "tf32":
         # Results are rounded as in fp32, but what cancels in them was made of operands as coarse as fp16's.
         noise, row_noise = 2e-5, 2**-10

@@ -16,7 +16,7 @@ from kgen.targets import Source
 from kgen.targets.triton.decode import decode_fields
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
-from kgen.targets.triton.text import TORCH_DTYPES, wrapped
+from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -37,6 +37,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "torch_dtype": TORCH_DTYPES[spec.dtype],
         "usage_args": "".join(f", {n}={n}" for n in (*spec.buffers, *kernels.runtime)),
         "backward": plan.backward,
+        "outside_delta": spec.targets.cuda is not None,
         "has_optional": plan.backward,
         "bf16": spec.dtype == "bf16",
         "grouped": spec.gqa != 1,
@@ -77,9 +78,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         context["decode"] = decode_fields(decode, packed)
         helpers = packed.helpers if decode.alone else helpers | packed.helpers
     context |= LauncherFields(plan).fields()
-    context["helpers"] = {"tf32": kernels.tf32} | {
-        h: h in helpers for h in ("tanh", "tanh_approx", "floor_mod", "floor_div", "first_at_least")
-    }
+    context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
     return context
 
 

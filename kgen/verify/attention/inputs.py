@@ -121,11 +121,11 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
     if problem.decodes:
-        yield Case("decode", 1, 300, batch=5, heads_kv=2, lse=True)
+        yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
         yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
-        yield Case("decode-most", 64, 150, batch=2)
-        yield Case("decode-no-more", 65, 150, batch=2)
+        yield Case("decode-most", 64, 60)
+        yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
     if quick:
         return
