@@ -25,8 +25,8 @@ CLASS = Class(90, 16, 128, 128, "triangle", "plain", "forward")
 
 
 def spec(name: str, folder: Path) -> Any:
-    text = f"kernel: attention\nname: {name}\ndtype: bf16\nhead_dim: 128\nmask_mod: q_idx >= kv_idx\npasses: [forward]\n"
-    (folder / f"{name}.yaml").write_text(text)
+    text = f"kernel: attention\nname: {name}\ndtype: bf16\nhead_dim: 128\n"
+    (folder / f"{name}.yaml").write_text(text + "mask_mod: q_idx >= kv_idx\npasses: [forward]\n")
     loaded = load(folder / f"{name}.yaml")
     (folder / "generated" / name).mkdir(parents=True, exist_ok=True)
     for file, content in render_spec(loaded).items():
