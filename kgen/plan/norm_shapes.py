@@ -149,6 +149,11 @@ def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
 
 
 def _plain(plan: NormPlan) -> bool:
+    """Whether a kernel has no more to hold than rows of 16-bit elements and a weight."""
+    spec = plan.spec
     return (
-        plan.spec.input_mod is None and plan.spec.output_mod is None and plan.spec.dtypes["input"] != "fp32"
+        spec.input_mod is None
+        and spec.output_mod is None
+        and not spec.residual
+        and spec.dtypes["input"] != "fp32"
     )
