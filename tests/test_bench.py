@@ -144,6 +144,18 @@ def test_dry_run(tmp_path):
     assert report["facts"]["versions"]["torch"]
 
 
+def test_several_shapes(tmp_path):
+    render(plain(), tmp_path / "generated")
+    rows = bench_specs([plain()], tmp_path / "generated", (), "1x2x32, 1x2x48", tmp_path, device="cpu")
+    assert [(r["shape"], r["pass"]) for r in rows] == [
+        (shape, pass_) for shape in ("1x2x32", "1x2x48") for pass_ in ("forward", "backward")
+    ]
+    (path,) = (tmp_path / "interpreter").iterdir()
+    reports = json.loads(path.read_text())["reports"]
+    assert path.name == "attention-shapes.json"
+    assert [r["workload"]["shape"]["SQ"] for r in reports] == [32, 48]
+
+
 def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):
     path = render(plain(), tmp_path)
     path.write_text(path.read_text().replace(">= lens", "< lens"))

@@ -47,8 +47,9 @@ def test_against_the_mask(path: Path, length: int) -> None:
 
 
 def test_what_causal_looks_like() -> None:
-    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nmask_mod: q_idx >= kv_idx\n"
+    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\nmask_mod: q_idx >= kv_idx\n"
     drawn = picture(plan_attention(loads(text, "n.yaml")), 100_000)
+    assert drawn.tile[0] == drawn.tile[1]
     for i, row in enumerate(drawn.rows):
         assert row == FULL * i + MASKED + SKIPPED * (len(drawn.rows) - i - 1)
     assert len(drawn.rows) <= 64

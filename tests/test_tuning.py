@@ -24,11 +24,9 @@ BIG, SMALL, OTHER = Tile(128, 128, 8, 3, True), Tile(64, 64, 4, 3, True), Tile(6
 CLASS = Class(90, 16, 128, 128, "triangle", "plain", "forward")
 
 
-def spec(name: str, folder: Path, **changes: str) -> Any:
-    text = (ROOT / "specs" / "causal.yaml").read_text().replace("name: causal", f"name: {name}")
-    for old, new in changes.items():
-        text = text.replace(old, new)
-    (folder / f"{name}.yaml").write_text(text.replace("[forward, backward]", "[forward]"))
+def spec(name: str, folder: Path) -> Any:
+    text = f"kernel: attention\nname: {name}\ndtype: bf16\nhead_dim: 128\n"
+    (folder / f"{name}.yaml").write_text(text + "mask_mod: q_idx >= kv_idx\npasses: [forward]\n")
     loaded = load(folder / f"{name}.yaml")
     (folder / "generated" / name).mkdir(parents=True, exist_ok=True)
     for file, content in render_spec(loaded).items():
@@ -122,6 +120,12 @@ def test_a_worker_that_dies_at_once_ends_the_search(tmp_path: Path) -> None:
     rows = tune_specs([spec("one", tmp_path)], tmp_path / "generated", table=None, tried=tried)
     assert all("exit status 1" in row["error"] for row in rows)
     assert len(begun) == 1
+
+
+def test_other_families_are_named(tmp_path: Path) -> None:
+    other = load(ROOT / "specs" / "retention_output.yaml")
+    (row,) = tune_specs([other], tmp_path, table=None, tried=timer(lambda name, tile: 1.0))
+    assert (row["spec"], row["chosen"], row["error"]) == (other.spec.name, False, "has no such kernel")
 
 
 def test_table_on_disk(tmp_path: Path) -> None:

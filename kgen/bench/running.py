@@ -33,30 +33,36 @@ def bench_specs(
 
     Returns rows of spec, pass, peer, milliseconds, tflops or tbps, ratio (the peer's time over kgen's: above
     one kgen is faster), quartiles, rounds, first_call (seconds) and error; a peer that fails is a row with an
-    error, one that cannot compute a spec is left out. `shape` is text that the family reads, as `2x16x8192`.
-    Writes `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and
-    `<family>.png`; `output=None` writes nothing. `device="cpu"` is a dry run in Triton's interpreter, whose
+    error, one that cannot compute a spec is left out. `shape` is text that the family reads, as `2x16x8192`; of
+    several with commas each is measured, and rows have it too. Writes `<output>/<device>/<spec>.json`, and for
+    several specs of a family `<family>.json` and `<family>.png`, or `<family>-shapes.json` alone for several
+    shapes; `output=None` writes nothing. `device="cpu"` is a dry run in Triton's interpreter, whose
     times mean nothing. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
     `MissingError` without torch, triton or the device.
     """
     work = []
+    shapes = [text.strip() for text in shape.split(",")] if shape else [""]
     for one in loaded:
         problem, family = problem_of(one), _family(one.spec.kernel)
         peers = tuple(family.DEFAULT_PEERS if against is None else against)
         if unknown := [name for name in peers if name not in family.PEERS]:
             hint = f"one of {', '.join(family.PEERS)}"
             raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=hint))
-        size = family.Shape.parse(shape) if shape else family.Shape()
-        work.append((problem, require_emitted(generated, one), peers, size))
+        files = require_emitted(generated, one)
+        sizes = {text: family.Shape.parse(text) if text else family.Shape() for text in shapes}
+        work += [(problem, files, peers, text, size) for text, size in sizes.items()]
     device = pick_device(device)
     reports = []
-    for number, (problem, files, peers, size) in enumerate(work):
+    for number, (problem, files, peers, text, size) in enumerate(work):
         able = [file for file in files if not file.unable(device)]
         reports.append(_report(_job(problem, able, peers, size, device), timeout))
+        if len(shapes) > 1:
+            for row in reports[-1]["rows"]:
+                row["shape"] = text
         if progress is not None:
             progress(number + 1, len(work), problem.name)
     if output is not None:
-        _write(Path(output), reports)
+        _write(Path(output), reports, several_shapes=len(shapes) > 1)
     return [row for report in reports for row in report["rows"]]
 
 
@@ -100,16 +106,18 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 
-def _write(output: Path, reports: Sequence[dict[str, Any]]) -> None:
+def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool) -> None:
     devices = [report["facts"].get("device") for report in reports]
     device = next((name for name in devices if name), "unknown")
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    for report in reports:
+    for report in [] if several_shapes else reports:
         _dump(folder / f"{report['spec']}.json", report)
     for kernel in dict.fromkeys(report["kernel"] for report in reports):
         own = [report for report in reports if report["kernel"] == kernel]
-        if len(own) > 1:
+        if several_shapes:
+            _dump(folder / f"{kernel}-shapes.json", {"format": 1, "reports": own})
+        elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
             import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
 

@@ -258,7 +258,7 @@ def bench(
     ] = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Attention: BATCHxHEADSxLENGTH, as 2x16x8192."),
+        typer.Option(help="Attention: BATCHxHEADSxLENGTH, as 2x16x8192; or several, with commas."),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     generated: Generated = GENERATED,
@@ -272,7 +272,8 @@ def bench(
     with terminal.progress_bar() as progress:
         rows = bench_specs(loaded, generated, peers, shape, output, progress)
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
-    terminal.table(rows, ("spec", "pass", "peer", "milliseconds", *rates, "ratio", "error"), form)
+    shapes = ["shape"] * any("shape" in row for row in rows)
+    terminal.table(rows, ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error"), form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
     # A peer that cannot run is its own affair.

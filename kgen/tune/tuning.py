@@ -17,6 +17,7 @@ from typing import Any
 from kgen.bench.attention.shape import Shape
 from kgen.plan import tuned
 from kgen.plan.attention import plan_attention
+from kgen.plan.decode import decodes, plan_decode
 from kgen.plan.tiles import candidates
 from kgen.plan.tuned import Class, Tile
 from kgen.tune.job import TuneJob
@@ -59,11 +60,11 @@ def tune_specs(
 ) -> list[dict[str, Any]]:
     """Time the candidates of every kernel of some attention specs, and enter the winners in the table.
 
-    Returns rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel first. Specs of one
-    class (`kgen.plan.tuned.Class`) share a row of the table: the tile whose times, as multiples of the best of each
-    spec, have the least product. `timeout` is in seconds, for one trial. `table=None` writes nothing. `tried` stands in
-    for the worker process. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch, triton
-    or a GPU.
+    Returns rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel first; a spec of
+    another family is a row with an error. Specs of one class (`kgen.plan.tuned.Class`) share a row of the table: the
+    tile whose times, as multiples of the best of each spec, have the least product. `timeout` is in seconds, for one
+    trial. `table=None` writes nothing. `tried` stands in for the worker process. Raises `KgenError` for a spec that is
+    not rendered, `MissingError` without torch, triton or a GPU.
     """
     if tried is None:
         pick_device("cuda")
@@ -71,7 +72,7 @@ def tune_specs(
     size = Shape.parse(shape) if shape else Shape()
     found: list[Trial] = []
     with ThreadPoolExecutor(jobs) as pool:
-        work = [_Work(one, generated, tried) for one in loaded]
+        work = [_Work(one, generated, tried) for one in loaded if _has_table(one)]
         compiling = [w.compile(pool, max(1, jobs // 2)) for w in work]
         for number, (w, parts) in enumerate(zip(work, compiling, strict=True)):
             found += w.time([trial for part in parts for trial in part.result()], size)
@@ -82,6 +83,7 @@ def tune_specs(
     if table is not None:
         tuned.write(before | winners, table)
     found.sort(key=lambda t: (t.spec, t.kernel, t.milliseconds if t.milliseconds is not None else math.inf))
+    others = [one.spec.name for one in loaded if not _has_table(one)]
     return [
         {
             "spec": trial.spec,
@@ -92,7 +94,22 @@ def tune_specs(
             "error": trial.error,
         }
         for trial in found
+    ] + [
+        {
+            "spec": name,
+            "kernel": "-",
+            "tile": "-",
+            "milliseconds": None,
+            "chosen": False,
+            "error": "has no such kernel",
+        }
+        for name in others
     ]
+
+
+def _has_table(one: Any) -> bool:
+    """Whether a spec has the kernels whose tiles are in the table: attention, unless all of it is decoding."""
+    return one.spec.kernel == "attention" and not (decodes(one) and plan_decode(one).alone)
 
 
 def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Tile]:
