@@ -52,6 +52,9 @@ def loaded(name: str, **changes: Any) -> Any:
         "passes": ("forward", "backward"),
         "fast_math": False,
         "targets": (("triton", {}),),
+        "aligned_to_end": False,
+        "per_batch": False,
+        "paged_kv": None,
     }
     return SimpleNamespace(
         path=Path(f"specs/{name}.yaml"), text="", spec=SimpleNamespace(**{**fields, **changes}), trees=trees

@@ -157,7 +157,7 @@ def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):
 
 def test_usage(tmp_path, monkeypatch):
     render(plain(), tmp_path)
-    assert Shape.parse("2x16x8192") == Shape()
+    assert Shape.parse("2x16x8192") == Shape(decode=(2, 16), caches=(8192,))
     with pytest.raises(KgenError, match="not a shape"):
         Shape.parse("2x16")
     with pytest.raises(KgenError, match="unknown peer `fa9`"):

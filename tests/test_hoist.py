@@ -146,8 +146,8 @@ def test_what_is_used_twice_is_computed_once() -> None:
 def test_bindings_know_what_needs_them() -> None:
     roots = {"s": (score("score + columns[kv_idx]"), TILE), "mask": (mask("kv_idx % 3 < 2"), TILE)}
     program = hoist(roots, FORWARD)
-    assert all(b.roots == {"mask"} for b in program.in_loop(only=["mask"]))
-    assert {b.name for b in program.in_loop(only=["mask"])} | {
+    assert all(b.roots == {"mask"} for b in program.in_loop(needed_by=["mask"]))
+    assert {b.name for b in program.in_loop(needed_by=["mask"])} | {
         b.name for b in program.in_loop(without=["mask"])
     } == set(names(program))
 

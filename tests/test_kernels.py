@@ -19,7 +19,11 @@ from kgen.verify.verifying import verify_specs
 ROOT = Path(__file__).resolve().parent.parent
 CORNERS = sorted((ROOT / "tests" / "specs").glob("*.yaml"))
 STOCK = [
-    ROOT / "specs" / f"{name}.yaml" for name in ("causal_alibi", "document_causal", "longformer", "pair_bias")
+    ROOT / "specs" / f"{name}.yaml"
+    for name in (
+        *("causal_alibi", "document_causal", "longformer", "pair_bias", "decode_gqa", "decode_paged"),
+        "gated_delta_output_varlen",
+    )
 ]
 
 
@@ -34,8 +38,10 @@ def emitted(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize("path", CORNERS + STOCK, ids=lambda p: p.stem)
 def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
-    rows = verify_specs([load(path)], emitted(path, tmp_path), device="cpu", timeout=120.0)
-    assert {row["pass"] for row in rows} == {"forward", "backward"}
+    loaded = load(path)
+    rows = verify_specs([loaded], emitted(path, tmp_path), device="cpu", timeout=120.0)
+    passes = {"forward", "backward"} if "backward" in loaded.spec.passes else {"forward"}
+    assert {row["pass"] for row in rows} == passes
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)
 

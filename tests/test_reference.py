@@ -7,7 +7,7 @@ import torch
 from standins import ALIBI, CAUSAL, FLOAT, INT, PADDING, SCORE, B, H, K, Q, call, number
 
 from kgen.expr.nodes import Read, Var
-from kgen.verify.attention.reference import attention, eager
+from kgen.verify.attention.reference import attention, eager, to_tf32
 from kgen.verify.evaluate import evaluate
 
 torch.manual_seed(0)
@@ -180,3 +180,27 @@ def test_sizes_and_batch_index_are_there():
     q, k, v = operands(b=2, hq=2, hkv=2, sq=2, sk=3)
     mask = call("lt", K, call("sub", Var("SK", INT), B))
     assert attention(q, k, v, mask_mod=mask).seen.sum(-1).tolist() == [[3, 3], [2, 2]]
+
+
+def test_tf32_is_rounded_to_nearest():
+    step = 2.0**-10
+    x = torch.tensor([1 + step / 2, 1 + step / 2 - 2e-7, -(1 + step / 2), 3e38, 0.0, torch.inf, torch.nan])
+    got = to_tf32(x)
+    assert got[:3].tolist() == [1 + step, 1.0, -(1 + step)]
+    assert got[3] == pytest.approx(3e38, rel=step)
+    assert got[4:6].tolist() == [0.0, torch.inf]
+    assert got[6].isnan()
+
+
+def test_eager_in_tf32_is_coarser_than_fp32():
+    q, k, v = (t.float() for t in operands(sq=64, sk=64, d=16, dv=16))
+    dout = torch.randn(2, 4, 64, 16)
+    exact, rough, fine = (
+        attention(q, k, v, dout=dout),
+        eager(q, k, v, dout=dout, tf32=True),
+        eager(q, k, v, dout=dout),
+    )
+    for name in "qkv":
+        size = exact.grads[name].norm()
+        assert 1e-4 < float((rough.grads[name] - exact.grads[name]).norm() / size) < 1e-3
+        assert float((fine.grads[name] - exact.grads[name]).norm() / size) < 1e-6

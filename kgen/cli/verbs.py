@@ -276,12 +276,19 @@ def bench(
 
 
 @verb("explain")
-def explain(spec: Spec, form: Form = Format.TEXT) -> int:
+def explain(
+    spec: Spec,
+    length: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
+    ] = None,
+    form: Form = Format.TEXT,
+) -> int:
     """Show what becomes of a spec's expressions, step by step."""
     from kgen.plan.explaining import explain as explained
 
     (loaded,) = _load([spec])
-    text = explained(loaded)
+    text = explained(loaded, length)
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:

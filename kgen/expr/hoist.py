@@ -63,11 +63,12 @@ class Program:
         """What is computed once, before the loop over tiles."""
         return [b for b in self.bindings if not b.place.in_loop]
 
-    def in_loop(self, only: Iterable[str] = (), without: Iterable[str] = ()) -> list[Binding]:
-        """What is computed for every tile: all, or what none but the results `only` need, or the rest."""
+    def in_loop(self, needed_by: Iterable[str] = (), without: Iterable[str] = ()) -> list[Binding]:
+        """What is computed for every tile: all, or what the results `needed_by` need, or what others than the
+        results `without` need."""
         loop = [b for b in self.bindings if b.place.in_loop]
-        if only:
-            return [b for b in loop if b.roots <= set(only)]
+        if needed_by:
+            return [b for b in loop if b.roots & set(needed_by)]
         return [b for b in loop if not b.roots <= set(without)]
 
 

@@ -75,7 +75,8 @@ class RangeFinder:
     """Finds the spans of masks over one pair of axes.
 
     `positive` names parameters known to be greater than zero; `is_sorted(buffer)` tells whether a buffer
-    ascends along its last axis.
+    ascends along its last axis; a condition on a name in `varying`, which differs within the outer tile,
+    tells nothing.
     """
 
     inner: Axis
@@ -83,6 +84,7 @@ class RangeFinder:
     algebra: Algebra
     positive: frozenset[str]
     is_sorted: Callable[[str], bool]
+    varying: frozenset[str] = frozenset()
 
     def spans(self, mask: Node) -> tuple[Span, ...]:
         """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
@@ -96,6 +98,8 @@ class RangeFinder:
 
     def _atom(self, atom: Node) -> _Range:
         if not (isinstance(atom, Call) and atom.fn in ("lt", "le", "gt", "ge", "eq")):
+            return _UNKNOWN
+        if variables(atom) & self.varying:
             return _UNKNOWN
         left, right = atom.args
         if left.type is not Type.INT or right.type is not Type.INT:

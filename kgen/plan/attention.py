@@ -12,7 +12,7 @@ description, `TileLoop`: a program owns a tile of the *outer* index and visits t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kgen.expr.algebra import LOG2E, Algebra, call
@@ -23,6 +23,7 @@ from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import Axis, RangeFinder, Span
+from kgen.plan.positions import positioned
 from kgen.plan.tiles import Problem, TileTables, tile_tables
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
@@ -141,15 +142,25 @@ class AttentionPlan:
         return self.dq is not None
 
 
-def plan_attention(loaded: Loaded) -> AttentionPlan:
-    """The plan of a loaded attention spec."""
-    return _Planner(loaded).plan()
+def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
+    """The plan of a loaded attention spec.
+
+    `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
+    alone is planned then.
+    """
+    return _Planner(positioned(loaded), packed).plan()
 
 
-def ties_lengths(trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]]) -> bool:
-    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK."""
+def ties_lengths(
+    trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
+) -> bool:
+    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK.
+
+    With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
+    """
+    tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
     return any(
-        (size, index) in (("SQ", KV_IDX), ("SK", Q_IDX))
+        (size, index) in tied
         for tree in trees
         for read in reads(tree)
         for size, index in zip(shapes[read.buffer], read.indices, strict=True)
@@ -157,8 +168,9 @@ def ties_lengths(trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]
 
 
 class _Planner:
-    def __init__(self, loaded: Loaded) -> None:
+    def __init__(self, loaded: Loaded, packed: bool = False) -> None:
         self.spec = loaded.spec
+        self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")
         params = self.spec.params
@@ -166,13 +178,15 @@ class _Planner:
         self.algebra = Algebra(self.positive)
         self.divisible_q = _promised(self.spec.lengths.q)
         self.divisible_kv = _promised(self.spec.lengths.kv)
-        self.form = softmax_form(self.score_mod or SCORE, self.algebra)
+        form = softmax_form(self.score_mod or SCORE, self.algebra)
+        per_row = packed and "h" in variables(form.multiplier)
+        self.form = replace(form, positive=form.positive and not per_row)
         self.q, self.kv, self.mask = self._split_mask()
 
     def plan(self) -> AttentionPlan:
         spec, head = self.spec, self.spec.head_dim
         qk_chunks, v_chunks = _chunks(head.qk, "offs_d"), _chunks(head.v, "offs_e")
-        backward = "backward" in spec.passes
+        backward = "backward" in spec.passes and not self.packed
         gradients = self._gradients() if backward else ()
         outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
         by_query = tuple(g for g in gradients if g.along == "q" or (g.along == "pair" and g.summed is None))
@@ -224,9 +238,11 @@ class _Planner:
     def _split_mask(self) -> tuple[Guards, Guards, Node]:
         """Guards of the query side and of the key side, and the whole mask over `q_live` and `kv_live`."""
         sides: dict[str, list[Node]] = {"q": [], "kv": [], "both": []}
+        rows = {"q_idx", "h"} if self.packed else {"q_idx"}
         for condition in conjuncts(normalize(self.mask_mod or TRUE)):
-            names = sorted(variables(condition) & {"q_idx", "kv_idx"})
-            sides[names[0].removesuffix("_idx") if len(names) == 1 else "both"].append(condition)
+            names = variables(condition)
+            of_q, of_kv = bool(names & rows), "kv_idx" in names
+            sides["both" if of_q == of_kv else "q" if of_q else "kv"].append(condition)
         q_bound = TRUE if self.divisible_q else Call("lt", (Q_IDX, SQ), Type.BOOL)
         kv_bound = TRUE if self.divisible_kv else Call("lt", (KV_IDX, SK), Type.BOOL)
         q = Guards(q_bound, all_of([q_bound, *sides["q"]]))
@@ -234,7 +250,8 @@ class _Planner:
         return q, kv, all_of([_named(q.live, Q_LIVE), _named(kv.live, KV_LIVE), *sides["both"]])
 
     def _spans(self, inner: Axis, outer: Axis) -> tuple[Span, ...]:
-        finder = RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted)
+        varying = frozenset({"h"} if self.packed else ())
+        finder = RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, varying)
         return finder.spans(self.mask_mod or TRUE)
 
     def _is_sorted(self, buffer: str) -> bool:
@@ -258,7 +275,7 @@ class _Planner:
             f"{inner_name}_live": column,
             inner.start.name: Place(True, ()),
             "qk": TILE,
-        }
+        } | ({"h": row} if self.packed else {})
         return self._tile_loop(
             outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer)
         )
@@ -428,14 +445,15 @@ def _chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     576 = 512 + 64.
 
     Matrix units want at least 16 columns; a rest that is not a power of two is padded to one, and if that makes
-    it as large as the first, the two are one block: 56 is 64 columns of which 56 exist.
+    it as large as the first, or if the first has less than 64 columns, the two are one block: 56 is 64 columns of
+    which 56 exist.
     """
     size = max(16, 1 << (head_dim.bit_length() - 1))
     if size >= head_dim:
         return (Chunk(columns, "", 0, size, head_dim),)
     rest = head_dim - size
     padded = max(16, 1 << (rest - 1).bit_length())
-    if padded == size:
+    if padded == size or size < 64:
         return (Chunk(columns, "", 0, 2 * size, head_dim),)
     return Chunk(f"{columns}_0", "_0", 0, size, size), Chunk(f"{columns}_1", "_1", size, padded, rest)
 

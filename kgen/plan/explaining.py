@@ -13,20 +13,27 @@ from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_attention
+from kgen.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
+from kgen.plan.explaining_chunk_output import explain_chunk_output
+from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.plan.tiles import Tile
 from kgen.spec.load import Loaded
 
 SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}
 
 
-def explain(loaded: Loaded) -> str:
-    """The steps from a spec to its kernels, as plain text."""
+def explain(loaded: Loaded, length: int | None = None) -> str:
+    """The steps from a spec to its kernels, as plain text; with a picture of the tiles for SQ = SK = `length`."""
+    if loaded.spec.kernel == "chunk_output":
+        return explain_chunk_output(loaded)
     plan = plan_attention(loaded)
     sections = {
         "As read": _as_read(plan),
         "Softmax": _softmax(plan),
         "Where it is computed, in the forward kernel": _places(plan.forward),
         "Tiles that are visited": _visits(plan),
+        **({"Tiles of queries (down) by keys (across)": _drawn(plan, length)} if length else {}),
+        **({"Decoding": _decoding(plan_decode(loaded))} if decodes(loaded) else {}),
         "Gradients": _gradients(plan),
         "Sizes of tiles": _tiles(plan),
     }
@@ -167,6 +174,42 @@ def _visits(plan: AttentionPlan) -> Iterator[str]:
     searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
     if searched:
         yield "  first_at_least(x, v), a binary search, is the first position of x with an element >= v."
+
+
+def _drawn(plan: AttentionPlan, length: int) -> Iterator[str]:
+    drawn = picture(plan, length)
+    queries, keys = drawn.tile
+    assumed = "".join(f", {text}" for text in drawn.assumed)
+    yield f"  SQ = SK = {length}{assumed}; one character is {queries} queries by {keys} keys"
+    yield f"  {SKIPPED} never visited   {MASKED} with the mask   {FULL} without it"
+    yield ""
+    yield from (f"      {row}" for row in drawn.rows)
+    tiles = "".join(drawn.rows)
+    parts = (f"{tiles.count(kind) / len(tiles):.0%} {what}" for kind, what in _KINDS)
+    yield ""
+    yield f"  {', '.join(parts)}"
+
+
+_KINDS = ((SKIPPED, "skipped"), (MASKED, "masked"), (FULL, "unmasked"))
+
+
+def _decoding(plan: DecodePlan) -> Iterator[str]:
+    """How few queries read many keys."""
+    whose = "Any number of queries comes" if plan.alone else f"Up to {MOST_QUERIES} queries come"
+    yield f"  {whose} here; a row of a tile is a query of one head, and the heads that share K and V share a tile."
+    yield from _ranges(plan.attention.forward, "each tile of rows")
+    if plan.balanced:
+        yield "  These tiles are split over programs: a sequence gets as many of them as its share of all tiles."
+    else:
+        yield "  These tiles are split over programs, evenly, in as many parts for each sequence."
+    if plan.page_size is not None:
+        yield f"  Keys lie in pages of {plan.page_size}, {'one' if plan.page_per_tile else 'several'} to a tile."
+    for chip in sorted(plan.tiles, reverse=True):
+        tile = plan.tiles[chip]
+        yield (
+            f"  {_chip(chip):<16} at most {tile.BLOCK_M} rows x {tile.BLOCK_N} keys, {tile.num_warps} warps, "
+            f"{tile.num_stages} stages, {tile.per_sm} programs for each multiprocessor"
+        )
 
 
 def _ranges(loop: TileLoop, kernels: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import did_you_mean, shown
-from kgen.expr.nodes import Node, Type, reads, variables
+from kgen.expr.nodes import Node, Type, Var, reads, variables
 from kgen.expr.parse import BufferType, Scope
 from kgen.spec.common import (
     ELEMENTS,
@@ -18,12 +18,10 @@ from kgen.spec.common import (
     Param,
     Summary,
     checked_name,
-    checked_passes,
     checked_targets,
     differentiable,
     is_integer,
     refuse,
-    taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
 
@@ -48,8 +46,7 @@ RESERVED = frozenset(
         "tl",
     }
 )
-PASSES = ("forward", "backward")
-PLANNED_PASSES = ("decode",)
+PASSES = ("forward", "backward", "decode")
 PLANNED_TARGETS = ("cuda", "cute")
 MAX_RANK = 4
 
@@ -92,6 +89,15 @@ def _length(value: Any) -> Any:
     raise problem("wrong-type", f"a length must be `any` or a promise, not {shown(value)}", hint)
 
 
+class KeyLength(Length):
+    """What is known about the number of keys."""
+
+    multiple_of: Annotated[int, Field(ge=1, le=2**20, examples=[128])] = 1
+    """The emitted code drops the bounds checks that this makes needless."""
+    per_batch: bool = False
+    """Each sequence has its own number of keys, `kv_lens` [B] int32, at most SK; keys beyond it are not read."""
+
+
 class Lengths(SpecModel):
     """What is known about the lengths of the sequences."""
 
@@ -99,10 +105,25 @@ class Lengths(SpecModel):
         multiple_of=1
     )
     """Of the queries."""
-    kv: Annotated[Length, BeforeValidator(_length, json_schema_input_type=Literal["any"] | Length)] = Length(
-        multiple_of=1
+    kv: Annotated[KeyLength, BeforeValidator(_length, json_schema_input_type=Literal["any"] | KeyLength)] = (
+        KeyLength()
     )
     """Of the keys and values."""
+
+
+class PagedKV(SpecModel):
+    """Keys and values live in a pool of pages, [pages, page_size, HKV, D], and `block_table` [B, n] int32 names
+    the pages of each sequence in order."""
+
+    page_size: Annotated[int, Field(ge=1, le=2**20, examples=[64])]
+    """Positions per page; a power of two."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PagedKV:
+        if self.page_size & (self.page_size - 1):
+            message = f"a page of {self.page_size} positions is not a power of two"
+            raise problem("bad-value", message, "use 16, 64 or 256, for example", at=("page_size",))
+        return self
 
 
 def _extent(value: Any) -> Any:
@@ -176,6 +197,27 @@ def _gqa(value: Any) -> Any:
     raise problem("bad-value", f"`gqa` must be an integer of at least 1, or `any`, not {shown(value)}", hint)
 
 
+def _passes(value: Any) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    for i, name in enumerate(value):
+        if name not in PASSES:
+            hint = did_you_mean(name, PASSES) if isinstance(name, str) else None
+            message = f"there is no pass {shown(name)}"
+            raise problem("unknown-pass", message, hint or f"a pass is one of {', '.join(PASSES)}", at=(i,))
+    if not {"forward", "decode"} & set(value):
+        hint = "write `passes: [forward, backward]`"
+        raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
+    if "backward" in value and "forward" not in value:
+        raise problem(
+            "missing-pass", "`backward` needs `forward`", "write `passes: [forward, backward, decode]`"
+        )
+    if list(value) != [name for name in PASSES if name in value]:
+        hint = f"write `[{', '.join(name for name in PASSES if name in value)}]`"
+        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
+    return value
+
+
 # --- the spec ------------------------
 
 
@@ -218,11 +260,14 @@ class AttentionSpec(SpecModel):
     fast_math: bool = False
     """Allows cheaper approximations of functions such as tanh."""
     passes: Annotated[
-        tuple[Literal["forward", "backward"], ...],
-        Field(strict=False),
-        BeforeValidator(checked_passes(PASSES, PLANNED_PASSES)),
+        tuple[Literal["forward", "backward", "decode"], ...], Field(strict=False), BeforeValidator(_passes)
     ] = ("forward", "backward")
-    """Which kernels to emit: [forward] or [forward, backward]."""
+    """Which kernels to emit: `forward`, `backward`, and `decode` for few queries over many keys."""
+    align: Literal["start", "end"] | None = None
+    """Where `q_idx` counts from: `start`, the first query is at position 0; `end`, the last query is at the
+    position of the last key. `end` where there is a pass `decode` or `paged_kv`, else `start`."""
+    paged_kv: PagedKV | None = None
+    """Keys and values in pages, with a number of keys per sequence."""
     targets: Targets = Targets(triton=TritonTarget())
     """What to emit them for."""
 
@@ -237,8 +282,34 @@ class AttentionSpec(SpecModel):
                 at=("precision",),
                 key=True,
             )
-        taken_names(self.name, {"buffers": self.buffers, "params": self.params})
+        if self.paged_kv is not None and "backward" in self.passes:
+            message = "there is no backward pass through pages: a page may belong to many sequences"
+            hint = "write `passes: [forward, decode]`, or remove `paged_kv`"
+            raise problem("unsupported-pass", message, hint, at=("passes",))
+        taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
+        for section, names in (("buffers", self.buffers), ("params", self.params)):
+            for name in names:
+                owner = "the kernel" if name == self.name else taken.get(name, "")
+                given = (self.per_batch and name == "kv_lens") or (self.paged_kv and name == "block_table")
+                if given:
+                    message = f"`{name}` is already an argument of the emitted function"
+                    hint = "remove it: the kernel reads it by itself"
+                    raise problem("name-taken", message, hint, at=(section, name), key=True)
+                if owner == "the kernel" or (section == "params" and owner):
+                    message = f"`{name}` is already the name of {owner}"
+                    raise problem("name-taken", message, "choose another name", at=(section, name), key=True)
         return self
+
+    @property
+    def per_batch(self) -> bool:
+        """Whether each sequence has its own number of keys, `kv_lens`."""
+        return self.lengths.kv.per_batch or self.paged_kv is not None
+
+    @property
+    def aligned_to_end(self) -> bool:
+        """Whether the last query stands at the position of the last key."""
+        newest = "decode" in self.passes or self.paged_kv is not None
+        return newest if self.align is None else self.align == "end"
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """By field: the text, the names that it may use, and the type that its value must have."""
@@ -274,9 +345,25 @@ class AttentionSpec(SpecModel):
                 message = f"the gradient of `{name}` needs the backward pass"
                 hint = "remove `grad`, or add `backward` to `passes`"
                 yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
+        yield from self._check_alignment(trees)
         for name in self.params:
             if name not in used:
                 hint = "use it in `score_mod` or `mask_mod`, or remove it"
                 yield problem(
                     "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
                 )
+
+    def _check_alignment(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
+        """With queries at the end, `q_idx` is a position among the keys, not a row of a buffer with SQ rows."""
+        if not self.aligned_to_end:
+            return
+        position = Var("q_idx", Type.INT)
+        for read in (r for tree in trees.values() for r in reads(tree)):
+            shape = self.buffers[read.buffer].shape
+            wrong = [i for i, at in enumerate(read.indices) if at == position and shape[i] == "SQ"]
+            if wrong:
+                message = (
+                    f"`q_idx` is a position among the SK keys here, but `{read.buffer}` has SQ elements there"
+                )
+                hint = "declare that dimension as SK, or write `align: start`"
+                yield problem("bad-shape", message, hint, at=("buffers", read.buffer, "shape", wrong[0]))

@@ -59,7 +59,7 @@ def _translated(
 ) -> tuple[str, str, str | None]:
     """Code, message and hint for the kinds of errors that pydantic finds by itself."""
     if type_ == "literal_error":
-        choices = re.findall(r"'([^']*)'", context["expected"])
+        choices = [c.strip("'") for c in re.findall(r"'[^']*'|-?\d+", context["expected"])]
         listed = f"must be one of {', '.join(choices)}" if len(choices) > 1 else f"must be `{choices[0]}`"
         hint = did_you_mean(value, choices) if isinstance(value, str) else None
         return "bad-value", f"{listed}, not {shown(value)}", hint or "write one of them"

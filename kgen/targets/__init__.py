@@ -23,7 +23,11 @@ class Source:
 
 
 TARGETS: dict[str, Mapping[str, str]] = {
-    "triton": {"attention": "kgen.targets.triton.attention", "norm": "kgen.targets.triton.norm"},
+    "triton": {
+        "attention": "kgen.targets.triton.attention",
+        "chunk_output": "kgen.targets.triton.chunk_output",
+        "norm": "kgen.targets.triton.norm",
+    },
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
 

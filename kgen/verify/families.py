@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kgen.verify.compare import Check
 
-FAMILIES = ("attention", "norm")
+FAMILIES = ("attention", "chunk_output", "norm")
 
 
 class Problem(Protocol):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from kgen.expr.functions import ATOM, TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.verify.attention.cache import paged
 from kgen.verify.attention.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES
@@ -30,7 +31,7 @@ _COVERED = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 @dataclass(frozen=True)
 class Workload:
-    """One benchmark: q [B, HQ, S, D], k [B, HKV, S, D], v [B, HKV, S, DV], dout [B, HQ, S, DV]."""
+    """One benchmark: q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV]."""
 
     problem: Problem
     q: Tensor
@@ -57,13 +58,23 @@ class Workload:
         return int(self.q.shape[1]) // int(self.k.shape[1])
 
     @property
+    def first(self) -> int:
+        """The position of the first query."""
+        return int(self.k.shape[2] - self.q.shape[2]) if self.problem.aligned_to_end else 0
+
+    @property
     def runtime(self) -> dict[str, int | float]:
         """The params that the emitted function takes."""
         return {p.name: self.params[p.name] for p in self.problem.runtime_params}
 
 
-def draw_workload(problem: Problem, batch: int, heads: int, length: int, device: str) -> Workload:
-    """A workload with ordinary contents: N(0, 1) operands, documents of 1024 tokens, ALiBi-like slopes."""
+def draw_workload(
+    problem: Problem, batch: int, heads: int, length: int, device: str, queries: int | None = None
+) -> Workload:
+    """A workload with ordinary contents: N(0, 1) operands, documents of 1024 tokens, ALiBi-like slopes.
+
+    There are as many queries as keys, or `queries`.
+    """
     torch.manual_seed(0)
     group = 1 if problem.gqa == "any" else int(problem.gqa)
     heads_kv = max(1, heads // group)
@@ -75,14 +86,15 @@ def draw_workload(problem: Problem, batch: int, heads: int, length: int, device:
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(dtype)
 
-    sizes = {"B": batch, "HQ": heads, "HKV": heads_kv, "SQ": length, "SK": length}
+    queries = length if queries is None else queries
+    sizes = {"B": batch, "HQ": heads, "HKV": heads_kv, "SQ": queries, "SK": length}
     runtime = {p.name: _ordinary(p.name, p.type, length) for p in problem.runtime_params}
     return Workload(
         problem=problem,
-        q=normal(batch, heads, length, problem.head_qk),
+        q=normal(batch, heads, queries, problem.head_qk),
         k=normal(batch, heads_kv, length, problem.head_qk),
         v=normal(batch, heads_kv, length, problem.head_v),
-        dout=normal(batch, heads, length, problem.head_v),
+        dout=normal(batch, heads, queries, problem.head_v),
         buffers={b.name: _contents(b, sizes).to(device) for b in problem.buffers},
         params={p.name: p.value for p in problem.params if p.value is not None} | runtime,
     )
@@ -211,9 +223,17 @@ def modification(node: Node, workload: Workload, score: bool) -> Mod:
 
 def _mods(workload: Workload) -> tuple[Mod | None, Mod | None]:
     problem = workload.problem
+    # Peers count queries from zero.
+    q_idx = Var("q_idx", Type.INT)
+    moved: dict[Node, Node] = {}
+    if workload.first:
+        moved[q_idx] = Call("add", (q_idx, Const(workload.first, Type.INT)), Type.INT)
+    score_mod, mask_mod = (
+        None if tree is None else substitute(tree, moved) for tree in (problem.score_mod, problem.mask_mod)
+    )
     return (
-        None if problem.score_mod is None else modification(problem.score_mod, workload, score=True),
-        None if problem.mask_mod is None else modification(problem.mask_mod, workload, score=False),
+        None if score_mod is None else modification(score_mod, workload, score=True),
+        None if mask_mod is None else modification(mask_mod, workload, score=False),
     )
 
 
@@ -225,8 +245,17 @@ class DoesNotApply(Exception):
 
 
 def _kgen(workload: Workload, function: Any) -> Attention:
-    keywords = {**workload.buffers, **workload.runtime}
-    return lambda q, k, v: function(q, k, v, **keywords)
+    keywords: dict[str, Any] = {**workload.buffers, **workload.runtime}
+    problem, k = workload.problem, workload.k
+    if problem.per_batch:
+        keywords["kv_lens"] = torch.full((len(k),), k.shape[2], dtype=torch.int32, device=k.device)
+    if problem.page_size is None:
+        return lambda q, k, v: function(q, k, v, **keywords)
+    lens = keywords["kv_lens"].cpu()
+    pages_k, table = paged(workload.k, lens, problem.page_size)
+    pages_v, _ = paged(workload.v, lens, problem.page_size)
+    keywords["block_table"] = table.to(k.device)
+    return lambda q, k, v: function(q, pages_k, pages_v, **keywords)
 
 
 def _flex(workload: Workload, mode: str | None) -> Attention:
@@ -252,7 +281,9 @@ def _sdpa(workload: Workload) -> Attention:
     if problem.score_mod is not None or problem.mask_mod not in (None, *causal):
         raise DoesNotApply
     sdpa = torch.nn.functional.scaled_dot_product_attention
-    keywords = {"is_causal": problem.mask_mod is not None, "enable_gqa": workload.group > 1}
+    # Its causal mask begins at the first key: one query at the last key sees them all.
+    last = workload.first == workload.k.shape[2] - 1
+    keywords = {"is_causal": problem.mask_mod is not None and not last, "enable_gqa": workload.group > 1}
     return lambda q, k, v: sdpa(q, k, v, **keywords)
 
 
@@ -309,6 +340,6 @@ def visible(workload: Workload) -> int:
         for h in range(heads):
             for start in range(0, size["SQ"], 1024):
                 rows = torch.arange(start, min(start + 1024, size["SQ"]), device=device)[:, None]
-                mask = evaluate(mask_mod, env | {"b": b, "h": h, "q_idx": rows}, torch)
+                mask = evaluate(mask_mod, env | {"b": b, "h": h, "q_idx": workload.first + rows}, torch)
                 count += int(mask.expand(len(rows), size["SK"]).sum())
     return count * (size["B"] // batches) * (size["HQ"] // heads)

@@ -21,6 +21,27 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
     facts = {**size, "D": problem.head_qk, "DV": problem.head_v, "dtype": problem.dtype}
     yield {"workload": {"shape": facts, "fraction": round(fraction, 6)}}
     flops = 2.0 * pairs * (problem.head_qk + problem.head_v)
+    attentions, failed = prepared(job, workload, functions)
+    for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
+        work = flops * (2.5 if pass_ == "backward" else 1.0)
+        found = contenders(pass_, workload, attentions, failed, job.device)
+        measure(found, job)
+        yield from rows(pass_, found, {"tflops": work / 1e9})
+        yield from ({"pass": pass_, "peer": name, "error": text} for name, text in failed.items())
+        found.clear()
+        if job.device == "cuda":
+            torch.cuda.empty_cache()
+    if "decode" in problem.passes:
+        from kgen.bench.attention.decode import race_decode
+
+        del workload, attentions
+        yield from race_decode(job, functions)
+
+
+def prepared(
+    job: BenchJob, workload: Workload, functions: Mapping[str, Any]
+) -> tuple[dict[str, Attention], dict[str, str]]:
+    """The peers that can compute a spec, and what went wrong with the others."""
     attentions: dict[str, Attention] = {}
     failed: dict[str, str] = {}
     for name in job.peers:
@@ -30,18 +51,10 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
             continue
         except Exception as error:
             failed[name] = message(error)
-    for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
-        work = flops * (2.5 if pass_ == "backward" else 1.0)
-        contenders = _contenders(pass_, workload, attentions, failed, job.device)
-        measure(contenders, job)
-        yield from rows(pass_, contenders, {"tflops": work / 1e9})
-        yield from ({"pass": pass_, "peer": name, "error": text} for name, text in failed.items())
-        contenders.clear()
-        if job.device == "cuda":
-            torch.cuda.empty_cache()
+    return attentions, failed
 
 
-def _contenders(
+def contenders(
     pass_: str,
     workload: Workload,
     attentions: dict[str, Attention],

@@ -18,6 +18,10 @@ class Shape:
     batch: int = 2
     heads: int = 16
     length: int = 8192
+    decode: tuple[int, int] = (8, 32)
+    """Batch and heads where a spec decodes."""
+    caches: tuple[int, ...] = (16384, 65536, 131072)
+    """Keys that one query sees there."""
 
     @classmethod
     def parse(cls, text: str) -> Shape:
@@ -26,4 +30,5 @@ class Shape:
         if match is None:
             hint = "BATCHxHEADSxLENGTH, for example 2x16x8192"
             raise KgenError(Diagnostic("bad-shape", f"`{text}` is not a shape", hint=hint))
-        return cls(*(int(number) for number in match.groups()))
+        batch, heads, length = (int(number) for number in match.groups())
+        return cls(batch, heads, length, (batch, heads), (length,))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from kgen.plan.attention import AttentionPlan, plan_attention
+from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.plan.tiles import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 from kgen.targets import Source
+from kgen.targets.triton.decode import decode_fields
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
 from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
@@ -17,10 +21,11 @@ from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
-    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded)))]
+    decode = plan_decode(loaded) if decodes(loaded) else None
+    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded), decode))]
 
 
-def _context(plan: AttentionPlan) -> dict[str, object]:
+def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
     """Every name of the template."""
     spec, kernels = plan.spec, KernelFields(plan)
     context: dict[str, object] = {
@@ -45,20 +50,34 @@ def _context(plan: AttentionPlan) -> dict[str, object]:
             for n in spec.params
             if n in kernels.constants
         ],
-        "precision": f', input_precision="{spec.precision}"' if spec.dtype == "fp32" else "",
+        "dot": "_tf32_dot" if kernels.tf32 else "tl.dot",
+        "precision": f', input_precision="{spec.precision}"'
+        if spec.dtype == "fp32" and not kernels.tf32
+        else "",
         "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
         "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
+        # As rounded as in dP = dO @ V^T, from which delta is subtracted.
+        "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
         "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *kernels.runtime]!r}".replace("'", '"'),
         "no_specialize_delta": 'do_not_specialize=["HQ", "SQ"]',
-        "tile_tables": _tile_tables(plan),
+        "tile_tables": _tile_tables(plan, decode),
+        "forward_kernel": decode is None or not decode.alone,
+        "decode_always": decode is not None and decode.alone,
+        "decode_few": decode is not None and not decode.alone,
+        "decode": False,
         "forward": kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)]),
     }
     if plan.backward:
         context |= _backward(plan, kernels)
+    helpers = kernels.helpers
+    if decode is not None:
+        packed = KernelFields(decode.attention)
+        context["decode"] = decode_fields(decode, packed)
+        helpers = packed.helpers if decode.alone else helpers | packed.helpers
     context |= LauncherFields(plan).fields()
-    context["helpers"] = {h: h in kernels.helpers for h in HELPERS}
+    context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
     return context
 
 
@@ -74,9 +93,13 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
     }
 
 
-def _tile_tables(plan: AttentionPlan) -> list[dict[str, Any]]:
+def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[str, Any]]:
     tiles = plan.tiles
-    tables = {"_FORWARD_TILES": tiles.forward}
+    tables: dict[str, Mapping[int, Tile | DecodeTile]] = {}
+    if decode is None or not decode.alone:
+        tables["_FORWARD_TILES"] = tiles.forward
+    if decode is not None:
+        tables["_DECODE_TILES"] = decode.tiles
     if plan.backward:
         tables |= {"_DQ_TILES": tiles.dq, "_DKDV_TILES": tiles.dkdv}
     if plan.pairs:
@@ -84,10 +107,14 @@ def _tile_tables(plan: AttentionPlan) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "rows": [{"chip": chip, "tile": t} for chip, t in sorted(table.items(), reverse=True)],
+            "rows": [{"chip": chip, "fields": _fields(t)} for chip, t in sorted(table.items(), reverse=True)],
         }
         for name, table in tables.items()
     ]
+
+
+def _fields(tile: Tile | DecodeTile) -> str:
+    return ", ".join(f"{name}={value}" for name, value in asdict(tile).items())
 
 
 def _formula(spec: AttentionSpec) -> str:

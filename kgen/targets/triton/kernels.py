@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
-from kgen.expr.hoist import Binding, hoist
+from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.softmax_form import QK
@@ -41,6 +41,7 @@ class KernelFields:
         self.layouts = {n: BufferLayout(b.dtype, tuple(b.shape)) for n, b in self.spec.buffers.items()}
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+        self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
         self.problem = self._problem()
 
     def _problem(self) -> dict[str, str]:
@@ -56,7 +57,7 @@ class KernelFields:
     def loop(self, loop: TileLoop, state: list[str]) -> dict[str, Any]:
         """The names that one kernel and its tile function use."""
         plan, forward = self.plan, loop is self.plan.forward
-        printer = self._printer(loop)
+        printer = self.printer(loop)
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
         spans = [
@@ -119,7 +120,8 @@ class KernelFields:
             bias = f" + {printer.tile(program.results['bias'])}" if "bias" in program.results else ""
             core = core if re.fullmatch(r"[\w.]+(\(.*\))?", core) else f"({core})"
             score_lines.append(f"s = {core} * {scale}{bias}")
-        mask_lines = self._lines(program.in_loop(only=only_masked), printer)
+        # Masks come first in a tile: what scores need too is spelled in both places.
+        mask_lines = self._lines(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
             live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
             first_use = next(
@@ -226,7 +228,7 @@ class KernelFields:
         """The kernel for a gradient with an element for each (query, key)."""
         plan, program, (g,) = self.plan, loop.program, loop.gradients
         assert g.summed is not None
-        printer = self._printer(loop)
+        printer = self.printer(loop)
         fields = self._tile_fields(loop, printer)
         lines: list[str] = []
         part = self._contribution(loop, printer, g, lines)
@@ -378,10 +380,11 @@ class KernelFields:
 
     # --- printing ------------------------------------------------------------------------------------------------
 
-    def _printer(self, loop: TileLoop) -> Printer:
+    def printer(self, loop: TileLoop, program: Program | None = None) -> Printer:
+        """A printer for the expressions of a loop, or for those of another program over the same indices."""
         rows = loop.outer.index.name.removesuffix("_idx")
         return Printer(
-            loop.program,
+            program or loop.program,
             rows,
             self.layouts,
             self.plan.index_ranges,
@@ -424,7 +427,7 @@ class KernelFields:
             "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
             if chunk.start
             else f"tl.arange(0, {chunk.size})",
-            "streamed": _streamed_columns(chunk),
+            "streamed": streamed_columns(chunk),
             "size": chunk.size,
             "onto_qk": "" if first else ", qk",
             "onto_dp": "" if first else ", dp",
@@ -432,7 +435,7 @@ class KernelFields:
 
     def _streamed(self, chunk: Chunk, rows: str) -> _Load:
         guard = f", mask={rows}, other=0.0" if rows else ""
-        return _Load(chunk.tag, _streamed_columns(chunk), chunk.size, guard)
+        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, guard)
 
     def load(self, chunk: Chunk, rows: str, store_rows: str = "") -> _Load:
         exists = (
@@ -449,7 +452,7 @@ class KernelFields:
         )
 
 
-def _streamed_columns(chunk: Chunk) -> str:
+def streamed_columns(chunk: Chunk) -> str:
     """Columns of a load inside the loop, all of which exist.
 
     A padded block repeats its last column: the resident operand is zero there, or the product is not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kgen.expr.nodes import Const, Node, Var, substitute
 from kgen.plan.attention import AttentionPlan
+from kgen.plan.positions import KV_LENS
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
 
@@ -31,11 +32,13 @@ class LauncherFields:
     def fields(self) -> dict[str, object]:
         spec, plan = self.spec, self.plan
         types = {"int": "int", "float": "float"}
-        tensors = ["q", "k", "v", *spec.buffers]
+        paged = spec.paged_kv is not None
+        tables = ["block_table"] if paged else []
+        tensors = ["q", "k", "v", *tables, *spec.buffers]
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*spec.buffers, *self.runtime, "scale=None", "return_lse=False"]
+        keywords = [*tables, *spec.buffers, *self.runtime, "scale=None", "return_lse=False"]
         learned = list(dict.fromkeys(g.buffer for g in plan.gradients)) if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         problem_args = [
@@ -52,11 +55,11 @@ class LauncherFields:
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
             "needs_lse": needs if plan.backward else "",
-            "buffer_words": [
-                f"{n}: [{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}{', ascending' if b.sorted else ''}."
-                for n, b in spec.buffers.items()
-            ]
-            + [f"{n}: {p.type}." for n, p in self.runtime.items()],
+            "paged": paged,
+            "kv_sizes": self._kv_sizes(),
+            "kv_shapes": self._kv_shapes(),
+            "k_shape": f"k.shape[0], {spec.paged_kv.page_size}, HKV" if spec.paged_kv else "B, HKV, SK",
+            "buffer_words": self._argument_words(),
             "checks": self._checks(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
             "gradient_buffers": self._gradient_buffers(),
@@ -77,6 +80,33 @@ class LauncherFields:
             if plan.backward
             else False,
         }
+
+    def _kv_sizes(self) -> str:
+        if self.spec.paged_kv is None:
+            return "k.shape[1], k.shape[2]"
+        return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
+
+    def _kv_shapes(self) -> str:
+        head, paged = self.spec.head_dim, self.spec.paged_kv
+        if paged is None:
+            return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
+        return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
+
+    def _argument_words(self) -> list[str]:
+        """What the docstring says of each argument."""
+        spec = self.spec
+        words = []
+        if spec.paged_kv is not None:
+            words.append("block_table: [B, n] int32, the pages of each sequence in order; SK is n pages.")
+        for name, b in spec.buffers.items():
+            shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
+            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        words += [f"{n}: {p.type}." for n, p in self.runtime.items()]
+        if spec.aligned_to_end:
+            keys = "kv_lens[b]" if spec.per_batch else "SK"
+            words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
+        return words
 
     def _checks(self) -> list[dict[str, str]]:
         spec = self.spec

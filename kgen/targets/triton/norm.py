@@ -76,7 +76,7 @@ class _Fields:
             "max_width": MAX_WIDTH,
         }
         context |= NormLauncher(plan).fields()
-        context["helpers"] = {h: h in self.printer.helpers for h in HELPERS}
+        context["helpers"] = {"tf32": False} | {h: h in self.printer.helpers for h in HELPERS}
         return context
 
     def _list(self, sizes: list[str]) -> str:

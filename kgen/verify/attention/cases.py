@@ -24,6 +24,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 }
 
 _EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40)}
+_DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay": (1, 300)}
 
 
 def groups(problem: Problem) -> tuple[str, ...]:
@@ -39,9 +40,10 @@ def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
 def example(subject: Subject, name: str) -> Example:
     """Forward, with gradients where there are some."""
     problem = subject.problem
-    inputs = sized(problem, name, *_EXAMPLES.get(name, (129, 129)), subject.device)
+    sizes = _DECODED if problem.decodes else _EXAMPLES
+    inputs = sized(problem, name, *sizes.get(name, (129, 129)), subject.device)
     wanted = differentiable(problem, inputs) if subject.backward else {}
-    keywords = {"scale": inputs.case.scale, **inputs.buffers, **inputs.runtime}
+    keywords = {"scale": inputs.case.scale, **inputs.cache, **inputs.buffers, **inputs.runtime}
     return Example((inputs.q, inputs.k, inputs.v), keywords, wanted, (inputs.dout,))
 
 
@@ -57,7 +59,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
         got = _outputs(subject, inputs, wanted)
         if device == "cuda":
             torch.cuda.synchronize()
-    found = _compare(problem, got, truth, yardstick, device)
+    found = _compare(problem, got, truth, yardstick)
     if broken := compare.broken_canaries(storages):
         found.append(_failure("canaries", f"wrote outside of {broken} of its tensors"))
     if written := compare.changed(inputs.tensors, before):
@@ -83,14 +85,17 @@ def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tup
         "buffers": inputs.buffers,
         "params": inputs.params,
         "scale": inputs.case.scale,
+        "kv_lens": inputs.cache.get("kv_lens"),
+        "aligned_to_end": problem.aligned_to_end,
     }
     if wanted:
         common |= {"dout": inputs.dout, "dlse": inputs.dlse, "wanted": wanted}
     operands = (inputs.q, inputs.clean_k, inputs.clean_v)
     tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = problem.precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = False
     try:
-        return attention(*operands, **common), eager(*operands, **common)
+        rounded = eager(*operands, **common, tf32=problem.precision == "tf32")
+        return attention(*operands, **common), rounded
     finally:
         torch.backends.cuda.matmul.allow_tf32 = tf32
 
@@ -108,10 +113,10 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
 
 
 def _compare(
-    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result, device: str
+    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
 ) -> list[compare.Check]:
     reach = float(truth.lse.nan_to_num(0.0, 0.0, 0.0).abs().max()) if truth.lse.numel() else 0.0
-    allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, device, reach)
+    allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
     dtype = DTYPES[problem.dtype]
     dead, unseen = truth.lse == -torch.inf, ~truth.seen
     buffers = {b.name: b.dtype for b in problem.buffers}
@@ -159,7 +164,11 @@ def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]
     odd = length - 1 if step == 1 else length
     aligned = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
     strided = Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided")
-    for case in (aligned, strided):
+    found = [aligned, strided]
+    if problem.decodes:
+        found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]
+        found.append(replace(aligned, name="one-tile", sq=1, sk=min(length, 16)))
+    for case in found:
         yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
 
 

@@ -20,10 +20,16 @@ def reaches_far(subject: Subject) -> None:
 
     All tensors share one storage of some 2.8e9 elements: 5.5 GB in 16-bit dtypes, 11 GB in fp32.
     """
-    near = sized(subject.problem, "far", 129, 129, subject.device)
+    for sq in (129, *([3] if subject.problem.decodes else [])):
+        _reaches_far(subject, sq)
+
+
+def _reaches_far(subject: Subject, sq: int) -> None:
+    near = sized(subject.problem, "far", sq, 129, subject.device)
     tensors = {"q": near.q, "k": near.k, "v": near.v, "dout": near.dout}
     rows = max(t.shape[2] for t in tensors.values())
-    step = (2**31 // 100) // 16 * 16  # the last of 129 rows starts at 1.28 * 2**31
+    # The last of 129 rows starts at 1.28 * 2**31; of pages, dimension 2 is the head.
+    step = (2**31 // 100) // 16 * 16
     storage = torch.empty(rows * step, dtype=near.q.dtype, device=subject.device)
     offset, views = 0, {}
     for name, t in tensors.items():
@@ -47,7 +53,8 @@ def refuses_misuse(subject: Subject) -> None:
     inputs = sized(subject.problem, "misuse", 48, 48, subject.device)
     accepted = []
     for what, wrong in _misuses(subject, inputs).items():
-        arguments = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **inputs.buffers, **inputs.runtime, **wrong}
+        arguments = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        arguments |= {**inputs.cache, **inputs.buffers, **inputs.runtime, **wrong}
         q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
         try:
             subject.function(q, k, v, **arguments)
@@ -83,8 +90,14 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         found["a query head too many"] = {"q": torch.cat([q, q[:, :1]], 1)}
     if problem.q_multiple > 1:
         found["a q length that breaks its promise"] = {"q": q[:, :, :-1]}
-    if problem.kv_multiple > 1:
+    if problem.kv_multiple > 1 and not problem.page_size:
         found["a kv length that breaks its promise"] = {"k": k[:, :, :-1], "v": v[:, :, :-1]}
+    for name, value in inputs.cache.items():
+        found[f"{name} of another shape"] = {name: torch.cat([value, value])}
+        found[f"{name} of another dtype"] = {name: value.long()}
+    if problem.page_size:
+        found["pages of another size"] = {"k": k[:, 1:], "v": v[:, 1:]}
+        del found["another batch size in k and v"]
     for buffer in problem.buffers:
         value = inputs.buffers[buffer.name]
         if buffer.shape:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.verify.attention.cache import beyond, lengths, paged, share_first_page
 from kgen.verify.attention.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
@@ -60,7 +61,7 @@ class Inputs:
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
     float32 [B, HQ, SQ] or None. `clean_k` and `clean_v` have zeros where `k` and `v` hold NaN for hidden
-    keys: what the reference sees.
+    keys: what the reference sees. Where the spec has pages, `k` and `v` are pools of them.
     """
 
     case: Case
@@ -76,11 +77,13 @@ class Inputs:
     """Every param of the spec, for the reference."""
     runtime: dict[str, int | float] = field(default_factory=dict)
     """The params that the emitted function takes."""
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    """`kv_lens` and `block_table`, where the emitted function takes them."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a kernel must not write to."""
-        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers}
+        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
@@ -117,8 +120,22 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
+    if problem.decodes:
+        yield Case("decode", 1, 300, batch=5, heads_kv=2, lse=True)
+        yield Case("decode-some", 5, 333, batch=4, lse=True)
+        yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
+        yield Case("decode-most", 64, 150, batch=2)
+        yield Case("decode-no-more", 65, 150, batch=2)
+        yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
     if quick:
         return
+    if problem.decodes:
+        yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
+        yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
+        yield Case("decode-many", 16, 5000, batch=6, heads_kv=3)
+        yield Case("decode-large", 4, 3000, batch=3, magnitude=16.0, lse=True)
+        yield Case("decode-crowd", 1, 700, batch=100)
+        yield Case("decode-alone", 1, 70_000, heads_kv=1, lse=True)
     yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
     yield Case("offset", 99, 131, layout="offset")
     yield Case("127", 127, 127, batch=3, heads_kv=2)
@@ -177,12 +194,20 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     if case.dout == "expanded":
         dout = dout[:1, :1, :1, :1].expand_as(dout)
 
-    hidden = _hidden(problem, case, buffers, params)[..., None]
-    clean = k.masked_fill(hidden, 0.0), v.masked_fill(hidden, 0.0)
-    if case.hidden:
-        k, v = k.masked_fill(hidden, torch.nan), v.masked_fill(hidden, torch.nan)
-    else:
-        clean = k, v
+    hidden = _hidden(problem, case, buffers, params) & case.hidden
+    cache: dict[str, Tensor] = {}
+    if problem.per_batch:
+        cache["kv_lens"] = lengths(case.batch, case.sk)
+        hidden = hidden | beyond(cache["kv_lens"], case.sk)
+    if problem.page_size is not None:
+        k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
+    clean = k, v
+    if hidden.any():
+        clean = k.masked_fill(hidden[..., None], 0.0), v.masked_fill(hidden[..., None], 0.0)
+        k, v = (x.masked_fill(hidden[..., None], torch.nan) for x in (k, v))
+    if problem.page_size is not None:
+        k, cache["block_table"] = paged(k, cache["kv_lens"], problem.page_size, share=True)
+        v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
     return Inputs(
         case=case,
         q=arrange(q.to(device), case.layout),
@@ -195,6 +220,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
         params=params,
         runtime=runtime,
+        cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
     )
 
 
@@ -218,7 +244,7 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
-        return (torch.rand(shape, generator=random) < 4 / shape[-1]).cumsum(-1).to(dtype)
+        return (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
@@ -263,7 +289,7 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
 
 def call(function: Any, inputs: Inputs, **more: Any) -> Any:
     """The emitted function on inputs, as a user calls it."""
-    keywords = {**inputs.buffers, **inputs.runtime, **more}
+    keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime, **more}
     return function(inputs.q, inputs.k, inputs.v, scale=inputs.case.scale, **keywords)
 
 

@@ -52,6 +52,12 @@ class Problem:
     fast_math: bool = False
     score_mod: Node | None = None
     mask_mod: Node | None = None
+    aligned_to_end: bool = False
+    """Query i is at position SK - SQ + i, or kv_lens[b] - SQ + i."""
+    per_batch: bool = False
+    """The function takes `kv_lens` [B] int32."""
+    page_size: int | None = None
+    """The function takes pages of so many positions, and a `block_table`."""
     kernel: ClassVar[str] = "attention"
 
     @property
@@ -67,7 +73,12 @@ class Problem:
     @property
     def tied_lengths(self) -> bool:
         """Whether the spec only makes sense for SQ == SK: the emitted launcher requires it."""
-        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers})
+        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether few queries have kernels of their own."""
+        return "decode" in self.passes or self.page_size is not None
 
     @property
     def key_conjuncts(self) -> tuple[Node, ...]:
@@ -114,4 +125,7 @@ def problem_of(loaded: Any) -> Problem:
         fast_math=bool(getattr(spec, "fast_math", False)),
         score_mod=loaded.trees.get("score_mod"),
         mask_mod=loaded.trees.get("mask_mod"),
+        aligned_to_end=spec.aligned_to_end,
+        per_batch=spec.per_batch,
+        page_size=None if spec.paged_kv is None else spec.paged_kv.page_size,
     )

@@ -7,7 +7,7 @@ simplification cannot hide, and both take gradients from autograd, never from sy
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,16 +49,22 @@ def attention(
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
     wanted: Sequence[str] = ("q", "k", "v"),
+    kv_lens: Tensor | None = None,
+    aligned_to_end: bool = False,
 ) -> Result:
     """Attention and its gradients with everything computed in `dtype`.
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV.
     With `dout` [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs and buffers in `wanted`
-    come with it. Rows without a key give zeros, -inf and zero gradients. One (b, h) slice is in memory at a
-    time.
+    come with it. Rows without a key give zeros, -inf and zero gradients. `kv_lens` [B] says how many keys each
+    sequence has; with `aligned_to_end` the last query is at the position of the last of them. One (b, h) slice is in
+    memory at a time.
     """
     mods = (score_mod, mask_mod)
-    return _slices(q, k, v, mods, buffers or {}, params or {}, scale, dtype, dtype, dout, dlse, wanted)
+    places = (kv_lens, aligned_to_end)
+    return _slices(
+        q, k, v, mods, buffers or {}, params or {}, scale, dtype, dtype, dout, dlse, wanted, places
+    )
 
 
 def eager(
@@ -74,15 +80,49 @@ def eager(
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
     wanted: Sequence[str] = ("q", "k", "v"),
+    kv_lens: Tensor | None = None,
+    aligned_to_end: bool = False,
+    tf32: bool = False,
 ) -> Result:
     """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
 
+    With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
     Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
     """
     mods = (score_mod, mask_mod)
+    places = (kv_lens, aligned_to_end)
+    product = _tf32_matmul if tf32 else torch.matmul
+    real = torch.float32
     return _slices(
-        q, k, v, mods, buffers or {}, params or {}, scale, torch.float32, q.dtype, dout, dlse, wanted
+        q, k, v, mods, buffers or {}, params or {}, scale, real, q.dtype, dout, dlse, wanted, places, product
     )
+
+
+def to_tf32(x: Tensor) -> Tensor:
+    """float32 rounded to the nearest number with ten bits of mantissa, ties away from zero."""
+    rounded = ((x.contiguous().view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+    return torch.where(x.isfinite(), rounded, x)
+
+
+class _Tf32Matmul(torch.autograd.Function):  # type: ignore[misc]
+    """Products of two matrices, forward and backward, whose operands are rounded to TF32; sums are fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        a, b = to_tf32(a), to_tf32(b)
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        grad = to_tf32(grad)
+        return grad @ b.mT, a.mT @ grad
+
+
+def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
+    product: Tensor = _Tf32Matmul.apply(a, b)
+    return product
 
 
 def _slices(
@@ -98,6 +138,8 @@ def _slices(
     dout: Tensor | None,
     dlse: Tensor | None,
     wanted: Sequence[str],
+    places: tuple[Tensor | None, bool],
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> Result:
     batch, heads, sq, dim = q.shape
     heads_kv, sk, dim_v = k.shape[1], k.shape[2], v.shape[3]
@@ -126,14 +168,16 @@ def _slices(
     }
     natural = {name: torch.zeros_like(total) for name, total in sums.items() if name != "v"}
 
+    lens, aligned_to_end = [sk] * batch if places[0] is None else places[0].tolist(), places[1]
     for b in range(batch):
+        first = lens[b] - sq if aligned_to_end else 0
         for h in range(heads):
             at = {"q": (b, h), "k": (b, h // group), "v": (b, h // group)}
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
-            scores = (here["q"] @ here["k"].mT).to(real) * scale
-            modded = _modified(scores, mods, env | {"b": b, "h": h}, real)
+            scores = product(here["q"], here["k"].mT).to(real) * scale
+            modded = _modified(scores, mods, env | {"b": b, "h": h}, real, first, lens[b])
             p, lse = _softmax(modded)
-            out = p.to(store) @ here["v"]
+            out = product(p.to(store), here["v"])
             result.out[b, h] = out.detach()
             result.lse[b, h] = lse.detach()
             result.seen[at["k"]] |= (sk > 0) & (modded.detach() > -torch.inf).any(0)
@@ -157,35 +201,43 @@ def _slices(
 
 
 def _modified(
-    scores: Tensor, mods: tuple[Node | None, Node | None], env: dict[str, Any], real: Any
+    scores: Tensor,
+    mods: tuple[Node | None, Node | None],
+    env: dict[str, Any],
+    real: Any,
+    first: int,
+    length: int,
 ) -> Tensor:
-    """The scores [SQ, SK] after both modifications, -inf where masked."""
+    """The scores [SQ, SK] after both modifications, -inf where masked; query 0 is at position `first`."""
     score_mod, mask_mod = mods
     sq, sk = scores.shape
     env = env | {
-        "q_idx": torch.arange(sq, device=scores.device)[:, None],
+        "q_idx": first + torch.arange(sq, device=scores.device)[:, None],
         "kv_idx": torch.arange(sk, device=scores.device)[None, :],
     }
-    if mask_mod is None:
+    if mask_mod is None and length == sk:
         if score_mod is not None:
             scores = evaluate(score_mod, env | {"score": scores}, torch, real).expand(sq, sk)
         return scores
-    mask = evaluate(mask_mod, env, torch, real).expand(sq, sk)
+    mask = (env["kv_idx"] < length).expand(sq, sk)
+    if mask_mod is not None:
+        mask = mask & evaluate(mask_mod, env, torch, real)
     if score_mod is None:
         return scores.masked_fill(~mask, -torch.inf)
     # Only what the mask shows is evaluated at all: an infinite derivative at a hidden place would otherwise
     # turn into NaN when autograd multiplies it by zero.
     q_idx, kv_idx = mask.nonzero(as_tuple=True)
-    env |= {"q_idx": q_idx, "kv_idx": kv_idx, "score": scores[mask]}
-    visible = evaluate(score_mod, env, torch, real).expand(q_idx.shape)
-    hidden = torch.full_like(scores, -torch.inf)
-    return hidden.masked_scatter(mask, visible) if len(q_idx) else hidden
+    env |= {"q_idx": first + q_idx, "kv_idx": kv_idx, "score": scores[mask]}
+    hidden = scores.masked_fill(~mask, -torch.inf)
+    if not len(q_idx):
+        return hidden
+    return hidden.masked_scatter(mask, evaluate(score_mod, env, torch, real).expand(q_idx.shape))
 
 
 def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax over the last dimension and its log-sum-exp; zeros and -inf for rows of -inf."""
     if scores.shape[1] == 0:
-        return scores, scores.new_full(scores.shape[:1], -torch.inf)
+        return scores, scores.sum(1) - torch.inf
     peak = scores.detach().amax(1, keepdim=True)
     peak = torch.where(peak == -torch.inf, 0.0, peak)
     p = torch.exp(scores - peak)

@@ -1,0 +1,46 @@
+"""Tile shapes of chunk_output by chip: how many columns of a head a program holds at once, its warps and stages.
+
+A program always has a whole chunk of BT rows. Row 90 was timed on an H200 (docs/performance/chunk-output.md), 100 is
+reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.spec.chunk_output import ChunkOutputSpec
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Columns of q and k (and rows of a state), columns of v and o, warps, and the depth of the load pipeline."""
+
+    BLOCK_K: int
+    BLOCK_V: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class TileTables:
+    """Tiles by compute capability (90 for 9.0; 0 for any other), for each kernel of chunk_output."""
+
+    forward: dict[int, Tile]
+    dvdh: dict[int, Tile]
+    dqdk: dict[int, Tile]
+
+
+def tile_tables(spec: ChunkOutputSpec) -> TileTables:
+    """The tiles of a spec."""
+    BT, k, v = spec.chunk_size, spec.head_dim.qk, spec.head_dim.v
+    warps = 8 if BT == 128 else 4
+    small = {0: Tile(32 if BT == 128 else min(k, 64), 64, warps, 1)}
+    # On Hopper a program that has all columns of v reads q and k once; halves of K overlap their products with loads.
+    wide = Tile(min(k, 64), min(v, 128), warps, 1)
+    narrow = Tile(min(k, 64), 64, warps, 1)
+    pipelined = Tile(min(k, 128 if BT <= 64 else 64), 64, warps, 2)
+    return TileTables(
+        forward=small | dict.fromkeys((100, 90), wide),
+        dvdh=small | dict.fromkeys((100, 90), narrow),
+        dqdk=small | dict.fromkeys((100, 90), pipelined),
+    )

@@ -1,0 +1,212 @@
+"""`kernel: chunk_output`: what a user may say about the output step of chunked linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from kgen.diagnostics import did_you_mean, shown
+from kgen.expr.nodes import Node, Read, Type, Var, reads
+from kgen.expr.parse import BufferType, Scope
+from kgen.spec.common import Expression, License, Summary, checked_name, is_integer, refuse
+from kgen.spec.problems import SpecModel, problem
+
+SIZES = ("H", "HV")
+INDICES = ("i", "h")
+GATES = {"g": "i", "g_gamma": "h"}
+"""The tensors that `decay` may read, and the one index that each is read at."""
+RESERVED = frozenset(
+    {
+        *(*SIZES, *INDICES, *GATES, "inf", "q", "k", "v", "o", "scale", "cu_seqlens", "chunk_indices"),
+        *("math", "torch", "triton", "tl"),
+    }
+)
+PASSES = ("forward", "backward")
+PLANNED_TARGETS = ("cuda", "cute")
+
+Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
+Width = Annotated[Literal[64, 128, 256], Field(examples=[128])]
+Count = Annotated[int, Field(ge=1, le=65535, examples=[32])]
+
+# --- parts ------------------------
+
+
+class HeadDim(SpecModel):
+    """Elements per head: 64, 128 or 256."""
+
+    qk: Width
+    """Of a query and a key: K."""
+    v: Width
+    """Of a value and of the output: V."""
+
+
+def _head_dim(value: Any) -> Any:
+    if is_integer(value):
+        return {"qk": value, "v": value}
+    if isinstance(value, dict | HeadDim):
+        return value
+    hint = "write `head_dim: 128` or `head_dim: {qk: 128, v: 256}`"
+    raise problem("wrong-type", f"`head_dim` must be an integer or a mapping, not {shown(value)}", hint)
+
+
+class Heads(SpecModel):
+    """How many heads there are: both numbers, the ratio alone, or nothing."""
+
+    qk: Count | None = None
+    """Of q and k: H."""
+    v: Count | None = None
+    """Of v, the states, the gate and the output: HV, a multiple of H."""
+    group: Count | None = None
+    """HV / H, where the numbers are left to the call."""
+
+    @property
+    def ratio(self) -> int | None:
+        """Value heads for each head of q and k, if the spec says it."""
+        return self.v // self.qk if self.v and self.qk else self.group
+
+    @model_validator(mode="after")
+    def _check(self) -> Heads:
+        if (self.qk is None) != (self.v is None) or (self.qk is not None and self.group is not None):
+            hint = "write `{qk: 16, v: 32}`, `{group: 2}` or `any`"
+            raise problem("bad-value", "`heads` takes `qk` and `v`, or `group` alone", hint)
+        if self.qk and self.v and self.v % self.qk:
+            message = f"{self.v} value heads cannot share {self.qk} heads of q and k"
+            raise problem("bad-value", message, "`v` is a multiple of `qk`", at=("v",))
+        return self
+
+
+def _heads(value: Any) -> Any:
+    if value == "any":
+        return {}
+    if isinstance(value, dict | Heads):
+        return value
+    hint = "write `any`, `{group: 2}` or `{qk: 16, v: 32}`"
+    raise problem("wrong-type", f"`heads` must be `any` or a mapping, not {shown(value)}", hint)
+
+
+class TritonTarget(SpecModel):
+    """Options of the Triton target: none so far."""
+
+
+class Targets(SpecModel):
+    """What to emit."""
+
+    triton: TritonTarget | None = None
+    """One `triton.py`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        for name in value:
+            if name in PLANNED_TARGETS:
+                message = f"the target `{name}` is not supported yet for chunk_output"
+                hint = f"remove it: {', '.join(f'`{n}`' for n in cls.model_fields)} is supported"
+                raise problem("unsupported-target", message, hint, at=(name,), key=True)
+            if name not in cls.model_fields:
+                hint = did_you_mean(name, cls.model_fields) or "`triton` is supported"
+                message = f"there is no target {shown(name)}"
+                raise problem("unknown-target", message, hint, at=(name,), key=True)
+        if not value:
+            raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
+        # `triton:` with nothing after it asks for the target without options.
+        return {name: {} if options is None else options for name, options in value.items()}
+
+
+def _passes(value: Any) -> Any:
+    if isinstance(value, list | tuple) and list(value) not in (["forward"], list(PASSES)):
+        unknown = [i for i, name in enumerate(value) if name not in PASSES]
+        hint = "write `[forward]` or `[forward, backward]`"
+        if unknown:
+            message = f"there is no pass {shown(value[unknown[0]])}"
+            raise problem("unknown-pass", message, hint, at=(unknown[0],))
+        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
+    return value
+
+
+# --- the spec ------------------------
+
+
+class ChunkOutputSpec(SpecModel):
+    """The output of chunked linear attention, from the state before each chunk and the chunk itself.
+
+    In a chunk of BT tokens, with c(i) the value of `decay` at position i and b the gate's base,
+
+        o[i] = scale * (b**c(i) * q[i] @ state  +  sum over j <= i of b**(c(i) - c(j)) * (q[i] . k[j]) * v[j])
+    """
+
+    kernel: Literal["chunk_output"]
+    """The family of kernels."""
+    name: Annotated[Name, Field(examples=["gated_delta_output"])]
+    """Name of the emitted function, lower_snake_case."""
+    summary: Summary = ""
+    """One line for people; it opens the docstring of the emitted file."""
+    license: License = "Apache-2.0"
+    """SPDX identifier for the emitted files."""
+    dtype: Annotated[Literal["bf16", "fp16"], Field(examples=["bf16"])]
+    """Of q, k, v and the output; sums are fp32."""
+    state_dtype: Literal["bf16", "fp16", "fp32"] | None = None
+    """Of the states; that of q if left out. The kernels multiply with them in the dtype of q."""
+    gate_dtype: Literal["bf16", "fp16", "fp32"] = "fp32"
+    """Of g and g_gamma."""
+    head_dim: Annotated[
+        HeadDim,
+        BeforeValidator(_head_dim, json_schema_input_type=Width | HeadDim),
+        Field(examples=[128]),
+    ]
+    """Elements per head, 64, 128 or 256: one number, or {qk, v}."""
+    chunk_size: Literal[16, 32, 64, 128] = 64
+    """Tokens of a chunk: BT."""
+    heads: Annotated[Heads, BeforeValidator(_heads, json_schema_input_type=Literal["any"] | Heads)] = Heads()
+    """{qk: 16, v: 32}, {group: 2} or `any`: what is compiled in, and what is left to the call."""
+    decay: Expression = None
+    """The exponent c(i) of the decay from the chunk's start through position i; none if left out."""
+    gate_base: Literal["e", 2] = "e"
+    """The base of the decay: e, or 2."""
+    state_layout: Literal["kv", "vk"] = "kv"
+    """Whether a state is [K, V] or [V, K] in memory."""
+    v_layout: Literal["token", "chunk_padded"] = "token"
+    """Whether v is [B, T, HV, V], or padded to whole chunks, [B, NT * BT, HV, V]."""
+    varlen: bool = False
+    """Whether sequences of different lengths are packed into one row, with `cu_seqlens`."""
+    passes: Annotated[
+        tuple[Literal["forward", "backward"], ...], Field(strict=False), BeforeValidator(_passes)
+    ] = ("forward", "backward")
+    """Which kernels to emit: [forward] or [forward, backward]."""
+    targets: Targets = Targets(triton=TritonTarget())
+    """What to emit them for."""
+
+    @property
+    def state(self) -> str:
+        """The dtype of the states."""
+        return self.state_dtype or self.dtype
+
+    def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
+        """By field: the text, the names that it may use, and the type that its value must have."""
+        if self.decay is None:
+            return {}
+        scope = Scope(
+            dict.fromkeys((*INDICES, *SIZES), Type.INT),
+            {name: BufferType(Type.FLOAT, 1) for name in GATES},
+            {"j": "`decay` is the exponent at one position `i`: from i and j the kernel takes c(i) - c(j)"},
+        )
+        return {"decay": (self.decay, scope, Type.FLOAT)}
+
+    def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
+        """What only the typed `trees` (by field) show to be wrong."""
+        read = reads(trees["decay"]) if "decay" in trees else ()
+        for one in read:
+            index = Var(GATES[one.buffer], Type.INT)
+            if one != Read(one.buffer, (index,), Type.FLOAT):
+                message = f"`{one.buffer}` is read at another index than `{index.name}`"
+                yield problem("bad-index", message, f"write `{one.buffer}[{index.name}]`", at=("decay",))
+        if "gate_dtype" in self.model_fields_set and not read:
+            hint = "remove it, or read `g[i]` in `decay`"
+            yield problem("unused-gate", "`decay` reads no gate", hint, at=("gate_dtype",), key=True)
+        if "gate_base" in self.model_fields_set and "decay" not in trees:
+            hint = "remove it, or write `decay: g[i]`"
+            yield problem("unused-gate", "there is no decay for it", hint, at=("gate_base",), key=True)

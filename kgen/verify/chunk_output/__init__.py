@@ -1,0 +1,1 @@
+"""Chunk output: its references, hard inputs and checks."""

@@ -1,0 +1,162 @@
+"""The output step of chunked linear attention on plain PyTorch, from the decay as the user wrote it.
+
+With `real=float64` it is the truth; with fp32 and matrix products in the inputs' dtype it is what someone who writes
+it in eager PyTorch gets: the yardstick for errors. Gradients are autograd's, never symbolic ones. Formula: Yang et al.,
+"Gated Delta Networks" (arXiv:2412.06464), section 3.3, and `chunk_fwd_o` of flash-linear-attention for the names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.expr.nodes import Node, Read, Type, Var, substitute
+from kgen.verify.evaluate import evaluate
+
+NAMES = ("q", "k", "v", "h", "g", "g_gamma")
+"""The inputs that are tensors of real numbers, by the names of flash-linear-attention; `h` are the states."""
+
+_VALUES: dict[Node, Node] = {
+    Read("g", (Var("i", Type.INT),), Type.FLOAT): Var("g", Type.FLOAT),
+    Read("g_gamma", (Var("h", Type.INT),), Type.FLOAT): Var("g_gamma", Type.FLOAT),
+}
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """Where the tokens of each chunk are: `rows` [NT, BT] in a row of T tokens, and whether they are `live`."""
+
+    batch: Tensor
+    """[NT], the row of the batch."""
+    rows: Tensor
+    live: Tensor
+
+
+def chunks_of(lengths: Sequence[int], size: int, batch: int = 1, device: Any = "cpu") -> Chunks:
+    """The chunks of packed sequences of these lengths, in order, for each of `batch` rows."""
+    starts: list[int] = []
+    stops: list[int] = []
+    begin = 0
+    for length in lengths:
+        starts += range(begin, begin + length, size)
+        stops += [begin + length] * -(-length // size)
+        begin += length
+    first = torch.tensor(starts, dtype=torch.int64, device=device).reshape(-1, 1)
+    last = torch.tensor(stops, dtype=torch.int64, device=device).reshape(-1, 1)
+    rows = first + torch.arange(size, device=device)
+    live = rows < last
+    rows = rows.clamp(max=max(0, begin - 1))
+    row = torch.arange(batch, device=device).repeat_interleave(len(starts))
+    return Chunks(row, rows.repeat(batch, 1), live.repeat(batch, 1))
+
+
+def chunk_indices_of(lengths: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """(sequence, chunk inside the sequence) of every chunk: `chunk_indices` as flash-linear-attention has it."""
+    return [(n, c) for n, length in enumerate(lengths) for c in range(-(-length // size))]
+
+
+@dataclass(frozen=True)
+class Result:
+    """`o` [B, T, HV, V] and the gradients by name. `natural` [B, T, HV] is what dg would be if nothing cancelled."""
+
+    o: Tensor
+    grads: dict[str, Tensor] = field(default_factory=dict)
+    natural: Tensor | None = None
+
+
+def chunk_output(
+    inputs: Mapping[str, Tensor],
+    chunks: Chunks,
+    *,
+    decay: Node | None = None,
+    gate_base: str | int = "e",
+    state_layout: str = "kv",
+    padded: bool = False,
+    scale: float | None = None,
+    exact: bool = True,
+    do: Tensor | None = None,
+    wanted: Sequence[str] = (),
+) -> Result:
+    """The output, and with `do` the gradients of the inputs in `wanted`.
+
+    `inputs` are q and k [B, T, H, K], v [B, T, HV, V] (or [B, NT * BT, HV, V] where `padded`), h
+    [B, NT, HV, K, V] (or [B, NT, HV, V, K]), g [B, T, HV] and g_gamma [HV] where `decay` reads them; `exact` computes
+    in float64. What lies in the padding of v does not count, NaN neither.
+    """
+    q = inputs["q"]
+    store, real = (torch.float64, torch.float64) if exact else (q.dtype, torch.float32)
+    leaves = {
+        n: t.detach().to(real if n in ("g", "g_gamma") else store).requires_grad_(n in wanted)
+        for n, t in inputs.items()
+    }
+    o, natural = _output(leaves, chunks, decay, gate_base, state_layout == "vk", padded, scale, real, do)
+    if do is None:
+        return Result(o.detach())
+    grads = torch.autograd.grad(
+        o, [leaves[n] for n in wanted], do.to(o.dtype), allow_unused=True, materialize_grads=True
+    )
+    found = zip(wanted, grads, strict=True)
+    return Result(o.detach(), {n: x if exact else x.to(inputs[n].dtype) for n, x in found}, natural)
+
+
+def _output(
+    t: Mapping[str, Tensor],
+    chunks: Chunks,
+    decay: Node | None,
+    base: str | int,
+    transposed: bool,
+    padded: bool,
+    scale: float | None,
+    real: Any,
+    do: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    (B, T, H, K), HV, V = t["q"].shape, t["v"].shape[2], t["v"].shape[3]
+    BT, store = chunks.rows.shape[1], t["q"].dtype
+    scale = K**-0.5 if scale is None else scale
+    live = chunks.live[:, :, None, None]  # [NT, BT, 1, 1]
+
+    def tokens(x: Tensor) -> Tensor:
+        """[B, T, heads, ...] -> [NT, heads, BT, ...], zero where a chunk has no token."""
+        found = x[chunks.batch[:, None], chunks.rows]
+        return torch.where(live.reshape(*live.shape[:2], *[1] * (x.ndim - 2)), found, 0).transpose(1, 2)
+
+    q, k = (tokens(t[n]).repeat_interleave(HV // H, 1) for n in ("q", "k"))
+    v = torch.where(live, t["v"].reshape(-1, BT, HV, V), 0).transpose(1, 2) if padded else tokens(t["v"])
+    state = t["h"].reshape(-1, HV, *t["h"].shape[3:])
+    state = state.mT if transposed else state
+
+    i = torch.arange(BT, device=q.device)
+    exponent = torch.zeros(1, 1, 1, dtype=real, device=q.device)
+    if decay is not None:
+        env: dict[str, Any] = {"i": i, "h": torch.arange(HV, device=q.device)[:, None], "H": H, "HV": HV}
+        env |= {"g": tokens(t["g"])} if "g" in t else {}
+        env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
+        exponent = evaluate(substitute(decay, _VALUES), env, torch, real)
+        exponent = exponent * (1.0 if base == "e" else math.log(2.0))
+    causal = i[:, None] >= i[None, :]
+    gamma = (exponent[..., :, None] - exponent[..., None, :]).masked_fill(~causal, -torch.inf).exp()
+    start = exponent.exp()[..., None]
+
+    before = start * (q @ state.to(store)).to(real)
+    scores = (q @ k.mT).to(real) * gamma
+    within = (scores * scale).to(store) @ v
+    o = (scale * before + within.to(real)).to(store)
+    natural = None
+    if do is not None and "g" in t:
+        d = tokens(do).to(real)
+        terms = (scores * (d @ v.mT.to(real)) * scale).detach().abs()
+        natural = terms.sum(-1) + terms.sum(-2) + (scale * before * d).detach().abs().sum(-1)
+        natural = _scatter(natural.transpose(1, 2), chunks, B, T)
+    return _scatter(o.transpose(1, 2), chunks, B, T), natural
+
+
+def _scatter(x: Tensor, chunks: Chunks, B: int, T: int) -> Tensor:
+    """[NT, BT, ...] -> [B, T, ...]; every token is in one chunk."""
+    out = torch.zeros(B, T, *x.shape[2:], dtype=x.dtype, device=x.device)
+    rows = chunks.batch[:, None].expand_as(chunks.rows)[chunks.live], chunks.rows[chunks.live]
+    return out.index_put(rows, x[chunks.live])

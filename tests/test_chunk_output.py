@@ -1,0 +1,146 @@
+"""chunk_output: its reference against a loop over tokens, what its plan says, and what surrounds its kernels."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+import torch
+
+from kgen.expr.nodes import Const
+from kgen.expr.show import show
+from kgen.plan.chunk_output import bytes_per_token, plan_chunk_output
+from kgen.plan.explaining import explain
+from kgen.render.rendering import render_spec
+from kgen.spec.load import Loaded, load, loads
+from kgen.verify.chunk_output.reference import chunk_indices_of, chunk_output, chunks_of
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).resolve().parent.parent
+
+H, HV, K, V, BT = 2, 4, 3, 5, 4
+HEAD = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 128\n"
+
+
+def spec(text: str = "") -> Loaded:
+    return loads(HEAD + text, "sample.yaml")
+
+
+def drawn(lengths: list[int], batch: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    T, NT = sum(lengths), len(chunk_indices_of(lengths, BT))
+    shapes = {"q": (T, H, K), "k": (T, H, K), "v": (T, HV, V), "h": (NT, HV, K, V), "g": (T, HV)}
+    inputs = {n: torch.randn(batch, *shape, dtype=torch.float64) for n, shape in shapes.items()}
+    inputs["g"] = -inputs["g"].abs()
+    return inputs | {"g_gamma": -torch.rand(HV, dtype=torch.float64)}
+
+
+def by_token(t, lengths, scale, base, exponent):
+    """The output by its definition; `exponent(b, t, i, h)` is c at token t, which is the i-th of its chunk."""
+    o = torch.zeros_like(t["v"])
+    starts = [0, *accumulate(lengths)]
+    for b in range(o.shape[0]):
+        for number, (n, chunk) in enumerate(chunk_indices_of(lengths, BT)):
+            first = starts[n] + chunk * BT
+            for now in range(first, min(first + BT, starts[n + 1])):
+                for h in range(HV):
+                    q, c = t["q"][b, now, h // (HV // H)], exponent(b, now, now - first, h)
+                    row = base**c * (q @ t["h"][b, number, h])
+                    for j in range(first, now + 1):
+                        decay = base ** (c - exponent(b, j, j - first, h))
+                        row = row + decay * (q @ t["k"][b, j, h // (HV // H)]) * t["v"][b, j, h]
+                    o[b, now, h] = scale * row
+    return o
+
+
+@pytest.mark.parametrize(("lengths", "batch"), [([5, 0, 9, 1], 1), ([11], 2), ([4], 1), ([0], 1)])
+@pytest.mark.parametrize("base", ["e", 2])
+def test_reference_is_the_sum_over_tokens(lengths, batch, base):
+    t = drawn(lengths, batch)
+    decay = spec("decay: g[i] + (i + 1) * g_gamma[h] + h / HV\n").trees["decay"]
+    got = chunk_output(t, chunks_of(lengths, BT, batch), decay=decay, gate_base=base, scale=0.3)
+    want = by_token(
+        t,
+        lengths,
+        0.3,
+        math.e if base == "e" else 2.0,
+        lambda b, now, i, h: float(t["g"][b, now, h] + (i + 1) * t["g_gamma"][h]) + h / HV,
+    )
+    torch.testing.assert_close(got.o, want)
+
+
+def test_layouts_of_the_reference_agree():
+    lengths = [5, 0, 9, 1]
+    t, chunks = drawn(lengths, 1), chunks_of([5, 0, 9, 1], BT)
+    want = chunk_output(t, chunks)
+    padded = torch.full((1, chunks.live.numel(), HV, V), torch.nan, dtype=torch.float64)
+    padded[0, chunks.live.reshape(-1)] = t["v"][0]
+    other = t | {"v": padded, "h": t["h"].mT}
+    do = torch.randn_like(want.o)
+    got = chunk_output(other, chunks, state_layout="vk", padded=True, do=do, wanted=("q", "k", "v", "h"))
+    again = chunk_output(t, chunks, do=do, wanted=("q", "k", "v", "h"))
+    torch.testing.assert_close(got.o, want.o)
+    torch.testing.assert_close(got.grads["q"], again.grads["q"])
+    torch.testing.assert_close(got.grads["h"].mT, again.grads["h"])
+    torch.testing.assert_close(got.grads["v"][0, chunks.live.reshape(-1)], again.grads["v"][0])
+    assert (got.grads["v"][0, ~chunks.live.reshape(-1)] == 0).all()
+
+
+def test_plan_of_a_gate():
+    plan = plan_chunk_output(spec("decay: g[i]\ngate_base: 2\n"))
+    assert plan.plain_gate
+    assert plan.gates == ("g",)
+    assert isinstance(plan.slope, Const)
+    assert not plan.natural
+
+
+def test_plan_of_an_expression():
+    plan = plan_chunk_output(spec("decay: g[i] * 2 + (i + 1) * g_gamma[h]\n"))
+    assert plan.gates == ("g", "g_gamma")
+    assert plan.slope is not None
+    assert show(plan.slope) == "2"
+    assert not plan.plain_gate
+
+
+@pytest.mark.parametrize("text", ["", "passes: [forward]\n"])
+def test_plan_without_decay(text):
+    plan = plan_chunk_output(spec(text))
+    assert plan.exponent is None
+    assert plan.slope is None
+    assert plan.backward == (not text)
+
+
+def test_bytes_of_the_shape_that_is_measured():
+    plan = plan_chunk_output(spec("decay: g[i]\n"))
+    assert bytes_per_token(plan, 16, 32) == 41_088
+    assert bytes_per_token(plan, 16, 32, backward=True) == 2 * 41_088 - 8192
+
+
+CHUNKED = [
+    path for path in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: chunk_output" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.stem)
+def test_every_spec_is_explained(path):
+    loaded = load(path)
+    text = explain(loaded)
+    assert f"c(i) = {loaded.spec.decay}" in text if loaded.spec.decay else "None: a pair" in text
+    assert ("41,088 bytes" in text) == (path.stem in ("gated_delta_output", "gated_delta_output_varlen"))
+    assert "Call(" not in text
+
+
+@pytest.mark.parametrize("bits", [torch.int32, torch.int64])
+def test_chunk_indices_of_the_launcher(bits, tmp_path):
+    """Computed without waiting for the device, with spare chunks that have no tokens."""
+    (source,) = render_spec(load(ROOT / "specs/gated_delta_output_fla.yaml")).values()
+    (tmp_path / "emitted.py").write_text(source)
+    module = import_file(tmp_path / "emitted.py", "emitted_for_its_indices")
+    lengths = [0, 5, 64, 0, 65, 200, 0]
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=bits)
+    want = chunk_indices_of(lengths, 64)
+    found = module._chunk_indices(cu_seqlens, len(want) + 2).tolist()
+    assert [tuple(pair) for pair in found[: len(want)]] == want
+    assert all(chunk * 64 >= lengths[n] for n, chunk in found[len(want) :])

@@ -1,0 +1,157 @@
+"""Decoding: what is planned for which spec, how programs are shared out, and what the launcher picks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kgen.expr.nodes import Read, Type, Var, reads, variables
+from kgen.plan.decode import decodes, plan_decode
+from kgen.plan.positions import positioned
+from kgen.plan.tiles import SHARED_MEMORY
+from kgen.spec.load import Loaded, loads
+from kgen.verify.attention.cache import NO_PAGE, lengths
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAD = "kernel: attention\nname: sample\ndtype: bf16\nhead_dim: 128\n"
+CAUSAL = "mask_mod: q_idx >= kv_idx\n"
+PER_BATCH = "lengths: {kv: {per_batch: true}}\n"
+
+
+def spec(*lines: str) -> Loaded:
+    return loads(HEAD + "".join(lines), "sample.yaml")
+
+
+def shifts(loaded: Loaded) -> bool:
+    """Whether the mask sees SQ, as it does where queries stand at the end."""
+    return "SQ" in variables(positioned(loaded).trees["mask_mod"])
+
+
+def test_queries_stand_at_the_end_of_a_cache() -> None:
+    assert shifts(spec(CAUSAL, "passes: [forward, decode]\n"))
+    assert shifts(spec(CAUSAL, "paged_kv: {page_size: 64}\npasses: [forward]\n"))
+    assert shifts(spec(CAUSAL, "align: end\n"))
+    assert not shifts(spec(CAUSAL))
+    assert not shifts(spec(CAUSAL, PER_BATCH))
+    assert not shifts(spec(CAUSAL, "align: start\npasses: [forward, decode]\n"))
+
+
+def test_numbers_of_keys_are_a_buffer_and_a_condition() -> None:
+    loaded = positioned(spec(PER_BATCH))
+    assert loaded.spec.buffers["kv_lens"].shape == ("B",)
+    assert reads(loaded.trees["mask_mod"]) == (Read("kv_lens", (Var("b", Type.INT),), Type.INT),)
+    assert positioned(spec(CAUSAL)) == spec(CAUSAL)
+
+
+@pytest.mark.parametrize(
+    ("lines", "balanced"),
+    [
+        (CAUSAL, False),
+        (CAUSAL + PER_BATCH, True),
+        ("buffers: {lens: {shape: [B], dtype: int32}}\nmask_mod: kv_idx < lens[b]\n", True),
+        # A search is a loop: it is not done for all sequences at once.
+        (
+            "buffers: {doc: {shape: [B, SK], dtype: int32, sorted: true}}\n"
+            "mask_mod: doc[b, q_idx] == doc[b, kv_idx]\n",
+            False,
+        ),
+    ],
+)
+def test_sequences_that_differ_share_programs(lines: str, balanced: bool) -> None:
+    assert plan_decode(spec(lines, "passes: [forward, decode]\n")).balanced == balanced
+
+
+def test_a_condition_on_the_head_bounds_no_tile() -> None:
+    """Rows of a tile belong to several heads, so that neither tiles nor loads may depend on one."""
+    mask = "buffers: {reach: {shape: [HQ], dtype: int32}}\nmask_mod: kv_idx < reach[h]\n"
+    plan = plan_decode(spec(mask, "passes: [decode]\n")).attention
+    (span,) = plan.forward.spans
+    assert not reads(span.hi)
+    assert "h" not in variables(plan.kv.live)
+
+
+@pytest.mark.parametrize("size", [16, 32, 64, 128, 256])
+def test_pages_and_tiles(size: int) -> None:
+    plan = plan_decode(spec(CAUSAL, f"paged_kv: {{page_size: {size}}}\npasses: [forward]\n"))
+    assert plan.alone
+    assert plan.page_per_tile == (size >= 64)
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 192, 256, 512, 576, 1024])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_tiles_fit(head_dim: int, dtype: str) -> None:
+    text = HEAD.replace("bf16", dtype).replace("128", str(head_dim)) + "passes: [decode]\n"
+    plan = plan_decode(loads(text, "sample.yaml"))
+    size = 4 if dtype == "fp32" else 2
+    for chip, tile in plan.tiles.items():
+        streamed = tile.num_stages * tile.BLOCK_N * 2 * head_dim * size
+        # fp32 heads beyond 512 fit nowhere but on the least tile.
+        assert streamed <= SHARED_MEMORY[chip] or tile.BLOCK_N == 16
+        assert tile.BLOCK_M >= 16
+        assert tile.per_sm >= 1
+
+
+def test_only_who_asks_decodes() -> None:
+    assert not decodes(spec(CAUSAL))
+    assert not decodes(spec(PER_BATCH))
+
+
+def test_lengths_are_hard() -> None:
+    assert set(lengths(5, 300).tolist()) == {300, 101, 0, 1, 299}
+    assert int(lengths(7, 1).max()) == 1
+    assert NO_PAGE * 64 > 2**31
+
+
+SHARES = """
+import importlib.util, random, sys
+import torch, triton, triton.language as tl
+
+found = importlib.util.spec_from_file_location("decode_gqa", sys.argv[1])
+module = importlib.util.module_from_spec(found)
+found.loader.exec_module(module)
+
+@triton.jit
+def shares(out_ptr, kv_lens_ptr, B, slots, SK, BATCHES: tl.constexpr, BLOCK_N: tl.constexpr):
+    splits = module._splits_by_batch(0, 0, B, slots, kv_lens_ptr, 1, 1, SK, BATCHES, BLOCK_N)
+    batches = tl.arange(0, BATCHES)
+    tl.store(out_ptr + batches, splits, mask=batches < B)
+
+random.seed(0)
+for _ in range(200):
+    B = random.randint(1, 40)
+    slots = B * random.randint(2, 9)
+    lens = torch.tensor([random.choice([0, 1, 64, 65, random.randint(0, 9000)]) for _ in range(B)], dtype=torch.int32)
+    out = torch.full((B,), -1, dtype=torch.int32)
+    shares[(1,)](out, lens, B, slots, 9000, BATCHES=triton.next_power_of_2(B), BLOCK_N=64)
+    tiles = (lens + 63) // 64
+    share = (tiles + out - 1) // out
+    assert int(out.min()) >= 1 and int(out.sum()) <= slots, (lens, slots, out)
+    # A slot for each, and what all have over the rest: no share is far above that.
+    assert int(share.max()) <= 2 * (int(tiles.sum()) // (slots - B) + 2), (lens, slots, out)
+
+for programs in (1, 3, 8, 64, 100, 263, 264, 265, 500, 4000):
+    for most in (1, 2, 17, 128):
+        for slots in (4, 264, 396):
+            splits = module._splits(programs, most, slots)
+            def busy(n):
+                return programs * n / slots / -(-programs * n // slots)
+            assert 1 <= splits <= most
+            assert busy(splits) >= 0.85 * max(busy(n) for n in range(1, most + 1)) - 1e-9
+print("fine")
+"""
+
+
+def test_programs_are_shared_out(tmp_path: Path) -> None:
+    """Every sequence gets a program, nobody gets more than there are, and no share is much larger than another."""
+    script = tmp_path / "shares.py"
+    script.write_text(SHARES)
+    path = ROOT / "generated" / "decode_gqa" / "triton.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(path)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.stdout.strip() == "fine", done.stderr[-2000:]
