@@ -129,3 +129,8 @@ def test_names_of_the_kernels_are_taken(name: str) -> None:
             HEAD + f"buffers:\n  {name}: {{shape: [ROWS], dtype: fp32}}\noutput_mod: y * {name}\n",
             "sample.yaml",
         )
+
+
+def test_eight_bits_are_not_compiled_for_chips_without() -> None:
+    assert problem_of(load(ROOT / "specs" / "rms_norm_fp8.yaml")).least_capability == 89
+    assert problem_of(load(ROOT / "specs" / "rms_norm.yaml")).least_capability == 0
