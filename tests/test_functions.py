@@ -263,7 +263,7 @@ def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
     needed = {
         s.helper for row in TABLE.values() for s in (row.spelled["triton"], *row.fast.values()) if s.helper
     }
-    helpers = template.render(helpers=dict.fromkeys(needed | {"first_at_least"}, True))
+    helpers = template.render(helpers={"tf32": False} | dict.fromkeys(needed | {"first_at_least"}, True))
     cases = [(name, types) for name in NAMES for types in typings(name) if (name, types) not in INTEGERS]
     body = []
     for row, (name, types) in enumerate(cases):

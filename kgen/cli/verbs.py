@@ -258,7 +258,9 @@ def bench(
     ] = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Attention: BATCHxHEADSxLENGTH, as 2x16x8192; or several, with commas."),
+        typer.Option(
+            help="Attention: BATCHxHEADSxLENGTH, as 2x16x8192, or several, with commas; norms: ROWSxWIDTH."
+        ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     generated: Generated = GENERATED,

@@ -15,6 +15,7 @@ from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_attention
 from kgen.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.plan.explaining_chunk_output import explain_chunk_output
+from kgen.plan.explaining_norm import explain_norm
 from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.plan.tuned import Tile
 from kgen.spec.load import Loaded
@@ -26,6 +27,8 @@ def explain(loaded: Loaded, length: int | None = None) -> str:
     """The steps from a spec to its kernels, as plain text; with a picture of the tiles for SQ = SK = `length`."""
     if loaded.spec.kernel == "chunk_output":
         return explain_chunk_output(loaded)
+    if loaded.spec.kernel == "norm":
+        return explain_norm(loaded)
     plan = plan_attention(loaded)
     sections = {
         "As read": _as_read(plan),

@@ -134,17 +134,13 @@ def _param(value: Any) -> Any:
     raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
 
 
-def checked_passes(supported: tuple[str, ...], planned: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
     """A check of `passes`: each name once, in the order of `supported`, with `forward` among them."""
-    words = " and ".join(f"`{name}`" for name in supported) + " are supported"
 
     def check(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
         for i, name in enumerate(value):
-            if name in planned:
-                message = f"the pass `{name}` is not supported yet"
-                raise problem("unsupported-pass", message, f"remove it: {words}", at=(i,))
             if name not in supported:
                 hint = did_you_mean(name, supported) if isinstance(name, str) else None
                 message = f"there is no pass {shown(name)}"

@@ -99,7 +99,11 @@ def compile_specs(
     work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     work = [(p, f) for p, f in work if targets is None or f.target in targets]
     tasks = [
-        CompileJob(p, replace(f, path=f.path.resolve()), arch) for p, f in work for arch in _archs(f, archs)
+        CompileJob(p, replace(f, path=f.path.resolve()), arch)
+        for p, f in work
+        for arch in _archs(f, archs)
+        # The launcher of a file refuses older chips too.
+        if capability(arch) >= getattr(p, "least_capability", 0)
     ]
     if loaded and not tasks:
         only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work)

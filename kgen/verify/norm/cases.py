@@ -54,7 +54,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
         got = _outputs(subject, inputs, backward)
         if device == "cuda":
             torch.cuda.synchronize()
-    found = _compare(problem, got, truth, yardstick, device, case)
+    found = _compare(problem, got, truth, yardstick)
     if broken := compare.broken_canaries(storages):
         found.append(_failure("canaries", f"wrote outside of {broken} of its tensors"))
     if written := compare.changed(inputs.tensors, before):
@@ -93,7 +93,7 @@ def _outputs(subject: Subject, inputs: Inputs, backward: bool) -> dict[str, Tens
 
 
 def _compare(
-    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result, device: str, case: Case
+    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
 ) -> list[compare.Check]:
     dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"], "scale": "fp32"}
     dtypes |= {f"d{o.name}": o.dtype for o in problem.operands}

@@ -65,6 +65,11 @@ class Problem:
         return tuple(p for p in self.params if p.value is None)
 
     @property
+    def least_capability(self) -> int:
+        """The compute capability that the emitted kernels need: 8.9 has eight-bit floats."""
+        return 89 if self.quantize else 0
+
+    @property
     def positional(self) -> tuple[str, ...]:
         """Arguments that the emitted function takes by position."""
         return tuple(n for n in ("x", "weight", "bias") if n in self)

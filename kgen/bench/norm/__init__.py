@@ -1,0 +1,1 @@
+"""Norms: their workloads, peers and plot."""

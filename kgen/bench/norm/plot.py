@@ -1,0 +1,56 @@
+"""Lines of throughput over width, for each spec and pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
+    """Draw TB/s of every peer over the width. False, with a note, where matplotlib is missing."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("kgen bench: no plot, matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [
+        row
+        for report in reports
+        for row in report["rows"]
+        if row["tbps"] is not None and not row.get("graph")
+    ]
+    panels = list(dict.fromkeys((row["spec"], row["pass"]) for row in rows))
+    if not panels:
+        return False
+    passes = [name for name in ("forward", "backward") if any(p == name for _, p in panels)]
+    specs = list(dict.fromkeys(spec for spec, _ in panels))
+    size = (4.2 * len(specs), 3.2 * len(passes))
+    figure, axes = pyplot.subplots(len(passes), len(specs), figsize=size, sharey=True, squeeze=False)
+    for (i, pass_), (j, spec) in ((a, b) for a in enumerate(passes) for b in enumerate(specs)):
+        axis = axes[i, j]
+        own = [row for row in rows if (row["spec"], row["pass"]) == (spec, pass_)]
+        for peer in dict.fromkeys(row["peer"] for row in own):
+            points = sorted((row["width"], row["tbps"]) for row in own if row["peer"] == peer)
+            style = (
+                {"linestyle": "--", "color": "grey"} if peer == "copy" else {"marker": "o", "markersize": 3}
+            )
+            axis.plot(*zip(*points, strict=True), label=peer, **style)
+        axis.set_xscale("log", base=2)
+        axis.set_title(f"{spec}, {pass_}", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        if own:
+            axis.legend(frameon=False, fontsize=7)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("TB/s")
+    for axis in axes[-1, :]:
+        axis.set_xlabel("width")
+    figure.tight_layout()
+    # Without the version of matplotlib the same numbers give the same file.
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    pyplot.close(figure)
+    return True

@@ -1,0 +1,101 @@
+"""A norm against its peers at one width after the other: forward, and backward where there is one."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kgen.bench.norm.peers import DoesNotApply, Norm, Workload, draw_workload, prepare
+from kgen.bench.norm.shape import SMALL
+from kgen.bench.timing import AGREE, BenchJob, Contender, distance, first, measure, message, rows
+
+
+def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The workload, then rows for each width and pass. `functions` are the emitted ones by peer name."""
+    problem = job.problem
+    sizes = job.shape.sizes(problem.widths)
+    yield {"workload": {"sizes": sizes, "dtypes": dict(problem.dtypes), "norm": problem.norm}}
+    for n_rows, width in sizes:
+        graph = (n_rows, width) == SMALL and job.device == "cuda"
+        place = {"rows": n_rows, "width": width, "graph": graph}
+        for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
+            workload = draw_workload(problem, n_rows, width, job.device)
+            contenders, failed = _contenders(pass_, workload, job, functions, graph)
+            if contenders:
+                measure(contenders, job)
+                work = {"tbps": workload.bytes_moved(pass_) / 1e9}
+                yield from ({**row, **place} for row in rows(pass_, contenders, work))
+            yield from ({"pass": pass_, "peer": n, "error": text, **place} for n, text in failed.items())
+            del contenders, workload
+            if job.device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def _contenders(
+    pass_: str, workload: Workload, job: BenchJob, functions: Mapping[str, Any], graph: bool
+) -> tuple[list[Contender], dict[str, str]]:
+    """The peers that run and agree with kgen, or else with the first that runs; and why others do not."""
+    backward = pass_ == "backward"
+    for tensor in workload.wanted:
+        tensor.requires_grad_(backward)
+    found: list[Contender] = []
+    failed: dict[str, str] = {}
+    want: Sequence[Any] | None = None
+    for name in job.peers:
+        try:
+            if name == "copy":
+                run, _, seconds = first(lambda: _copy(workload.bytes_moved(pass_), job.device), job.device)
+            else:
+                norm = prepare(name, workload, functions)
+                make = (lambda n: lambda: _gradients(n, workload))(norm) if backward else _forward(norm)
+                run, result, seconds = first(make, job.device)
+                got = [t.detach().float() for t in result]
+                if want is None:
+                    want = got
+                elif (apart := distance(got[: len(want)], want[: len(got)])) > AGREE:
+                    raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
+            found.append(Contender(name, _graphed(run) if graph else run, seconds))
+        except DoesNotApply:
+            continue
+        except Exception as error:
+            traceback.print_exc()
+            failed[name] = message(error)
+    return found, failed
+
+
+def _forward(norm: Norm) -> Callable[[], Callable[[], Any]]:
+    def run() -> Any:
+        with torch.no_grad():
+            return norm()
+
+    return lambda: run
+
+
+def _gradients(norm: Norm, workload: Workload) -> Callable[[], Any]:
+    outputs = norm()
+    cotangents = list(workload.cotangents.values())[: len(outputs)]
+    return lambda: torch.autograd.grad(outputs, workload.wanted, cotangents, retain_graph=True)
+
+
+def _copy(size: int, device: str) -> Callable[[], Any]:
+    """As many bytes read and written together as the norm has to: what the device's memory allows."""
+    source = torch.zeros(size // 2, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _graphed(run: Callable[[], Any]) -> Callable[[], Any]:
+    """The same as a CUDA graph, without the time that Python takes to launch."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    replay: Callable[[], Any] = graph.replay
+    return replay

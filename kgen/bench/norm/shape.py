@@ -1,0 +1,40 @@
+"""The sizes of a norm benchmark, and its peers; nothing here needs torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kgen.diagnostics import Diagnostic, KgenError
+
+PEERS = ("torch", "compile", "liger", "quack", "eager", "copy")
+DEFAULT_PEERS = ("torch", "compile", "liger", "quack", "copy")
+WIDTHS = (256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 262144)
+ELEMENTS = 2**28
+"""Of a tensor, where the rows are not given: ten times the L2 of an H200 in 16 bits."""
+SMALL = (4096, 1024)
+"""Rows and width of the case that is timed as a CUDA graph."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows and their width; without them every width of `WIDTHS` that the spec allows, and the small case."""
+
+    rows: int | None = None
+    width: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """`4096x1024`. Raises `KgenError` for anything else."""
+        match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+        if match is None:
+            hint = "ROWSxWIDTH, for example 4096x1024"
+            raise KgenError(Diagnostic("bad-shape", f"`{text}` is not a shape", hint=hint))
+        return cls(*(int(number) for number in match.groups()))
+
+    def sizes(self, widths: tuple[int, ...]) -> list[tuple[int, int]]:
+        """The (rows, width) to measure, for a spec with those widths (none for any)."""
+        if self.rows is not None and self.width is not None:
+            return [(self.rows, self.width)]
+        large = [(ELEMENTS // width, width) for width in widths or WIDTHS]
+        return large if widths else [SMALL, *large]
