@@ -254,7 +254,7 @@ def bench(
     ] = None,
     shape: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Attention: BATCHxHEADSxLENGTH, as 2x16x8192."),
+        typer.Option(help="Attention: BxHxS, as 2x16x8192. Chunk output: T, or BxTxHxHV."),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     generated: Generated = GENERATED,
