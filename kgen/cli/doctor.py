@@ -22,6 +22,9 @@ def examine() -> list[dict[str, object]]:
         _row("triton", triton, HINT),
         _row("CUDA device", _device() if torch else None, "missing: only `bench` needs one"),
         _row("ptxas", _ptxas(), HINT),
+        _row(
+            "nvidia-cutlass-dsl", _package("nvidia-cutlass-dsl"), "missing: pip install 'kgen-kernels[cute]'"
+        ),
     ]
 
 

@@ -191,6 +191,10 @@ def compile_(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--arch", help="An architecture, as sm_90. Repeatable."),
     ] = None,
+    target: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--target", help="Only the files of this target. Repeatable."),
+    ] = None,
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
     record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
@@ -203,7 +207,7 @@ def compile_(
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
         rows = compile_specs(
-            loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress=progress, record=record
+            loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress, record, target
         )
     return _judge(rows, COLUMNS, "compiled", form)
 
@@ -275,6 +279,34 @@ def bench(
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 
 
+@verb("tune")
+def tune(
+    specs: Specs = None,
+    shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
+    ] = None,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")] = 60.0,
+    write: Annotated[
+        bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
+    ] = True,
+    generated: Generated = GENERATED,
+    form: Form = Format.TEXT,
+) -> int:
+    """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
+    from kgen.plan import tuned
+    from kgen.tune.tuning import tune_specs
+
+    table = tuned.PATH if write else None
+    with terminal.progress_bar() as progress:
+        rows = tune_specs(_load(specs), generated, shape, table, jobs, timeout, progress)
+    terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
+    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
+    terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
+    return 0
+
+
 @verb("explain")
 def explain(
     spec: Spec,
@@ -326,15 +358,15 @@ def schema(form: Form = Format.TEXT) -> int:
 
 @verb("status")
 def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = Format.TEXT) -> int:
-    """Show which emitted files are verified as they are now; exit 1 if any is not."""
+    """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
     from kgen.verify.ledger import status as ledger_status
 
     rows = ledger_status(_load(specs), generated)
     terminal.table(rows, ("spec", "file", "state", "device", "error"), form)
     states = Counter(row["state"] for row in rows)
-    last = f"{states['verified']} verified, {states['stale']} stale, {states['missing']} missing"
+    last = ", ".join(f"{states[state]} {state}" for state in ("verified", "compiled", "stale", "missing"))
     terminal.summary(last, form)
-    return 0 if states["verified"] == len(rows) else EXIT_WRONG
+    return EXIT_WRONG if states["stale"] or states["missing"] else 0
 
 
 @verb("doctor")

@@ -337,3 +337,23 @@ _ROWS = [
 ]
 
 TABLE: dict[str, Function] = {row.name: row for row in _ROWS}
+
+# CuTe DSL takes Python's operators and has most functions in `cute.math`; these are the others.
+_CUTE = {
+    "floordiv": _infix("//", MUL),
+    "mod": Spelling("{0} - {0} // {1} * {1}", ADD, UNARY),
+    "and": _infix("&", BITAND),
+    "or": _infix("|", BITOR),
+    "not": Spelling("~{0}", UNARY, UNARY),
+    "where": Spelling("cutlass.select_({0}, {1}, {2})"),
+    "min": Spelling("cutlass.min({0}, {1})"),
+    "max": Spelling("cutlass.max({0}, {1})"),
+    "abs": Spelling("cutlass.max({0}, -({0}))"),
+    "sigmoid": Spelling("1.0 / (1.0 + cute.math.exp(-({0})))", MUL),
+    "clamp": Spelling("cutlass.min(cutlass.max({0}, {1}), {2})"),
+    "float": Spelling("Float32({0})"),
+}
+for _row in _ROWS:
+    _python = _row.spelled["python"]
+    _own = Spelling(f"cute.math.{_python.form}") if _row.callable else _python
+    _row.spelled["cute"] = _CUTE.get(_row.name, _own)

@@ -113,7 +113,7 @@ class RangeFinder:
                 return self._at_most(right, call("sub", left, _ONE))
             case "ge":
                 return self._at_most(right, left)
-        return _meet([self._at_most(left, right), self._at_most(right, left)])
+        return self._meet([self._at_most(left, right), self._at_most(right, left)])
 
     def _at_most(self, left: Node, right: Node) -> _Range:
         """The range of `left <= right`."""
@@ -222,10 +222,39 @@ class RangeFinder:
             return node.value > 0
         return isinstance(node, Var) and node.name in self.positive
 
+    def _meet(self, ranges: list[_Range]) -> _Range:
+        """All conditions at once."""
+
+        def both(sides: list[tuple[Node | None, Node | None]]) -> tuple[Node | None, Node | None]:
+            lows = list(dict.fromkeys(lo for lo, _ in sides if lo is not None))
+            highs = list(dict.fromkeys(hi for _, hi in sides if hi is not None))
+            lows = [b for b in lows if not self._implied(b, lows, upper=False)]
+            highs = [b for b in highs if not self._implied(b, highs, upper=True)]
+            low = reduce(lambda a, b: call("max", a, b), lows) if lows else None
+            high = reduce(lambda a, b: call("min", a, b), highs) if highs else None
+            return low, high
+
+        full = [r.full for r in ranges]
+        return _Range(
+            both([r.some for r in ranges]), None if None in full else both([f for f in full if f is not None])
+        )
+
+    def _implied(self, bound: Node, others: list[Node], upper: bool) -> bool:
+        """Whether another bound is as tight as a search's result: the run of elements equal to the one at `i` begins
+        at `i` or before and ends at `i + 1` or beyond, so that `kv_idx <= q_idx` bounds the keys of a document."""
+        if not (isinstance(bound, Read) and bound.buffer.endswith(FIRST_AT_LEAST)):
+            return False
+        for i in (self.outer.start, self.outer.last):
+            element = Read(bound.buffer.removesuffix(FIRST_AT_LEAST), (*bound.indices[:-1], i), Type.INT)
+            value, tighter = (call("add", element, _ONE), call("add", i, _ONE)) if upper else (element, i)
+            if bound.indices[-1] == value and tighter in others:
+                return True
+        return False
+
     # --- assembly ------------------------
 
     def _span(self, ranges: list[_Range]) -> Span:
-        whole = _meet(ranges)
+        whole = self._meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
         # Kernels go on from `full_hi` to `hi`: it has to be a position even where no row of the tile allows
@@ -284,22 +313,6 @@ def _disjunctive(mask: Node) -> list[list[Node]] | None:
                 return None
             alternatives = [a + c for a, c in product(alternatives, choices)]
     return alternatives if len(alternatives) <= MOST_SPANS else None
-
-
-def _meet(ranges: list[_Range]) -> _Range:
-    """All conditions at once."""
-
-    def both(sides: list[tuple[Node | None, Node | None]]) -> tuple[Node | None, Node | None]:
-        lows = list(dict.fromkeys(lo for lo, _ in sides if lo is not None))
-        highs = list(dict.fromkeys(hi for _, hi in sides if hi is not None))
-        low = reduce(lambda a, b: call("max", a, b), lows) if lows else None
-        high = reduce(lambda a, b: call("min", a, b), highs) if highs else None
-        return low, high
-
-    full = [r.full for r in ranges]
-    return _Range(
-        both([r.some for r in ranges]), None if None in full else both([f for f in full if f is not None])
-    )
 
 
 def _merged(spans: list[Span]) -> list[Span]:

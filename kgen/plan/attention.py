@@ -20,9 +20,9 @@ from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
-from kgen.expr.tile_ranges import Axis, RangeFinder, Span
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
 from kgen.plan.positions import positioned
 from kgen.plan.tiles import Problem, TileTables, tile_tables
 from kgen.spec.attention import AttentionSpec
@@ -32,6 +32,7 @@ SIZES = frozenset({"B", "HQ", "HKV", "SQ", "SK"})
 SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
 Q_AXIS = Axis(Q_IDX, Q_START, Var("q_last", Type.INT), SQ)
 KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), SK)
+OFFS_N = Var("offs_n", Type.INT)
 Q_LIVE, KV_LIVE = Var("q_live", Type.BOOL), Var("kv_live", Type.BOOL)
 ONE = Const(1, Type.INT)
 # The largest tile: lengths that are promised to be a multiple of it need no bounds checks.
@@ -119,6 +120,7 @@ class AttentionPlan:
     form: SoftmaxForm
     qk_chunks: tuple[Chunk, ...]
     v_chunks: tuple[Chunk, ...]
+    problem: Problem
     tiles: TileTables
     q: Guards
     kv: Guards
@@ -200,6 +202,7 @@ class _Planner:
             "dq": self._loop(*outer_q, peel_scalar(dscore, self.algebra), by_query),
             "dkdv": self._loop(*outer_kv, peel_scalar(dscore, self.algebra, keep=by_head), by_key),
         }
+        problem = self._tile_problem(qk_chunks, v_chunks, forward)
         return AttentionPlan(
             spec=spec,
             score_mod=self.score_mod,
@@ -207,7 +210,8 @@ class _Planner:
             form=self.form,
             qk_chunks=qk_chunks,
             v_chunks=v_chunks,
-            tiles=tile_tables(self._tile_problem(qk_chunks, v_chunks, forward)),
+            problem=problem,
+            tiles=tile_tables(problem),
             q=self.q,
             kv=self.kv,
             self_attention=self._ties_lengths(),
@@ -226,12 +230,15 @@ class _Planner:
             split=self.spec.dtype == "fp32" and self.spec.precision == "tf32x3",
             width_qk=sum(c.size for c in qk),
             width_v=sum(c.size for c in v),
-            light=self.form.positive
-            and self.form.core == QK
-            and forward.rotated
-            and all(s.has_full for s in forward.spans),
+            mask=_mask_class(forward),
+            score="reads" if tile_reads else self._score_class(),
             tile_reads=len(tile_reads),
         )
+
+    def _score_class(self) -> str:
+        if self.form.core != QK:
+            return "function"
+        return "plain" if self.form.positive else "bias"
 
     # --- masks ---------------------------------------------------------------------------------------------------
 
@@ -274,6 +281,7 @@ class _Planner:
             inner.index.name: column,
             f"{inner_name}_live": column,
             inner.start.name: Place(True, ()),
+            OFFS_N.name: Place(False, (inner_name,)),
             "qk": TILE,
         } | ({"h": row} if self.packed else {})
         return self._tile_loop(
@@ -309,7 +317,10 @@ class _Planner:
             "mask": (self._mask_in(outer), TILE),
         }
         if form.bias is not None:
-            roots["bias"] = (form.bias, TILE)
+            roots["bias"] = (
+                self._by_column(form.bias) if inner is KV_AXIS and spans and not self.packed else form.bias,
+                TILE,
+            )
         if form.row_rest is not None:
             # The kernels keep the log-sum-exp in base 2.
             roots["row_rest"] = (call("mul", LOG2E, form.row_rest), q_place)
@@ -331,6 +342,17 @@ class _Planner:
             dscore_factor=dscore[0],
             gradients=gradients,
         )
+
+    def _by_column(self, bias: Node) -> Node:
+        """A bias that is linear in the key as its value at the tile's first key, plus a slope times the column: the
+        columns' part then leaves the loop."""
+        if any(KV_IDX.name in variables(read) for read in reads(bias)):
+            return bias
+        slope = self.algebra.to_sympy(bias).diff(self.algebra.symbol(KV_IDX))
+        if slope == 0 or slope.has(self.algebra.symbol(KV_IDX)) or slope.has(self.algebra.symbol(Q_IDX)):
+            return bias
+        first = substitute(bias, {KV_IDX: KV_AXIS.start})
+        return call("add", call("mul", self.algebra.to_tree(slope), OFFS_N), first)
 
     def _mask_in(self, outer: Axis) -> Node:
         """The mask inside a tile. Rows of the outer index past its end are never stored: no check for those."""
@@ -428,6 +450,21 @@ _RESERVED = frozenset(
         "GQA",
     ]
 )
+
+
+def _mask_class(loop: TileLoop) -> str:
+    """How the range of a loop moves with its tile, as `kgen.plan.tiles.Problem` calls it."""
+    if not all(span.has_full for span in loop.spans):
+        return "scan"
+    bounds = [bound for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi)]
+    if any(read.buffer.endswith(FIRST_AT_LEAST) for bound in bounds for read in reads(bound)):
+        return "search"
+    tile = {loop.outer.start.name, loop.outer.last.name}
+    moving = [
+        any(variables(end) & tile for end in ends)
+        for ends in zip(*((s.lo, s.hi) for s in loop.spans), strict=True)
+    ]
+    return ("all", "triangle", "band")[sum(moving)]
 
 
 def _promised(length: object) -> bool:

@@ -16,7 +16,7 @@ from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_atte
 from kgen.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.plan.explaining_chunk_output import explain_chunk_output
 from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
-from kgen.plan.tiles import Tile
+from kgen.plan.tuned import Tile
 from kgen.spec.load import Loaded
 
 SIDES = {"q_idx": ("query", "queries"), "kv_idx": ("key", "keys")}

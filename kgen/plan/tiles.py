@@ -1,32 +1,23 @@
 """Tile shapes by chip: how many rows of each side a program takes, and how many warps and pipeline stages it has.
 
-Row 90 was timed on an H200 (docs/performance/attention.md), rows 80 and 100 are reasoned from it, and
-row 0 serves every
-other chip: it fits in the 99 KiB of shared memory that the smallest supported parts give a block. Each list
-is in order of
-preference, and the first tile that fits is taken; what a tile needs is estimated here, and `kgen compile` holds the
-estimate against the compiler.
+What was timed comes from the table of `kgen.plan.tuned`; a chip of compute capability 10.0 takes the rows of 9.0. For
+the rest there are rules, reasoned from those measurements: lists in order of preference, of which the first tile that
+fits is taken. Row 0 serves every other chip: it fits in the 99 KiB of shared memory that the smallest supported parts
+give a block. What a tile needs is estimated here, and `kgen compile` holds the estimate against the compiler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
+
+from kgen.plan.tuned import Class, Tile, nearest
 
 KIB = 1024
 
 # Shared memory that one block may have, by compute capability (CUDA programming guide, "Compute Capabilities").
 SHARED_MEMORY = {100: 227 * KIB, 90: 227 * KIB, 80: 163 * KIB, 0: 99 * KIB}
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Rows of queries and of keys that a program holds at once, its warps, and the depth of its load pipeline."""
-
-    BLOCK_M: int
-    BLOCK_N: int
-    num_warps: int
-    num_stages: int
 
 
 @dataclass(frozen=True)
@@ -43,10 +34,12 @@ class Problem:
     """What decides on tiles.
 
     `width_qk` and `width_v` are padded head dims; `ieee` is fp32 without tensor cores, `split` fp32 in several
-    tensor-core passes; `light` says that
-    most tiles are plain
-    products (no function of the score, no bias, no mask); `tile_reads` counts buffers that are read for each
-    (query, key).
+    tensor-core passes.
+
+    `mask` says how the range of keys moves with a tile of queries: `all` (not at all), `triangle` (one end), `band`
+    (both), `search` (it is searched for in a sorted buffer), or `scan` where every tile computes the mask. `score`
+    says what an element costs beside the product: `plain` nothing, `bias` an addition, `function` more, `reads` a
+    load. `tile_reads` counts the buffers read for each (query, key).
     """
 
     element_size: int
@@ -54,24 +47,61 @@ class Problem:
     split: bool
     width_qk: int
     width_v: int
-    light: bool
+    mask: str
+    score: str
     tile_reads: int
+
+    @property
+    def light(self) -> bool:
+        """Most tiles are plain products."""
+        return self.mask in ("all", "triangle") and self.score == "plain"
+
+    def timed_as(self, chip: int, kernel: str) -> Class:
+        """Where the table of timed tiles has this problem."""
+        return Class(chip, 8 * self.element_size, self.width_qk, self.width_v, self.mask, self.score, kernel)
 
 
 def tile_tables(problem: Problem) -> TileTables:
     """The tiles of a problem for every chip that has a row; a row equal to row 0 is left out."""
 
     def table(
-        tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]
+        kernel: str, tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]
     ) -> dict[int, Tile]:
         chosen = {}
         for chip, limit in SHARED_MEMORY.items():
-            tuned = [] if problem.split else tiles(problem, chip)
-            options = _IEEE if problem.ieee else tuned + _SMALL
+            timed = nearest(problem.timed_as(min(chip, 90), kernel)) if chip >= 90 else None
+            ruled = [] if problem.split else tiles(problem, chip)
+            options = _IEEE if problem.ieee else [*([timed] if timed else []), *ruled, *_SMALL]
             chosen[chip] = next((t for t in options if shared(problem, t) <= limit), _LEAST)
         return {chip: tile for chip, tile in chosen.items() if chip == 0 or tile != chosen[0]}
 
-    return TileTables(table(_forward, _forward_shared), table(_dq, _dq_shared), table(_dkdv, _dkdv_shared))
+    return TileTables(
+        forward=table("forward", _forward, _forward_shared),
+        dq=table("dq", _dq, _dq_shared),
+        dkdv=table("dkdv", _dkdv, _dkdv_shared),
+    )
+
+
+def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
+    """Tiles that may be the fastest for `forward`, `dq` or `dkdv`: those whose accumulators and scores fit in registers
+    and whose operands fit, by estimate, in shared memory."""
+    estimates: dict[str, tuple[Callable[[Tile], int], int, Callable[[Problem, Tile], int]]] = {
+        "forward": (lambda t: t.BLOCK_M * problem.width_v, 1, _forward_shared),
+        "dq": (lambda t: t.BLOCK_M * problem.width_qk, 2, _dq_shared),
+        "dkdv": (lambda t: t.BLOCK_N * (problem.width_qk + problem.width_v), 2, _dkdv_shared),
+    }
+    accumulated, scores, shared = estimates[kernel]
+    found = []
+    for held, (streamed, stages), tma in product((64, 128), _STREAMS, (True, False)):
+        rows = (streamed, held) if kernel == "dkdv" else (held, streamed)
+        # A warpgroup multiplies 64 rows at a time; two share them where registers ask for it.
+        for num_warps in (held // 16, 8):
+            tile = Tile(*rows, num_warps, stages, tma)
+            registers = (accumulated(tile) + scores * held * streamed) // (32 * num_warps)
+            if registers <= 200 and shared(problem, tile) <= SHARED_MEMORY[chip] and (chip >= 90 or not tma):
+                found.append(tile)
+                break
+    return found
 
 
 # Where nothing better fits, or registers hold operands in parts: down to the least that the tensor cores take.
@@ -159,6 +189,10 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
     if width <= 256:
         return [Tile(32, 64, 8, 3), Tile(32, 64, 8, 2)]
     return [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
+
+
+# Rows that stream through the pipeline at once, and its stages.
+_STREAMS = [(32, 2), (32, 3), (32, 4), (64, 2), (64, 3), (128, 2), (128, 3)]
 
 
 # Bytes of shared memory: rows that stay, rows that stream through the pipeline, and room for the compiler's own.

@@ -25,7 +25,9 @@ RESERVED = frozenset(
     }
 )
 PASSES = ("forward", "backward")
-PLANNED_TARGETS = ("cuda", "cute")
+PLANNED_TARGETS = ("cuda",)
+CUTE_WIDTHS, CUTE_CHUNK = (64, 128), 64
+"""Head dims and chunk size that the CuTe DSL kernels are written for."""
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
 Width = Annotated[Literal[64, 128, 256], Field(examples=[128])]
@@ -91,11 +93,23 @@ class TritonTarget(SpecModel):
     """Options of the Triton target: none so far."""
 
 
+class CuteTarget(SpecModel):
+    """Options of the CuTe DSL target."""
+
+    arch: Annotated[tuple[Literal["sm_90a", "sm_100a"], ...], Field(strict=False, examples=[["sm_90a"]])] = (
+        "sm_90a",
+        "sm_100a",
+    )
+    """The architectures: `cute_sm90.py` for sm_90a, `cute_sm100.py` for sm_100a. Forward only."""
+
+
 class Targets(SpecModel):
     """What to emit."""
 
     triton: TritonTarget | None = None
     """One `triton.py`."""
+    cute: CuteTarget | None = None
+    """A file for each architecture."""
 
     @model_validator(mode="before")
     @classmethod
@@ -105,10 +119,13 @@ class Targets(SpecModel):
         for name in value:
             if name in PLANNED_TARGETS:
                 message = f"the target `{name}` is not supported yet for chunk_output"
-                hint = f"remove it: {', '.join(f'`{n}`' for n in cls.model_fields)} is supported"
+                hint = f"remove it; the targets are: {', '.join(f'`{n}`' for n in cls.model_fields)}"
                 raise problem("unsupported-target", message, hint, at=(name,), key=True)
             if name not in cls.model_fields:
-                hint = did_you_mean(name, cls.model_fields) or "`triton` is supported"
+                hint = (
+                    did_you_mean(name, cls.model_fields)
+                    or f"the targets are: {', '.join(f'`{n}`' for n in cls.model_fields)}"
+                )
                 message = f"there is no target {shown(name)}"
                 raise problem("unknown-target", message, hint, at=(name,), key=True)
         if not value:
@@ -210,3 +227,21 @@ class ChunkOutputSpec(SpecModel):
         if "gate_base" in self.model_fields_set and "decay" not in trees:
             hint = "remove it, or write `decay: g[i]`"
             yield problem("unused-gate", "there is no decay for it", hint, at=("gate_base",), key=True)
+        if self.targets.cute:
+            yield from self._beyond_cute()
+
+    def _beyond_cute(self) -> Iterator[PydanticCustomError]:
+        """What the CuTe DSL kernels are not written for."""
+        assert self.targets.cute is not None
+        arch, widths = self.targets.cute.arch, " or ".join(map(str, CUTE_WIDTHS))
+        needs = {
+            "one architecture or more, each once": 0 < len(arch) == len(set(arch)),
+            f"`head_dim` of {widths}": self.head_dim.qk in CUTE_WIDTHS and self.head_dim.v in CUTE_WIDTHS,
+            f"`chunk_size: {CUTE_CHUNK}`": self.chunk_size == CUTE_CHUNK,
+            "states of the dtype of q": self.state == self.dtype,
+            "`triton` beside it for the backward pass": "backward" not in self.passes or self.targets.triton,
+        }
+        if missing := [need for need, met in needs.items() if not met]:
+            message = f"the target `cute` needs {' and '.join(missing)}"
+            hint = "remove the target, or change the spec; `triton` takes any"
+            yield problem("unsupported-target", message, hint, at=("targets", "cute"), key=True)

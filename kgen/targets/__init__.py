@@ -15,11 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One file to emit: its name, the template that writes it, and the names that the template uses."""
+    """One file to emit: its name, the template that writes it, and the names that the template uses.
+
+    `arch` is the one architecture that the file is for, as sm_90a; None for a file that runs on several.
+    """
 
     filename: str
     template: str
     context: dict[str, object]
+    arch: str | None = None
 
 
 TARGETS: dict[str, Mapping[str, str]] = {
@@ -27,6 +31,7 @@ TARGETS: dict[str, Mapping[str, str]] = {
         "attention": "kgen.targets.triton.attention",
         "chunk_output": "kgen.targets.triton.chunk_output",
     },
+    "cute": {"chunk_output": "kgen.targets.cute.chunk_output"},
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
 

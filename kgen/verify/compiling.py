@@ -6,7 +6,7 @@ Each target has a worker of its own (`compile_<target>.py`) that says a row for 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
 
-WORKERS = {"triton": "kgen.verify.compile_triton"}
+WORKERS = {"triton": "kgen.verify.compile_triton", "cute": "kgen.verify.compile_cute"}
 """Target -> the module that compiles its files."""
 
 
@@ -76,19 +76,33 @@ def compile_specs(
     timeout: float = 600.0,
     progress: Progress | None = None,
     record: bool = False,
+    targets: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Compile every kernel of some specs for every architecture; no GPU is needed.
+
+    A file that is for one architecture is compiled for that one, where it is among `archs` (`sm_90` stands for
+    `sm_90a` too). `targets` leaves out the files of others.
 
     Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory a thread), shared
     and limit (bytes a block), ok, error. `ok` is false where it does not compile or needs more shared memory
     than the architecture has. `timeout` is in seconds, for one kernel. `record` enters the result in the
-    ledger. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch or triton.
+    ledger. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or the package
+    of a target.
     """
     require("torch", "triton")
     for arch in archs:
         capability(arch)
-    work = [(problem_of(one), file) for one in loaded for file in require_emitted(generated, one)]
-    tasks = [CompileJob(p, replace(f, path=f.path.resolve()), arch) for p, f in work for arch in archs]
+    work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
+    work = [(p, f) for p, f in work if targets is None or f.target in targets]
+    tasks = [
+        CompileJob(p, replace(f, path=f.path.resolve()), arch) for p, f in work for arch in _archs(f, archs)
+    ]
+    if loaded and not tasks:
+        only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work)
+        raise KgenError(
+            Diagnostic("nothing-to-compile", "no file is for these targets and architectures", hint=only)
+        )
+    require(*sorted({package for job in tasks if (package := job.emitted.missing_package())}))
     hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in tasks}
     done, lock = 0, Lock()
 
@@ -107,8 +121,17 @@ def compile_specs(
         place = Path(generated).resolve()
         for job, rows in zip(tasks, results, strict=True):
             file, digest = job.emitted, hashes[job.emitted]
-            ledger.record_compiled(place, file.path, digest, rows, arch=job.arch, versions=versions())
+            ledger.record_compiled(
+                place, file.path, digest, rows, arch=job.arch, versions=versions(file.target)
+            )
     return [row for rows in results for row in rows]
+
+
+def _archs(file: Emitted, asked: Sequence[str]) -> Sequence[str]:
+    """Those of the architectures asked for that a file is for."""
+    if file.arch is None:
+        return asked
+    return [file.arch] if capability(file.arch) in map(capability, asked) else []
 
 
 def _rows(job: CompileJob, timeout: float) -> Iterator[dict[str, Any]]:

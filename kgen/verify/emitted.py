@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.targets import asked_targets, sources
+
+TARGET_PACKAGES = {"cute": "cutlass"}
+"""What must be importable to compile or run the files of a target, beside torch and triton."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,8 @@ class Emitted:
     spec: str
     target: str
     path: Path
+    arch: str | None = None
+    """The one architecture that it is for, as sm_90a."""
 
     @property
     def stem(self) -> str:
@@ -27,14 +33,29 @@ class Emitted:
         """Why it cannot run on `cuda` or `cpu`; None where it can."""
         if device == "cpu" and self.target != "triton":
             return "needs a GPU"
+        if self.arch is not None and self.arch != (here := _arch_here()):
+            return f"is for {self.arch}, and this device is {here}"
+        if package := self.missing_package():
+            return f"needs `{package}`"
         return None
+
+    def missing_package(self) -> str | None:
+        """The package of its target, where that is not installed."""
+        package = TARGET_PACKAGES.get(self.target)
+        return package if package and importlib.util.find_spec(package) is None else None
+
+
+def _arch_here() -> str:
+    torch: Any = importlib.import_module("torch")
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}a"
 
 
 def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
     """Every file of a spec that can be called, whether it was rendered or not."""
     name = loaded.spec.name
     return [
-        Emitted(name, target, Path(generated) / name / source.filename)
+        Emitted(name, target, Path(generated) / name / source.filename, source.arch)
         for target in asked_targets(loaded)
         for source in sources(loaded, target)
         if source.filename.endswith(".py")

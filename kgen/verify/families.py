@@ -7,7 +7,7 @@ Family `x` has a package `kgen/verify/x`: its `problem` module needs no torch an
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kgen.verify.compare import Check
+
+FORWARD_ONLY = ("cute",)
+"""Targets whose files have the forward pass alone, whatever the spec asks of others."""
 
 FAMILIES = ("attention", "chunk_output")
 
@@ -120,13 +123,14 @@ class Family(Protocol):
         """
 
 
-def problem_of(loaded: Any) -> Any:
-    """The problem of a spec. Raises `KgenError` for a family without a reference."""
+def problem_of(loaded: Any, target: str = "") -> Any:
+    """The problem of a spec's files of a target. Raises `KgenError` for a family without a reference."""
     kernel = loaded.spec.kernel
     if kernel not in FAMILIES:
         message = f"there is no reference for kernel `{kernel}` yet"
         raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
-    return import_module(f"kgen.verify.{kernel}.problem").problem_of(loaded)
+    problem = import_module(f"kgen.verify.{kernel}.problem").problem_of(loaded)
+    return replace(problem, passes=("forward",)) if target in FORWARD_ONLY else problem
 
 
 def family_of(problem: Any) -> Family:

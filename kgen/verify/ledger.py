@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.verify.emitted import emitted_files
+from kgen.verify.emitted import Emitted, emitted_files
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
@@ -168,19 +168,22 @@ def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
     """A row for each emitted file that can be called: spec, file, state, device, error.
 
     `missing`: not rendered. `verified`: this text ran right on that device (a GPU before the interpreter).
-    `stale`: it did not, or only compiled.
+    `compiled`: it is for one architecture, was compiled for it, and has not run. `stale`: none of these.
     """
     files = read(generated)
-    return [_status(f.spec, f.path, files) for one in loaded for f in emitted_files(generated, one)]
+    return [_status(file, files) for one in loaded for file in emitted_files(generated, one)]
 
 
-def _status(name: str, path: Path, files: Ledger) -> dict[str, Any]:
-    row: dict[str, Any] = {"spec": name, "file": str(path), "state": "missing", "device": None, "error": None}
+def _status(file: Emitted, files: Ledger) -> dict[str, Any]:
+    path = file.path
+    row: dict[str, Any] = {"spec": file.spec, "file": str(path), "state": "missing", "device": None}
+    row["error"] = None
     if not path.is_file():
         return row
     records = files.get(file_hash(path), {"records": {}})["records"]
     ran = sorted((d for d in records if "worst" in records[d]), key=lambda d: (d == INTERPRETER, d))
     if not ran:
-        return row | {"state": "stale"}
+        compiled = f"compiled {file.arch}" in records
+        return row | {"state": "compiled" if compiled else "stale"}
     errors = [entry["error"] for entry in records[ran[0]]["worst"].values()]
     return row | {"state": "verified", "device": ran[0], "error": max(errors, default=None)}

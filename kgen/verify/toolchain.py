@@ -18,6 +18,10 @@ Progress = Callable[[int, int, str], None]
 """Called with how many of how many are done, and what was done last."""
 
 
+EXTRAS = {"cutlass": "cute"}
+"""The extra of this package that brings another one; `verify` where nothing is said."""
+
+
 def require(*packages: str) -> None:
     """Raise `MissingError` unless all packages can be imported."""
     for package in packages:
@@ -26,7 +30,7 @@ def require(*packages: str) -> None:
                 Diagnostic(
                     "missing-package",
                     f"`{package}` is not installed",
-                    hint="pip install 'kgen-kernels[verify]'",
+                    hint=f"pip install 'kgen-kernels[{EXTRAS.get(package, 'verify')}]'",
                 )
             )
 
@@ -53,13 +57,10 @@ def pick_device(device: str) -> str:
     )
 
 
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    return {
-        "python": platform.python_version(),
-        "torch": importlib.metadata.version("torch"),
-        "triton": importlib.metadata.version("triton"),
-    }
+def versions(target: str = "triton") -> dict[str, str]:
+    """Versions of what a result for a target depends on."""
+    packages = ("torch", "triton", *(("nvidia-cutlass-dsl",) if target == "cute" else ()))
+    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in packages}
 
 
 def describe(device: str) -> dict[str, str]:

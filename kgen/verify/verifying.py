@@ -43,8 +43,9 @@ def verify_specs(
     that cannot run on the device is handed to `skipped`, with why. Raises `KgenError` for a spec that is not
     rendered, `MissingError` without torch, triton or the device, and where every file is skipped.
     """
-    problems = [problem_of(one) for one in loaded]
-    files = [(p, f) for p, one in zip(problems, loaded, strict=True) for f in require_emitted(generated, one)]
+    for one in loaded:
+        problem_of(one)  # a family without a reference is the first thing to say
+    files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     device = pick_device(device)
     work = [(problem, file) for problem, file in files if not file.unable(device)]
     _tell([file for _, file in files], device, skipped)
@@ -75,7 +76,13 @@ def verify_specs(
         for _, file in work:
             own = [row for row in rows if (row["spec"], row["target"]) == (file.spec, file.stem)]
             ledger.record(
-                generated, file.path, hashes[file], own, quick=quick, **describe(device), versions=versions()
+                generated,
+                file.path,
+                hashes[file],
+                own,
+                quick=quick,
+                **describe(device),
+                versions=versions(file.target),
             )
     return rows
 

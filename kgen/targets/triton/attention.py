@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.plan.attention import AttentionPlan, plan_attention
 from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
-from kgen.plan.tiles import Tile
+from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 from kgen.targets import Source
@@ -109,14 +109,19 @@ def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[st
     return [
         {
             "name": name,
-            "rows": [{"chip": chip, "fields": _fields(t)} for chip, t in sorted(table.items(), reverse=True)],
+            "rows": [
+                {"chip": chip, "fields": _fields(tile, tma=name != "_PAIR_TILES")}
+                for chip, tile in sorted(table.items(), reverse=True)
+            ],
         }
         for name, table in tables.items()
     ]
 
 
-def _fields(tile: Tile | DecodeTile) -> str:
-    return ", ".join(f"{name}={value}" for name, value in asdict(tile).items())
+def _fields(tile: Tile | DecodeTile, tma: bool) -> str:
+    """A tile as the arguments of a launch."""
+    fields = {name: value for name, value in asdict(tile).items() if tma or name != "TMA"}
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 
 def _formula(spec: AttentionSpec) -> str:

@@ -21,7 +21,8 @@ ZERO = Const(0, Type.INT)
 def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
     """The names of the decoding kernels. `kernels` is made of `plan.attention`."""
     attention = plan.attention
-    loop = kernels.loop(attention.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in attention.v_chunks)])
+    state = ["m_i", "l_i", *(f"acc{c.tag}" for c in attention.v_chunks)]
+    loop = kernels.loop(attention.forward, state, descriptors=False)
     spans, lines, used = _live_tiles(plan, kernels)
     rest = _row_rest(plan, kernels)
     runtime = [n for n in kernels.problem if n in kernels.runtime]
@@ -31,8 +32,8 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "rows_known": not plan.page_size or plan.page_per_tile,
         "page_size": plan.page_size,
         "page_lines": _page_lines(plan),
-        "k_loads": _loads(plan, "k", attention.qk_chunks, loop["k_loads_masked"]),
-        "v_loads": _loads(plan, "v", attention.v_chunks, loop["v_loads_masked"]),
+        "k_loads": _loads(plan, "k", attention.qk_chunks, loop["k_loads"]),
+        "v_loads": _loads(plan, "v", attention.v_chunks, loop["v_loads"]),
         "balanced": plan.balanced,
         "live_lines": lines,
         "live_results": ", ".join(n for span in spans for n in (span["first"], span["end"])),

@@ -11,12 +11,16 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
-from kgen.expr.tile_ranges import Span
-from kgen.plan.attention import AttentionPlan, Chunk, ReadGradient, TileLoop
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
+from kgen.plan.attention import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.targets.triton.text import bracketed, value_of, wrapped
+
+# How strides of an operand are called, and along which positions its rows lie.
+LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
+SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
 @dataclass(frozen=True)
@@ -54,18 +58,26 @@ class KernelFields:
         params |= dict.fromkeys(("B", "HQ", "SQ", "SK", "scale", *self.runtime), "")
         return params | {"GQA": ": tl.constexpr"}
 
-    def loop(self, loop: TileLoop, state: list[str]) -> dict[str, Any]:
-        """The names that one kernel and its tile function use."""
+    def loop(self, loop: TileLoop, state: list[str], descriptors: bool = True) -> dict[str, Any]:
+        """The names that one kernel and its tile function use; without `descriptors` it loads by pointers alone."""
         plan, forward = self.plan, loop is self.plan.forward
         printer = self.printer(loop)
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
+        searches, found = self._searches(loop, printer)
         spans = [
-            self._span(s, loop, printer, last=i == len(loop.spans) - 1) for i, s in enumerate(loop.spans)
+            self._span(s, loop, printer, first=i == 0, last=i == len(found) - 1) for i, s in enumerate(found)
         ]
-        for part in (part for span in spans for part in span["loops"]):
+        if outer == "kv":
+            # What is searched for may depend on the query head.
+            spans[0]["bounds"], searches = searches + spans[0]["bounds"], []
+        parts = [part for span in spans for part in span["loops"]]
+        gapped = any("gap" in part for part in parts)
+        for part in parts:
             rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
-            part["turn"] = f"{'tile' if rotates else 0}, " if loop.rotated else ""
+            turn = [str("tile" if rotates else 0)] if loop.rotated else []
+            gap = [part.get("gap", "0, 0")] if gapped else []
+            part["options"] = "".join(f"{o}, " for o in turn + gap)
         fields = self._tile_fields(loop, printer)
         guards = plan.q if outer == "q" else plan.kv
         live, bound = loop.program.results["outer_live"], guards.bound
@@ -80,10 +92,13 @@ class KernelFields:
         before = self._lines(loop.program.before_loop(), printer)
         if live != TRUE:
             before.append(f"{outer}_live = {printer.own(live)}")
+        if OFFS_N in {n for b in loop.program.before_loop() for n in walk(b.node)} and inner == "kv":
+            before.insert(0, "offs_n = tl.arange(0, BLOCK_N)")
         by_head, shared = self._split_by_head(loop, before) if outer == "kv" else (before, [])
-        columns = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
         streamed = ("q", "do") if inner == "q" else ("k", "v")
         fields |= {
+            "gapped": gapped,
+            "searches": searches,
             "state": state,
             "rotated": loop.rotated,
             "spans": spans,
@@ -95,12 +110,14 @@ class KernelFields:
             "vector_load": f"{row_guard}, other=0.0" if row_guard else "",
             "row_rest": self._row_rest(loop, printer, "+") if forward else "",
         }
-        for x in streamed:
-            fields[f"{x}_loads"] = [self._streamed(c, "") for c in columns[x]]
-            fields[f"{x}_loads_masked"] = [self._streamed(c, inner_guard) for c in columns[x]]
+        held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
+        fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
+        if not descriptors:
+            columns = {"k": plan.qk_chunks, "v": plan.v_chunks}
+            fields |= {f"{x}_loads": [self._streamed(c, inner_guard) for c in columns[x]] for x in columns}
         if not forward:
             fields |= self._gradient_fields(loop, printer)
-        params, args = self._tile_arguments(loop, fields, streamed, before)
+        params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
         return fields | {"tile_params": params, "tile_args": args}
 
     def _tile_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
@@ -181,7 +198,7 @@ class KernelFields:
         if not is_one(loop.dscore):
             dqk = "dqk"
             lines.append(f"dqk = ds * {bracketed(printer.tile(program.results['dscore']))}")
-            if loop.masked and _may_be_nan(loop.dscore):
+            if loop.masked and self._may_be_nan(loop.dscore):
                 lines += ["if MASKED:", "    dqk = tl.where(mask, dqk, 0.0)"]
         kept = [g for g in loop.gradients if g.along != "pair"]
         scattered = [g for g in loop.gradients if g.along == "pair"]
@@ -219,7 +236,7 @@ class KernelFields:
         if is_one(g.derivative):
             return "ds"
         part = f"ds * {bracketed(printer.tile(loop.program.results[f'd_{g.name}']))}"
-        if not (loop.masked and _may_be_nan(g.derivative)):
+        if not (loop.masked and self._may_be_nan(g.derivative)):
             return part
         lines += [f"part = {part}", "if MASKED:", "    part = tl.where(mask, part, 0.0)"]
         return "part"
@@ -277,12 +294,42 @@ class KernelFields:
             "store_guard": f", mask={' & '.join(bounds)}" if bounds else "",
         }
 
-    def _span(self, span: Span, loop: TileLoop, printer: Printer, last: bool) -> dict[str, Any]:
+    def _searches(self, loop: TileLoop, printer: Printer) -> tuple[list[str], list[Span]]:
+        """Searches of sorted buffers that the bounds of a loop ask for, two of one row at a time, and the spans
+        over their results."""
+        rows: dict[tuple[str, tuple[Node, ...]], list[Read]] = {}
+        for node in (
+            n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)
+        ):
+            if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
+                searches = rows.setdefault((node.buffer, node.indices[:-1]), [])
+                searches += [node] * (node not in searches)
+        names: dict[Node, Var] = {}
+        lines = []
+        for searches in rows.values():
+            for first, second in zip(searches[::2], [*searches[1::2], searches[-1]], strict=False):
+                for node in (first, second):
+                    stem = node.buffer.removesuffix(FIRST_AT_LEAST)
+                    names.setdefault(node, Var(f"{stem}_first_{len(names)}", Type.INT))
+                other = names[second].name if first != second else "_"
+                lines.append(f"{names[first].name}, {other} = {printer.search(first, second)}")
+        found = dict[Node, Node](names)
+        return lines, [
+            replace(
+                s,
+                lo=substitute(s.lo, found),
+                hi=substitute(s.hi, found),
+                full_lo=substitute(s.full_lo, found),
+                full_hi=substitute(s.full_hi, found),
+            )
+            for s in loop.spans
+        ]
+
+    def _span(self, span: Span, loop: TileLoop, printer: Printer, first: bool, last: bool) -> dict[str, Any]:
         """Tile-aligned loop bounds of one span, and the loops between them."""
         x = loop.inner.index.name.removesuffix("_idx")
         block = "BLOCK_N" if x == "kv" else "BLOCK_M"
         size = loop.inner.size
-        first = span is loop.spans[0]
         lines: list[str] = []
         lo = "0"
         if span.lo != Const(0, Type.INT):
@@ -301,22 +348,23 @@ class KernelFields:
             lines.append(f"{x}_done = tl.cdiv({x}_hi, {block}) * {block}")
         if not span.has_full or not loop.masked:
             return {"bounds": lines, "loops": [{"lo": lo, "hi": f"{x}_hi", "masked": loop.masked}]}
-        loops: list[dict[str, Any]] = []
         full_lo, full_hi = lo, f"{x}_full_hi"
-        if not (span.full_lo == span.lo == Const(0, Type.INT) and first):
+        from_start = span.full_lo == span.lo == Const(0, Type.INT) and first
+        if not from_start:
             aligned = f"tl.cdiv({printer.own(span.full_lo)}, {block}) * {block}"
             lines.append(f"{x}_full_lo = {f'tl.maximum({aligned}, {lo})' if lo != '0' else aligned}")
             full_lo = f"{x}_full_lo"
-            loops.append({"lo": lo, "hi": f"tl.minimum({full_lo}, {x}_hi)", "masked": True})
-        exact = span.full_hi == span.hi == size and self._divisible(x)
-        if exact:
-            loops.append({"lo": full_lo, "hi": f"{x}_hi", "masked": False})
-            return {"bounds": lines, "loops": loops}
+        if span.full_hi == span.hi == size and self._divisible(x):
+            head = {"lo": lo, "hi": f"tl.minimum({full_lo}, {x}_hi)", "masked": True}
+            rest = {"lo": full_lo, "hi": f"{x}_hi", "masked": False}
+            return {"bounds": lines, "loops": [rest] if from_start else [head, rest]}
         lines.append(f"{x}_full_hi = {bracketed(printer.own(span.full_hi))} // {block} * {block}")
-        loops.append({"lo": full_lo, "hi": full_hi, "masked": False})
-        tail = full_hi if full_lo == "0" else f"tl.maximum({full_lo}, {full_hi})"
-        loops.append({"lo": tail, "hi": f"{x}_hi", "masked": True})
-        return {"bounds": lines, "loops": loops}
+        full = {"lo": full_lo, "hi": full_hi, "masked": False}
+        if from_start:
+            return {"bounds": lines, "loops": [full, {"lo": full_hi, "hi": f"{x}_hi", "masked": True}]}
+        lines.append(f"{x}_gap = tl.maximum({full_hi} - {full_lo}, 0)")
+        ends = {"lo": lo, "hi": f"{x}_hi", "masked": True, "gap": f"{full_lo}, {x}_gap"}
+        return {"bounds": lines, "loops": [ends, full]}
 
     def _divisible(self, x: str) -> bool:
         return (self.plan.kv if x == "kv" else self.plan.q).bound == TRUE
@@ -337,7 +385,12 @@ class KernelFields:
         return by_head, shared
 
     def _tile_arguments(
-        self, loop: TileLoop, fields: dict[str, Any], streamed: tuple[str, ...], before: list[str]
+        self,
+        loop: TileLoop,
+        fields: dict[str, Any],
+        streamed: tuple[str, ...],
+        before: list[str],
+        descriptors: bool,
     ) -> tuple[str, str]:
         """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes."""
         plan = self.plan
@@ -354,8 +407,10 @@ class KernelFields:
         if backward and outer == "kv_idx":
             names += ["lse_ptr", "delta_ptr"]
             values |= {"lse_ptr": "lse_head", "delta_ptr": "delta_head"}
-        letter = {"k": "k", "v": "v", "q": "q", "do": "g"}
-        names += [f"stride_{letter[x]}{d}" for x in streamed for d in "sd"]
+        if descriptors:
+            names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
+            names += ["b", "h_kv" if outer == "q_idx" else "h"]
+        names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
         body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
         body.append(fields["scaled"])
         body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
@@ -409,6 +464,24 @@ class KernelFields:
             lines.append('lse = tl.where(lse == float("-inf"), float("inf"), lse)')
         return lines
 
+    def _may_be_nan(self, node: Node) -> bool:
+        """Whether a value may be infinite or NaN at a position that does not count; zero times it would be NaN."""
+        params = self.spec.params
+
+        def divides_by_zero(n: Call) -> bool:
+            divisor = n.args[-1]
+            if isinstance(divisor, Var) and divisor.name in params:
+                return not params[divisor.name].value
+            return not (isinstance(divisor, Const) and divisor.value)
+
+        def open_ended(n: Node) -> bool:
+            if isinstance(n, Call):
+                unbounded = n.fn in ("log", "log2", "sqrt", "rsqrt", "exp", "exp2")
+                return unbounded or (n.fn == "div" and divides_by_zero(n))
+            return (isinstance(n, Read) and n.type is Type.FLOAT) or (isinstance(n, Var) and n.name == "inf")
+
+        return any(open_ended(n) for n in walk(node))
+
     def _scalar(self, node: Node, printer: Printer) -> str:
         """A number of one (b, h), printed in full where it is used once, after a loop."""
         program = hoist({}, {})
@@ -431,6 +504,56 @@ class KernelFields:
             "size": chunk.size,
             "onto_qk": "" if first else ", qk",
             "onto_dp": "" if first else ", dp",
+        }
+
+    def _operands(
+        self, streamed: tuple[str, ...], held: tuple[str, ...], guards: dict[str, str]
+    ) -> dict[str, Any]:
+        """How a kernel loads the tiles that stream through its loop and those that it holds: by TMA, or by pointers.
+
+        TMA reads zeros past the end of a tensor. Rows that only the mask hides may hold NaN: pointers leave them out.
+        """
+        hidden = {"q": self.plan.q.live != self.plan.q.bound, "kv": self.plan.kv.live != self.plan.kv.bound}
+        tiles = {x: self._operand(x, guards[SIDES[x]]) for x in (*streamed, *held)}
+        by_tma = [x for x in SIDES if x in streamed or (x in held and not hidden[SIDES[x]])]
+        blocks = [(block, tiles[x]["rows"]) for x in by_tma for block in tiles[x]["blocks"]]
+        side = SIDES[streamed[0]]
+        stream = {"by_tma": "TMA and not MASKED" if hidden[side] else "TMA", "guarded": bool(guards[side])}
+        return {
+            "stream": stream | {"tiles": [tiles[x] for x in streamed]},
+            **{f"{x}_stream": stream | {"tiles": [tiles[x]]} for x in streamed},
+            "held": [tiles[x] | {"by_tma": x in by_tma} for x in held],
+            "desc_params": " ".join(f"{block['desc']}," for block, _ in blocks),
+            "desc_names": ", ".join(block["desc"] for block, _ in blocks),
+            "desc_blocks": ", ".join(
+                f'({block["tensor"]}, tile["{rows}"], {block["size"]})' for block, rows in blocks
+            ),
+            "has_tma": f"{blocks[0][0]['desc']} is not None",
+        }
+
+    def _operand(self, x: str, guard: str) -> dict[str, Any]:
+        """A tile of q, k, v or dO in its blocks of columns."""
+        side = SIDES[x]
+        rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", "h_kv")
+        stride = f"stride_{LETTERS[x]}"
+        chunks = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
+        return {
+            "rows": rows,
+            "step": f"{side}_start * {stride}s",
+            "guard": f", mask={guard}, other=0.0" if guard else "",
+            "blocks": [
+                {
+                    "name": f"{x}{c.tag}",
+                    "tensor": "dout" if x == "do" else x,
+                    "size": c.size,
+                    "desc": f"{x}_desc{c.tag}",
+                    "at": f"b, {head}, {side}_start, {c.start}",
+                    "pointers": f"{x}_rows{c.tag}",
+                    "own": f"{x}_ptr + {offsets}[:, None] * {stride}s + {c.columns}[None, :] * {stride}d",
+                    "own_guard": self.load(c, guard).guard,
+                }
+                for c in chunks
+            ],
         }
 
     def _streamed(self, chunk: Chunk, rows: str) -> _Load:
@@ -469,13 +592,3 @@ def accumulators(loop: TileLoop) -> list[str]:
 
 def _pointer_names(params: str) -> list[str]:
     return [p.split(":")[0].strip() for p in params.split(",") if p.strip()]
-
-
-def _may_be_nan(node: Node) -> bool:
-    """Whether a value may be infinite or NaN at a position that the mask hides, where zero times it would be NaN."""
-    return any(
-        (isinstance(n, Read) and n.type is Type.FLOAT)
-        or (isinstance(n, Call) and n.fn in ("div", "log", "log2", "sqrt", "rsqrt", "exp", "exp2"))
-        or (isinstance(n, Var) and n.name == "inf")
-        for n in walk(node)
-    )

@@ -71,7 +71,7 @@ class Printer:
             return name + self._broadcast(node, axes), ATOM
         if isinstance(node, Read):
             if node.buffer.endswith(FIRST_AT_LEAST):
-                return self._search(node), ATOM
+                return f"{self.search(node, node)}[0]", ATOM
             return self._load(node, axes)
         return self._call(node, axes)
 
@@ -150,15 +150,15 @@ class Printer:
             return f"{text} != 0", COMPARE
         return text, ATOM
 
-    def _search(self, node: Read) -> str:
+    def search(self, first: Read, second: Read) -> str:
+        """Two searches of one row of a sorted buffer."""
         self.helpers.add("first_at_least")
-        buffer = node.buffer.removesuffix(FIRST_AT_LEAST)
-        base = self.address(buffer, node.indices[:-1], ())
-        last = len(node.indices) - 1
+        buffer = first.buffer.removesuffix(FIRST_AT_LEAST)
+        base = self.address(buffer, first.indices[:-1], ())
+        last = len(first.indices) - 1
         size = self.buffers[buffer].shape[-1]
-        return (
-            f"_first_at_least({base}, stride_{buffer}_{last}, {size}, {self._print(node.indices[-1], (), 0)})"
-        )
+        values = ", ".join(self._print(node.indices[-1], (), 0) for node in (first, second))
+        return f"_first_at_least({base}, stride_{buffer}_{last}, {size}, {values})"
 
 
 def _length(size: int | str) -> Node:

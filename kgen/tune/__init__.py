@@ -1,0 +1,1 @@
+"""Search for tile shapes: enumerate, compile, time, keep the fastest."""

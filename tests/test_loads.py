@@ -1,0 +1,105 @@
+"""What emitted files do beside the mathematics, in Triton's interpreter: loads by TMA, searches of ranges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify import interpreter
+from kgen.verify.toolchain import import_file
+from kgen.verify.verifying import verify_specs
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def emitted(name: str, folder: Path) -> Path:
+    """The generated folder of a stock spec, every tile of it for TMA."""
+    loaded = load(ROOT / "specs" / f"{name}.yaml")
+    (folder / name).mkdir(parents=True)
+    for file, text in render_spec(loaded).items():
+        (folder / name / file).write_text(text.replace("TMA=False)", "TMA=True)"))
+    return folder
+
+
+# A mask with a bias, ranges that are searched, keys that hold NaN where the mask alone hides them, groups of heads,
+# a head dim in two blocks.
+@pytest.mark.parametrize("name", ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefill"])
+def test_verified(name: str, tmp_path: Path) -> None:
+    folder = emitted(name, tmp_path)
+    assert "TMA=True)" in (folder / name / "triton.py").read_text()
+    rows = verify_specs([load(ROOT / "specs" / f"{name}.yaml")], folder, device="cpu", timeout=200.0)
+    wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.fixture
+def causal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreter.mend()
+    return import_file(emitted("causal", tmp_path) / "causal" / "triton.py", "kgen_test_tma")
+
+
+TILE = {"TMA": True}
+
+
+def test_descriptors(causal: Any) -> None:
+    x = torch.zeros(2, 3, 40, 128, dtype=torch.bfloat16)
+    (found,) = causal._descriptors(TILE, (x, 64, 128))
+    assert (found.shape, found.strides, found.block_shape) == (
+        [2, 3, 40, 128],
+        list(x.stride()),
+        [1, 1, 64, 128],
+    )
+    assert causal._descriptors({"TMA": False}, (x, 64, 128), (x, 64, 128)) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.zeros(1, 2, 9, 129, dtype=torch.bfloat16)[..., :128],  # rows begin at odd multiples of 2 bytes
+        torch.zeros(1, 2, 9, 136, dtype=torch.bfloat16)[..., 1:129],  # the first row does
+        torch.zeros(1, 2, 128, 9, dtype=torch.bfloat16).mT,  # elements of a row lie apart
+        torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16).expand(1, 2, 9, 128),  # one row for all
+    ],
+    ids=["rows", "start", "elements", "broadcast"],
+)
+def test_no_descriptor(x: torch.Tensor, causal: Any) -> None:
+    good = torch.zeros(1, 2, 9, 128, dtype=torch.bfloat16)
+    assert causal._descriptors(TILE, (good, 64, 128), (x, 64, 128)) == [None, None]
+
+
+def test_searches_of_sorted_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against `torch.searchsorted`: lengths around powers of 256, runs, values beyond both ends."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreter.mend()
+    folder = emitted("document_causal", tmp_path) / "document_causal"
+    path = folder / "searching.py"
+    path.write_text(
+        (folder / "triton.py").read_text()
+        + """
+
+@triton.jit
+def _search_kernel(ptr, stride, size, a, b, found_ptr):
+    first_a, first_b = _first_at_least(ptr, stride, size, a, b)
+    tl.store(found_ptr, first_a)
+    tl.store(found_ptr + 1, first_b)
+"""
+    )
+    module: Any = import_file(path, "kgen_test_searching")
+    found = torch.zeros(2, dtype=torch.int32)
+    generator = torch.Generator().manual_seed(0)
+    for size in (0, 1, 2, 255, 256, 257, 511, 513, 4000, 65535, 65536, 65537, 66000):
+        for step in (1, 40):
+            row = (torch.rand(max(size, 1), generator=generator) * size / step).int().sort().values
+            spaced = torch.stack([row, -row], 1)[:, 0]  # a stride of two elements
+            values = [-1, 0, 1, size // (2 * step), size // step + 1]
+            for a, b in zip(values, values[1:] + values[:1], strict=True):
+                module._search_kernel[(1,)](spaced, spaced.stride(0), size, a, b, found)
+                wanted = torch.searchsorted(row[:size], torch.tensor([a, b], dtype=torch.int32))
+                assert found.tolist() == wanted.tolist(), (size, step, a, b)

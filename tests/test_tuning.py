@@ -1,0 +1,174 @@
+"""The search for tiles, with a stand-in for the process that compiles and times."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kgen.plan import tuned
+from kgen.plan.attention import plan_attention
+from kgen.plan.tiles import SHARED_MEMORY, candidates, tile_tables
+from kgen.plan.tuned import Class, Tile
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.tune.job import TuneJob
+from kgen.tune.tuning import tune_specs
+from kgen.verify.processes import WorkerError
+
+ROOT = Path(__file__).resolve().parent.parent
+BIG, SMALL, OTHER = Tile(128, 128, 8, 3, True), Tile(64, 64, 4, 3, True), Tile(64, 32, 4, 2)
+CLASS = Class(90, 16, 128, 128, "triangle", "plain", "forward")
+
+
+def spec(name: str, folder: Path, **changes: str) -> Any:
+    text = (ROOT / "specs" / "causal.yaml").read_text().replace("name: causal", f"name: {name}")
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    (folder / f"{name}.yaml").write_text(text.replace("[forward, backward]", "[forward]"))
+    loaded = load(folder / f"{name}.yaml")
+    (folder / "generated" / name).mkdir(parents=True, exist_ok=True)
+    for file, content in render_spec(loaded).items():
+        (folder / "generated" / name / file).write_text(content)
+    return loaded
+
+
+def timer(cost: Callable[[str, Tile], float]) -> Callable[[TuneJob], Iterator[dict[str, Any]]]:
+    """Everything compiles; a tile takes `cost` milliseconds."""
+
+    def tried(job: TuneJob) -> Iterator[dict[str, Any]]:
+        for number, (_, tile) in enumerate(job.trials):
+            yield {"start": number}
+            found = {"shared": 1000} if job.capability else {"milliseconds": cost(job.problem.name, tile)}
+            yield {"trial": number, "error": None, **found}
+
+    return tried
+
+
+def tune(
+    tmp_path: Path, cost: Callable[[str, Tile], float], *names: str, table: Path | None = None
+) -> list[dict[str, Any]]:
+    loaded = [spec(name, tmp_path) for name in names]
+    return tune_specs(loaded, tmp_path / "generated", table=table, tried=timer(cost))
+
+
+def test_the_fastest_enters_the_table(tmp_path: Path) -> None:
+    table = tmp_path / "tiles.json"
+    rows = tune(tmp_path, lambda _, tile: 1.0 if tile == SMALL else 2.0, "one", table=table)
+    assert tuned.read(table) == {CLASS: SMALL}
+    assert [row["tile"] for row in rows if row["chosen"]] == ["64x64, 4 warps, 3 stages, TMA"]
+    assert [row["milliseconds"] for row in rows] == sorted(row["milliseconds"] for row in rows)
+
+
+def test_specs_of_one_class_decide_together(tmp_path: Path) -> None:
+    costs = {"one": {SMALL: 1.0, BIG: 1.1}, "two": {SMALL: 30.0, BIG: 10.0}}
+    table = tmp_path / "tiles.json"
+    tune(tmp_path, lambda name, tile: costs[name].get(tile, 99.0), "one", "two", table=table)
+    assert tuned.read(table) == {CLASS: BIG}
+
+
+def test_noise_does_not_change_the_table(tmp_path: Path) -> None:
+    table = tmp_path / "tiles.json"
+    tuned.write({CLASS: BIG}, table)
+    tune(tmp_path, lambda _, tile: {SMALL: 1.0, BIG: 1.005}.get(tile, 2.0), "one", table=table)
+    assert tuned.read(table) == {CLASS: BIG}
+    tune(tmp_path, lambda _, tile: {SMALL: 1.0, BIG: 1.02}.get(tile, 2.0), "one", table=table)
+    assert tuned.read(table) == {CLASS: SMALL}
+
+
+def test_rows_of_other_classes_stay(tmp_path: Path) -> None:
+    table, other = tmp_path / "tiles.json", Class(90, 32, 64, 64, "band", "bias", "dq")
+    tuned.write({other: OTHER}, table)
+    tune(tmp_path, lambda _, tile: 1.0 + (tile != SMALL), "one", table=table)
+    assert tuned.read(table) == {other: OTHER, CLASS: SMALL}
+
+
+def test_what_fails_is_dropped_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """One tile does not compile, one is too large, one kills the worker, one makes it hang."""
+    loaded = spec("one", tmp_path)
+    tiles = candidates(plan_attention(loaded).problem, "forward", 90)
+    broken, large, deadly = tiles[:3]
+
+    def tried(job: TuneJob) -> Iterator[dict[str, Any]]:
+        for number, (_, tile) in enumerate(job.trials):
+            yield {"start": number}
+            if job.capability:
+                error = "no" if tile == broken else None
+                yield {"trial": number, "error": error, "shared": 10**6 if tile == large else 0}
+            else:
+                assert tile not in (broken, large)
+                if tile == deadly:
+                    raise WorkerError("killed by SIGSEGV")
+                yield {"trial": number, "error": None, "milliseconds": 1.0}
+
+    rows = tune_specs([loaded], tmp_path / "generated", table=None, tried=tried)
+    assert len(rows) == len(tiles)
+    errors = sorted(row["error"] for row in rows if row["error"])
+    assert [e.split()[0] for e in errors] == ["killed", "needs", "no"]
+    assert sum(row["milliseconds"] == 1.0 for row in rows) == len(tiles) - 3
+
+
+def test_a_worker_that_dies_at_once_ends_the_search(tmp_path: Path) -> None:
+    begun = []
+
+    def tried(job: TuneJob) -> Iterator[dict[str, Any]]:
+        begun.append(job)
+        raise WorkerError("exit status 1")
+        yield {}
+
+    rows = tune_specs([spec("one", tmp_path)], tmp_path / "generated", table=None, tried=tried)
+    assert all("exit status 1" in row["error"] for row in rows)
+    assert len(begun) == 1
+
+
+def test_table_on_disk(tmp_path: Path) -> None:
+    """Sorted, one row a line, the same bytes whatever the order of insertion."""
+    other = Class(90, 16, 64, 64, "all", "plain", "dq")
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    tuned.write({CLASS: BIG, other: SMALL}, first)
+    tuned.write({other: SMALL, CLASS: BIG}, second)
+    assert first.read_bytes() == second.read_bytes()
+    assert len(first.read_text().splitlines()) == 4
+    assert tuned.read(first) == {CLASS: BIG, other: SMALL}
+    second.write_text(json.dumps({"format": 2, "rows": []}))
+    tuned.read.cache_clear()
+    with pytest.raises(ValueError, match="format 2"):
+        tuned.read(second)
+
+
+def test_the_table_in_the_box_is_as_it_would_be_written(tmp_path: Path) -> None:
+    copy = tmp_path / "tiles.json"
+    tuned.write(tuned.read(), copy)
+    assert copy.read_bytes() == tuned.PATH.read_bytes()
+
+
+def test_nearest() -> None:
+    def of(mask: str, score: str, kernel: str = "forward") -> Class:
+        return Class(90, 16, 128, 128, mask, score, kernel)
+
+    table = {of("all", "plain"): BIG, of("triangle", "bias"): SMALL}
+    assert tuned.nearest(of("triangle", "bias"), table) == SMALL
+    assert tuned.nearest(of("triangle", "plain"), table) == BIG  # the score decides more
+    assert tuned.nearest(of("band", "bias"), table) == SMALL
+    assert tuned.nearest(of("all", "reads"), table) == SMALL  # which is nearer to a bias than to nothing
+    assert tuned.nearest(of("all", "plain", "dq"), table) is None
+
+
+def test_candidates_fit() -> None:
+    problem = plan_attention(load(ROOT / "specs" / "gemma2.yaml")).problem
+    for kernel in ("forward", "dq", "dkdv"):
+        found = candidates(problem, kernel, 90)
+        assert found
+        assert len(set(found)) == len(found)
+    assert not any(tile.TMA for tile in candidates(problem, "forward", 80))
+
+
+def test_timed_tiles_are_for_newer_chips_alone() -> None:
+    problem = plan_attention(load(ROOT / "specs" / "causal.yaml")).problem
+    tables = tile_tables(problem)
+    for table in (tables.forward, tables.dq, tables.dkdv):
+        assert not any(tile.TMA for chip, tile in table.items() if chip < 90)
+        assert set(table) <= set(SHARED_MEMORY)
