@@ -178,3 +178,20 @@ def test_sizes_of_benchmarks():
     for wrong in ("4096x2", "1x64x3x4", "0"):
         with pytest.raises(KgenError, match="not a shape"):
             Shape.parse(wrong)
+
+
+def test_tokens_too_far_apart_are_refused(tmp_path):
+    """Offsets within a chunk are 32-bit; tensors without memory are enough to see the check."""
+    source = render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"])["triton.py"]
+    (tmp_path / "emitted.py").write_text(source)
+    function = import_file(tmp_path / "emitted.py", "emitted_for_its_strides").linear_attention_output
+
+    def tensor(*shape, stride=None):
+        strides = torch.empty(shape, device="meta").stride()
+        strides = (strides[0], stride or strides[1], *strides[2:])
+        return torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
+
+    k, v, h = tensor(1, 64, 2, 128), tensor(1, 64, 2, 128), tensor(1, 1, 2, 128, 128)
+    assert function(tensor(1, 64, 2, 128), k, v, h).shape == v.shape
+    with pytest.raises(ValueError, match="may not lie"):
+        function(tensor(1, 64, 2, 128, stride=2**24), k, v, h)
