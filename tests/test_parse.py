@@ -74,7 +74,7 @@ def trees(type_: Type, depth: int) -> st.SearchStrategy[Node]:
             calls("add sub mul div min max", FLOAT, INT),
             calls("add sub mul div min max", FLOAT, FLOAT),
             calls("div", INT, INT),
-            calls("neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid sin cos floor float", FLOAT),
+            calls("neg abs exp exp2 log log2 sqrt rsqrt tanh sigmoid silu sin cos floor float", FLOAT),
             calls("exp2 float", INT),
             calls("where", BOOL, FLOAT, INT),
         ],

@@ -5,14 +5,14 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from kgen.diagnostics import shown
+from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Type
+from kgen.expr.nodes import Call, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.spec.problems import SpecModel, problem
 
@@ -132,6 +132,73 @@ def _param(value: Any) -> Any:
         return value
     hint = "write a number, or `{type: float, runtime: true}`"
     raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
+
+
+def checked_passes(supported: tuple[str, ...], planned: tuple[str, ...] = ()) -> Callable[[Any], Any]:
+    """A check of `passes`: each name once, in the order of `supported`, with `forward` among them."""
+    words = " and ".join(f"`{name}`" for name in supported) + " are supported"
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            return value
+        for i, name in enumerate(value):
+            if name in planned:
+                message = f"the pass `{name}` is not supported yet"
+                raise problem("unsupported-pass", message, f"remove it: {words}", at=(i,))
+            if name not in supported:
+                hint = did_you_mean(name, supported) if isinstance(name, str) else None
+                message = f"there is no pass {shown(name)}"
+                raise problem(
+                    "unknown-pass", message, hint or f"a pass is one of {', '.join(supported)}", at=(i,)
+                )
+        if "forward" not in value:
+            raise problem("missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`")
+        if list(value) != [name for name in supported if name in value]:
+            hint = f"write `[{', '.join(name for name in supported if name in value)}]`"
+            raise problem("bad-value", "`passes` names each pass once, forward first", hint)
+        return value
+
+    return check
+
+
+def checked_targets(value: Any, kernel: str, supported: Collection[str], planned: Collection[str]) -> Any:
+    """A check of `targets` of a kernel family: every one is there, and there is one."""
+    if not isinstance(value, dict):
+        return value
+    words = " and ".join(f"`{name}`" for name in supported) + (" is" if len(supported) == 1 else " are")
+    for name in value:
+        if name in planned:
+            message = f"the target `{name}` is not supported yet for {kernel}"
+            hint = f"remove it: {words} supported"
+            raise problem("unsupported-target", message, hint, at=(name,), key=True)
+        if name not in supported:
+            hint = did_you_mean(name, supported) or f"{words} supported"
+            raise problem("unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True)
+    if not value:
+        raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
+    # `triton:` with nothing after it asks for the target without options.
+    return {name: {} if options is None else options for name, options in value.items()}
+
+
+def taken_names(name: str, sections: Mapping[str, Collection[str]]) -> None:
+    """Raise where a name of one section (`buffers`, `params`) is that of the kernel or of an earlier section."""
+    taken = {name: "the kernel"}
+    for section, names in sections.items():
+        for n in names:
+            if n in taken:
+                message = f"`{n}` is already the name of {taken[n]}"
+                raise problem("name-taken", message, "choose another name", at=(section, n), key=True)
+        taken |= dict.fromkeys(names, f"a {section.removesuffix('s')}")
+
+
+def differentiable(node: Node) -> frozenset[str]:
+    """The names (buffers and scalars) that the value depends on smoothly: not by a condition, an index or a flat
+    function."""
+    if isinstance(node, Read | Var) and node.type is Type.FLOAT:
+        return frozenset({node.buffer if isinstance(node, Read) else node.name})
+    if isinstance(node, Call) and TABLE[node.fn].derivative is not None:
+        return frozenset().union(*(differentiable(a) for a in node.args if a.type is Type.FLOAT))
+    return frozenset()
 
 
 Param = Annotated[ParamSpec, BeforeValidator(_param, json_schema_input_type=int | float | ParamSpec)]

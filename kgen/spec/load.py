@@ -15,13 +15,13 @@ from kgen.expr.nodes import Node
 from kgen.expr.parse import ExpressionError, parse_expression
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.chunk_output import ChunkOutputSpec
+from kgen.spec.norm import NormSpec
 from kgen.spec.problems import described
 from kgen.spec.source import Document, decode
 
 # The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
 # `expressions()` and `check()`, and the fields `kernel name summary license passes targets`.
-KERNELS: dict[str, Any] = {"attention": AttentionSpec, "chunk_output": ChunkOutputSpec}
-PLANNED_KERNELS = ("norm",)
+KERNELS: dict[str, Any] = {"attention": AttentionSpec, "chunk_output": ChunkOutputSpec, "norm": NormSpec}
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,6 @@ def _kernel(document: Document) -> str:
         return kernel
     path = ("kernel",)
     supported = " or ".join(f"`kernel: {name}`" for name in KERNELS)
-    if kernel in PLANNED_KERNELS:
-        message = f"`kernel: {kernel}` is not supported yet"
-        raise KgenError(document.value("unsupported-kernel", message, path, f"write {supported}"))
     near = did_you_mean(kernel, KERNELS) if isinstance(kernel, str) else None
     hint = near or f"write {supported}"
     raise KgenError(document.value("unknown-kernel", f"there is no kernel {shown(kernel)}", path, hint))

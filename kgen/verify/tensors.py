@@ -12,6 +12,7 @@ DTYPES: Mapping[str, Any] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "fp32": torch.float32,
+    "fp8_e4m3": torch.float8_e4m3fn,
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,

@@ -30,7 +30,7 @@ class BufferLayout:
 class Printer:
     """Prints the expressions of one program.
 
-    `rows` is the axis ("q" or "kv") along the rows of a tile. Names in `constants` are compile-time
+    `axes` are those of a tile, and `rows` is the one along its rows. Names in `constants` are compile-time
     parameters, printed in
     capitals. `helpers` collects the functions that the file has to define.
     """
@@ -42,10 +42,11 @@ class Printer:
     constants: frozenset[str]
     fast_math: bool
     helpers: set[str] = field(default_factory=set)
+    axes: tuple[str, str] = ("q", "kv")
 
     def tile(self, node: Node) -> str:
         """The value over the whole tile (it may still be a scalar or a vector that broadcasts)."""
-        return self._print(node, ("q", "kv"), 0)
+        return self._print(node, self.axes, 0)
 
     def own(self, node: Node, context: int = 0) -> str:
         """The value over exactly the axes that it has, bracketed if it binds less tightly than `context`."""

@@ -7,6 +7,9 @@ import textwrap
 
 WIDTH = 112
 
+HELPERS = ("tanh", "tanh_approx", "silu", "floor_mod", "floor_div", "first_at_least")
+"""The functions of `_helpers.j2`, each there if an expression needs it."""
+
 TORCH_DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",

@@ -1,0 +1,1 @@
+"""Norms: their references, hard inputs and checks."""
