@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from kgen.bench.chunk_output.shape import Shape
+from kgen.bench.running import bench_specs
+from kgen.diagnostics import KgenError
 from kgen.expr.nodes import Const
 from kgen.expr.show import show
 from kgen.plan.chunk_output import bytes_per_token, plan_chunk_output
@@ -144,3 +147,51 @@ def test_chunk_indices_of_the_launcher(bits, tmp_path):
     found = module._chunk_indices(cu_seqlens, len(want) + 2).tolist()
     assert [tuple(pair) for pair in found[: len(want)]] == want
     assert all(chunk * 64 >= lengths[n] for n, chunk in found[len(want) :])
+
+
+def test_benchmarks_run_dry(tmp_path):
+    """One sequence and ragged ones, against eager and a copy; fla is left out of a decay that it does not have."""
+    spec_file = tmp_path / "small.yaml"
+    decay = "decay: g[i] / 2 + g[i] / 2\n"
+    text = HEAD.replace("128", "64").replace("sample", "small") + decay
+    spec_file.write_text(text + "varlen: true\nchunk_size: 16\nv_layout: chunk_padded\n")
+    folder = tmp_path / "generated" / "small"
+    folder.mkdir(parents=True)
+    for name, source in render_spec(load(spec_file)).items():
+        (folder / name).write_text(source)
+    out = tmp_path / "benchmarks"
+    rows = bench_specs(
+        [load(spec_file)], tmp_path / "generated", ("fla", "eager"), "1x40x1x2", out, device="cpu"
+    )
+    passes = [f"{pass_} 40{packed}" for packed in ("", " in 2") for pass_ in ("forward", "backward")]
+    found = [(row["pass"], row["peer"], row["error"]) for row in rows]
+    assert [(pass_, peer) for pass_, peer, error in found if error is None] == [
+        (pass_, peer) for pass_ in passes for peer in ("kgen", "eager", "copy")
+    ]
+    assert all(error is None for *_, error in found)
+    assert (out / "interpreter" / "small.json").is_file()
+
+
+def test_sizes_of_benchmarks():
+    assert Shape.parse("4096") == Shape(tokens=(4096,))
+    assert Shape.parse("2x4096x4x8") == Shape(2, (4096,), 4, 8)
+    for wrong in ("4096x2", "1x64x3x4", "0"):
+        with pytest.raises(KgenError, match="not a shape"):
+            Shape.parse(wrong)
+
+
+def test_tokens_too_far_apart_are_refused(tmp_path):
+    """Offsets within a chunk are 32-bit; tensors without memory are enough to see the check."""
+    source = render_spec(load(ROOT / "specs/linear_attention_output.yaml"), ["triton"])["triton.py"]
+    (tmp_path / "emitted.py").write_text(source)
+    function = import_file(tmp_path / "emitted.py", "emitted_for_its_strides").linear_attention_output
+
+    def tensor(*shape, stride=None):
+        strides = torch.empty(shape, device="meta").stride()
+        strides = (strides[0], stride or strides[1], *strides[2:])
+        return torch.empty_strided(shape, strides, dtype=torch.bfloat16, device="meta")
+
+    k, v, h = tensor(1, 64, 2, 128), tensor(1, 64, 2, 128), tensor(1, 1, 2, 128, 128)
+    assert function(tensor(1, 64, 2, 128), k, v, h).shape == v.shape
+    with pytest.raises(ValueError, match="may not lie"):
+        function(tensor(1, 64, 2, 128, stride=2**24), k, v, h)

@@ -1,7 +1,7 @@
 """Tile shapes of chunk_output by chip: how many columns of a head a program holds at once, its warps and stages.
 
-A program always has a whole chunk of BT rows. Row 90 was timed on an H200 (docs/performance/chunk-output.md), 100 is
-reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
+A program always has a whole chunk of BT rows. Row 90 follows a sweep on an H200 (docs/performance/chunk-output.md), 100
+is reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def tile_tables(spec: ChunkOutputSpec) -> TileTables:
     BT, k, v = spec.chunk_size, spec.head_dim.qk, spec.head_dim.v
     warps = 8 if BT == 128 else 4
     small = {0: Tile(32 if BT == 128 else min(k, 64), 64, warps, 1)}
-    # On Hopper a program that has all columns of v reads q and k once; halves of K overlap their products with loads.
+    # A program that has all columns of v reads q and k once; halves of K overlap their products with loads.
     wide = Tile(min(k, 64), min(v, 128), warps, 1)
-    narrow = Tile(min(k, 64), 64, warps, 1)
-    pipelined = Tile(min(k, 128 if BT <= 64 else 64), 64, warps, 2)
+    # Four warps would spill the accumulators of dq and dk.
+    pipelined = Tile(min(k, 128 if BT <= 64 else 64), 64, 8, 2)
     return TileTables(
         forward=small | dict.fromkeys((100, 90), wide),
-        dvdh=small | dict.fromkeys((100, 90), narrow),
+        dvdh=small | dict.fromkeys((100, 90), wide),
         dqdk=small | dict.fromkeys((100, 90), pipelined),
     )

@@ -105,6 +105,8 @@ def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
             f"{name}.shape != {shapes[name]}",
             f"{name} must be {{{shapes[name]}}}, got {{tuple({name}.shape)}}",
         )
+    rows = ", ".join(["q", "k", "v", *(["g"] if "g" in plan.gates else [])])
+    check(f"max(x.stride(1) for x in ({rows})) >= 2**24", "tokens may not lie 2**24 elements apart")
     if spec.varlen:
         check("B != 1", "packed sequences are one row, B = 1, got {B}")
     else:

@@ -1,0 +1,1 @@
+"""Chunk output: its workloads, peers and plot."""

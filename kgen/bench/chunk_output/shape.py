@@ -1,0 +1,34 @@
+"""The size of a chunk_output benchmark, and its peers; nothing here needs torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kgen.diagnostics import Diagnostic, KgenError
+
+PEERS = ("fla", "eager")
+DEFAULT_PEERS = ("fla",)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Rows, tokens of a row, and heads where the spec leaves them open; packed specs also run `ragged` sequences."""
+
+    batch: int = 1
+    tokens: tuple[int, ...] = (8192, 32768, 131072)
+    heads: int = 16
+    heads_v: int = 32
+    ragged: int = 64
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """`32768`, or `1x32768x16x32`. Raises `KgenError` for anything else."""
+        match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*)x([1-9]\d*)x([1-9]\d*))?", text)
+        if match is None or (match[2] and int(match[4]) % int(match[3])):
+            hint = "TOKENS or BATCHxTOKENSxHEADSxVALUE_HEADS, for example 1x32768x16x32"
+            raise KgenError(Diagnostic("bad-shape", f"`{text}` is not a shape", hint=hint))
+        if match[2] is None:
+            return cls(tokens=(int(text),))
+        batch, tokens, heads, heads_v = (int(number) for number in match.groups())
+        return cls(batch, (tokens,), heads, heads_v)
