@@ -50,6 +50,8 @@ def loaded(name: str, **changes: Any) -> Any:
         "buffers": {},
         "params": {},
         "passes": ("forward", "backward"),
+        "varlen": False,
+        "sinks": False,
         "fast_math": False,
         "targets": (("triton", {}),),
         "aligned_to_end": False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,9 +24,12 @@ from kgen.expr.algebra import call as typed_call
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.hoist import hoist
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Call, Node, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Type, Var
 from kgen.expr.parse import ExpressionError, Scope, parse_expression
 from kgen.expr.show import show
+from kgen.targets.cuda.norm_kernels import SCALARS
+from kgen.targets.cuda.printer import Printer as CudaPrinter
+from kgen.targets.cuda.printer import literal
 from kgen.targets.triton.printer import Printer
 from kgen.verify.evaluate import evaluate
 
@@ -317,3 +321,65 @@ def test_printed_operands_of_real_functions_are_real() -> None:
     printer = Printer(hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), fast_math=False)
     for name, types in INTEGERS:
         assert "float32" in printer.own(typed_call(name, *variables(types)))
+
+
+# What NVRTC knows and a C++ compiler does not.
+CUDA_ON_CPU = """
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <limits>
+#define __device__
+#define __forceinline__ inline
+using std::max;
+using std::min;
+static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+"""
+
+
+def test_cuda_spelling(tmp_path: Path) -> None:
+    """Every row for every typing, compiled as C++ for the CPU: the expressions are plain C++ of float and int."""
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("g++ is not installed")
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    template = environment.from_string((ROOT / "templates/cuda/_functions.j2").read_text(encoding="utf-8"))
+    helpers = dict.fromkeys(("floor_mod", "floor_div", "sigmoid", "silu"), True) | {"tanh_approx": False}
+    cases = [(name, types) for name in NAMES for types in typings(name)]
+    printer, lines, wanted = CudaPrinter(), [], []
+    for name, types in cases:
+        values = [v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)]
+        wanted.append(reference(name, types, values).double())
+        text = printer.print(typed_call(name, *variables(types)))
+        for point in zip(*(v.tolist() for v in values), strict=True):
+            spelled = {
+                variable: f"const {SCALARS[t]} {variable} = {literal(Const(value, t))[0]};"
+                for variable, t, value in zip("xyz", types, point, strict=False)
+            }
+            inputs = " ".join(spelled.values())
+            lines.append(f'{{ {inputs} std::printf("%.9g ", (double)({text})); }}')
+        lines.append('std::puts("");')
+    assert printer.helpers == {name for name, there in helpers.items() if there}
+    body = "\n".join(lines)
+    program = tmp_path / "program.cpp"
+    program.write_text(f"{CUDA_ON_CPU}{template.render(helpers=helpers)}\nint main() {{\n{body}\n}}\n")
+    command = [compiler, "-std=c++17", "-ffp-contract=off", str(program), "-o", str(tmp_path / "program")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    run = subprocess.run([str(tmp_path / "program")], capture_output=True, text=True, check=True)
+    for case, row, want in zip(cases, run.stdout.splitlines(), wanted, strict=True):
+        got = torch.tensor([float(x) for x in row.split()], dtype=torch.float64)
+        torch.testing.assert_close(got, want, rtol=3e-6, atol=3e-6, msg=lambda m, c=case: f"{c}: {m}")
+
+
+@pytest.mark.parametrize(
+    ("text", "printed"),
+    [
+        ("1 / n - (x - (y - 1)) * 2", "1.0f / float(n) - (x - (y - 1.0f)) * 2.0f"),
+        ("x if n == 0 and not (x < y or y > 2) else -x", "n == 0 && !(x < y || y > 2.0f) ? x : -x"),
+        ("min(n, x) + where(x < 1, 1, 0)", "min(float(n), x) + float(x < 1.0f ? 1 : 0)"),
+        ("x - (y if x > 0 else 1) * 0.5", "x - (x > 0.0f ? y : 1.0f) * 0.5f"),
+        ("exp(x / inf)", "expf(x / __int_as_float(0x7f800000))"),
+    ],
+)
+def test_cuda_brackets_and_types(text: str, printed: str) -> None:
+    scope = Scope({"x": FLOAT, "y": FLOAT, "n": INT}, {})
+    assert CudaPrinter().print(parse_expression(text, scope, FLOAT)) == printed

@@ -204,3 +204,51 @@ def test_eager_in_tf32_is_coarser_than_fp32():
         size = exact.grads[name].norm()
         assert 1e-4 < float((rough.grads[name] - exact.grads[name]).norm() / size) < 1e-3
         assert float((fine.grads[name] - exact.grads[name]).norm() / size) < 1e-6
+
+
+def test_a_sink_is_a_key_without_a_value():
+    q, k, v = operands(b=1, hq=2, hkv=1)
+    sinks = torch.tensor([0.5, -torch.inf], dtype=torch.float64)
+    got = attention(q, k, v, sinks=sinks, dout=torch.ones(1, 2, 5, 3), wanted=("q", "sinks"))
+    plain = attention(q, k, v)
+    torch.testing.assert_close(got.lse[0, 0], torch.logaddexp(plain.lse[0, 0], sinks[0]))
+    share = torch.exp(plain.lse - got.lse)[..., None]
+    torch.testing.assert_close(got.out, plain.out * share)
+    torch.testing.assert_close(got.grads["sinks"][0], -((1 - share) * got.out)[0, 0].sum())
+    assert got.grads["sinks"][1] == 0
+
+
+def test_rows_without_a_key_have_their_sink():
+    q, k, v = operands()
+    lens = torch.tensor([0, 3], dtype=torch.int32)
+    sinks = torch.tensor([0.5, -1.0, 2.0, 7.0])
+    got = attention(q, k, v, mask_mod=PADDING, buffers={"lens": lens}, sinks=sinks)
+    assert (got.out[0] == 0).all()
+    assert (got.lse[0] == sinks[:, None]).all()
+    assert got.dead.tolist() == [[[True] * 5] * 4, [[False] * 5] * 4]
+
+
+def test_packed_sequences_are_sequences():
+    lengths = [(3, 5), (0, 2), (4, 0), (2, 7)]
+    q, k, v = torch.randn(11, 4, 4), torch.randn(16, 2, 4), torch.randn(16, 2, 3)
+    cu = ([0, 3, 3, 7, 9], [0, 5, 7, 7, 14])
+    dout, dlse = torch.randn(11, 4, 3), torch.randn(4, 11)
+    # The mask knows the sequence's own lengths and its number.
+    mask = call("lt", call("add", K, B), call("add", Q, Var("SK", INT)))
+    got = attention(q, k, v, mask_mod=mask, cu_seqlens=cu, dout=dout, dlse=dlse)
+    for b, (sq, sk) in enumerate(lengths):
+        rows, columns = slice(cu[0][b], cu[0][b] + sq), slice(cu[1][b], cu[1][b] + sk)
+        one = [t.transpose(0, 1)[None] for t in (q[rows], k[columns], v[columns])]
+        alone = attention(
+            *one,
+            mask_mod=call("lt", call("add", K, b), call("add", Q, Var("SK", INT))),
+            dout=dout[rows].transpose(0, 1)[None],
+            dlse=dlse[None, :, rows],
+        )
+        torch.testing.assert_close(got.out[rows], alone.out[0].transpose(0, 1))
+        torch.testing.assert_close(got.lse[:, rows], alone.lse[0])
+        for name, at in (("q", rows), ("k", columns), ("v", columns)):
+            torch.testing.assert_close(got.grads[name][at], alone.grads[name][0].transpose(0, 1))
+    assert got.dead[3:7].all()
+    assert got.dead[9:].all()
+    assert all((got.grads[n][end:] == 0).all() for n, end in (("q", 9), ("k", 14), ("v", 14)))

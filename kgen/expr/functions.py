@@ -62,7 +62,7 @@ class Function:
     derivative: Callable[..., tuple[Any | None, ...]] | None
     """`None` for functions that are flat wherever they are smooth (comparisons, `floor`) or take integers."""
     spelled: dict[str, Spelling]
-    """By target: `python` is the spec's own syntax, `torch` eager PyTorch, `triton` the kernel."""
+    """By target: `python` is the spec's own syntax, `torch` eager PyTorch, `triton` and `cuda` the kernels."""
     callable: bool = True
     """Whether a spec may call it by name; operators are not."""
     fast: dict[str, Spelling] = field(default_factory=dict)
@@ -174,9 +174,10 @@ def _operator(
     python: Spelling,
     torch: Spelling | None = None,
     triton: Spelling | None = None,
+    cuda: Spelling | None = None,
 ) -> Function:
     arity = 1 if "{1}" not in python.form else 2
-    spelled = {"python": python, "torch": torch or python, "triton": triton or python}
+    spelled = {"python": python, "torch": torch or python, "triton": triton or python, "cuda": cuda or python}
     return Function(name, (arity, arity), typed, reference, derivative, spelled, callable=False)
 
 
@@ -189,6 +190,7 @@ def _function(
     arity: tuple[int, int | None] = (1, 1),
     torch: str | Spelling | None = None,
     triton: str | Spelling | None = None,
+    cuda: str | Spelling | None = None,
     fast: str | Spelling | None = None,
 ) -> Function:
     operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
@@ -196,9 +198,12 @@ def _function(
         "python": Spelling(f"{name}({operands})"),
         "torch": torch if torch is not None else f"torch.{name}({operands})",
         "triton": triton if triton is not None else f"tl.{name}({operands})",
+        "cuda": cuda if cuda is not None else f"{name}f({operands})",
     }
     spelled = {k: v if isinstance(v, Spelling) else Spelling(v) for k, v in forms.items()}
-    cheap = {} if fast is None else {"triton": fast if isinstance(fast, Spelling) else Spelling(fast)}
+    cheap = {}
+    if fast is not None:
+        cheap = dict.fromkeys(("triton", "cuda"), fast if isinstance(fast, Spelling) else Spelling(fast))
     return Function(name, arity, typed, reference, derivative, spelled, fast=cheap)
 
 
@@ -224,6 +229,7 @@ _ROWS = [
         _infix("//", MUL),
         Spelling("torch.div({0}, {1}, rounding_mode='floor')"),
         _helper("floor_div", "_floor_div({0}, {1})"),
+        _helper("floor_div", "_floor_div({0}, {1})"),
     ),
     _operator(
         "mod",
@@ -232,6 +238,7 @@ _ROWS = [
         None,
         _infix("%", MUL),
         Spelling("torch.remainder({0}, {1})"),
+        _helper("floor_mod", "_floor_mod({0}, {1})"),
         _helper("floor_mod", "_floor_mod({0}, {1})"),
     ),
     # Comparisons and logic.
@@ -249,9 +256,17 @@ _ROWS = [
         _infix("and", AND),
         _infix("&", BITAND),
         _infix("&", BITAND),
+        _infix("&&", AND),
     ),
     _operator(
-        "or", _logical, lambda t, a, b: a | b, None, _infix("or", OR), _infix("|", BITOR), _infix("|", BITOR)
+        "or",
+        _logical,
+        lambda t, a, b: a | b,
+        None,
+        _infix("or", OR),
+        _infix("|", BITOR),
+        _infix("|", BITOR),
+        _infix("||", OR),
     ),
     _operator(
         "not",
@@ -261,6 +276,7 @@ _ROWS = [
         Spelling("not {0}", NOT, NOT),
         Spelling("~{0}", UNARY, UNARY),
         Spelling("~{0}", UNARY, UNARY),
+        Spelling("!{0}", UNARY, UNARY),
     ),
     # Choice. `where` is differentiated branch by branch, never as condition * value: 0 * inf would be NaN.
     _function(
@@ -269,6 +285,7 @@ _ROWS = [
         lambda f, c, a, b: (None, f("where", c, 1, 0), f("where", c, 0, 1)),
         typed=_choice,
         arity=(3, 3),
+        cuda=Spelling("{0} ? {1} : {2}", TERNARY, OR),
     ),
     _function(
         "min",
@@ -278,6 +295,7 @@ _ROWS = [
         arity=(2, None),
         torch="torch.minimum({0}, {1})",
         triton="tl.minimum({0}, {1})",
+        cuda="min({0}, {1})",
     ),
     _function(
         "max",
@@ -287,6 +305,7 @@ _ROWS = [
         arity=(2, None),
         torch="torch.maximum({0}, {1})",
         triton="tl.maximum({0}, {1})",
+        cuda="max({0}, {1})",
     ),
     # Not the integer `abs` instruction: ptxas 13.0 can miscompile it on Hopper.
     _function(
@@ -295,6 +314,7 @@ _ROWS = [
         lambda f, x: (f("where", f("gt", x, 0), 1, f("where", f("lt", x, 0), -1, 0)),),
         typed=_arithmetic,
         triton="tl.maximum({0}, -({0}))",
+        cuda="max({0}, -({0}))",
     ),
     # Exponentials and logarithms.
     _function("exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),)),
@@ -310,13 +330,19 @@ _ROWS = [
         triton=_helper("tanh", "_tanh({0})"),
         fast=_helper("tanh_approx", "_tanh_approx({0})"),
     ),
-    _function("sigmoid", lambda t, x: t.sigmoid(x), lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),)),
+    _function(
+        "sigmoid",
+        lambda t, x: t.sigmoid(x),
+        lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),),
+        cuda=_helper("sigmoid", "_sigmoid({0})"),
+    ),
     _function(
         "silu",
         lambda t, x: t.nn.functional.silu(x),
         lambda f, x: (f("sigmoid", x) * (x * (1 - f("sigmoid", x)) + 1),),
         torch=Spelling("{0} * torch.sigmoid({0})", MUL, MUL),
         triton=_helper("silu", "_silu({0})"),
+        cuda=_helper("silu", "_silu({0})"),
     ),
     _function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
     _function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
@@ -333,6 +359,7 @@ _ROWS = [
         typed=_arithmetic,
         arity=(3, 3),
         triton="tl.minimum(tl.maximum({0}, {1}), {2})",
+        cuda="min(max({0}, {1}), {2})",
     ),
     _function(
         "float",
@@ -340,6 +367,7 @@ _ROWS = [
         lambda f, x: (1,),
         torch="({0}).to(torch.float32)",
         triton="({0}).to(tl.float32)",
+        cuda="float({0})",
     ),
 ]
 

@@ -383,6 +383,9 @@ class _Planner:
 
     def _summed(self, read: Read) -> tuple[str, ...] | None:
         sizes: dict[str, tuple[str, ...]] = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
+        if self.spec.varlen:
+            # Values are kept by token: only what tokens have in common is summed over them as it is.
+            sizes = {"h": ("HQ",)}
         if self._ties_lengths():
             sizes |= {"q_idx": ("SQ", "SK"), "kv_idx": ("SQ", "SK")}
         names = [i.name if isinstance(i, Var) else "" for i in read.indices]

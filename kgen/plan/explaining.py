@@ -59,6 +59,10 @@ def _as_read(plan: AttentionPlan) -> Iterator[str]:
         promises = [", sorted"] * buffer.sorted + [", with a gradient"] * buffer.grad
         shape = ", ".join(map(str, buffer.shape))
         yield f"  {name} is a tensor [{shape}] of {buffer.dtype}{''.join(promises)}"
+    if spec.varlen:
+        yield "  Sequences are packed: positions, SQ and SK are those of one sequence, and b is its number"
+    if spec.sinks:
+        yield "  sinks is a tensor [HQ]: a logit that is in the sum of every row of its head, and has no value"
 
 
 # --- softmax ------------------------

@@ -22,6 +22,7 @@ from kgen.spec.common import (
     differentiable,
     is_integer,
     refuse,
+    taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
 
@@ -47,7 +48,7 @@ RESERVED = frozenset(
     }
 )
 PASSES = ("forward", "backward", "decode")
-PLANNED_TARGETS = ("cuda", "cute")
+PLANNED_TARGETS = ("cute",)
 MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
@@ -178,15 +179,28 @@ class TritonTarget(SpecModel):
     """Options of the Triton target: none so far."""
 
 
+class CudaTarget(SpecModel):
+    """Options of the CUDA target: which passes it has."""
+
+    passes: Annotated[tuple[Literal["delta"], ...], Field(strict=False, min_length=1, max_length=1)]
+    """`[delta]`: rowsum(dO * O), the preprocess step of the backward pass."""
+
+
 class Targets(SpecModel):
     """What to emit."""
 
     triton: TritonTarget | None = None
     """One `triton.py`."""
+    cuda: CudaTarget | None = None
+    """`cuda.cu`, and `cuda.py` that loads it."""
 
     @model_validator(mode="before")
     @classmethod
     def _check(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "cuda" in value and not value["cuda"]:
+            message = "the target `cuda` has one pass of attention, and the spec does not ask for it"
+            hint = "write `cuda: {passes: [delta]}`"
+            raise problem("missing-pass", message, hint, at=("cuda",), key=True)
         return checked_targets(value, "attention", cls.model_fields, PLANNED_TARGETS)
 
 
@@ -247,6 +261,8 @@ class AttentionSpec(SpecModel):
         BeforeValidator(_gqa, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["any"]),
     ] = 1
     """Query heads for each key-value head; `any` leaves it to the launch."""
+    varlen: bool = False
+    """Sequences lie end to end: q [TQ, HQ, D], k and v [TK, HKV, D], as `cu_seqlens_q` and `cu_seqlens_k` say."""
     lengths: Lengths = Lengths()
     """What is known about the lengths of the sequences."""
     buffers: dict[Name, Buffer] = Field(default_factory=dict)
@@ -257,6 +273,8 @@ class AttentionSpec(SpecModel):
     """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
     mask_mod: Expression = None
     """True for the pairs that are kept; from the same names without `score`."""
+    sinks: bool = False
+    """Each query head has a learned logit, the argument `sinks` [HQ], that joins the softmax and has no value."""
     fast_math: bool = False
     """Allows cheaper approximations of functions such as tanh."""
     passes: Annotated[
@@ -286,19 +304,45 @@ class AttentionSpec(SpecModel):
             message = "there is no backward pass through pages: a page may belong to many sequences"
             hint = "write `passes: [forward, decode]`, or remove `paged_kv`"
             raise problem("unsupported-pass", message, hint, at=("passes",))
-        taken = {self.name: "the kernel"} | dict.fromkeys(self.buffers, "a buffer")
+        if self.targets.cuda is not None and "backward" not in self.passes:
+            message = "delta is a step of the backward pass, which the spec does not ask for"
+            hint = "add `backward` to `passes`, or remove the target"
+            raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
+        if self.varlen:
+            self._check_packed()
+        for field in ("sinks", "varlen"):
+            if not getattr(self, field):
+                continue
+            if "decode" in self.passes or self.paged_kv is not None:
+                message = f"decoding does not support `{field}` yet"
+                hint = f"remove `{field}`, or write `passes: [forward, backward]` without `paged_kv`"
+                raise problem("unsupported-pass", message, hint, at=(field,), key=True)
+            if self.targets.cuda is not None:
+                message = f"delta on the target `cuda` does not support `{field}` yet"
+                hint = "remove the target: the Triton file computes its delta itself"
+                raise problem("unsupported-pass", message, hint, at=("targets", "cuda"), key=True)
+        arguments = ("cu_seqlens_q", "cu_seqlens_k") * self.varlen + ("sinks",) * self.sinks
+        arguments += ("kv_lens",) * self.per_batch + ("block_table",) * (self.paged_kv is not None)
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:
-                owner = "the kernel" if name == self.name else taken.get(name, "")
-                given = (self.per_batch and name == "kv_lens") or (self.paged_kv and name == "block_table")
-                if given:
+                if name in arguments:
                     message = f"`{name}` is already an argument of the emitted function"
-                    hint = "remove it: the kernel reads it by itself"
+                    hint = "choose another name; the kernel reads that one by itself"
                     raise problem("name-taken", message, hint, at=(section, name), key=True)
-                if owner == "the kernel" or (section == "params" and owner):
-                    message = f"`{name}` is already the name of {owner}"
-                    raise problem("name-taken", message, "choose another name", at=(section, name), key=True)
+        taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
+
+    def _check_packed(self) -> None:
+        if self.lengths != Lengths():
+            message = "the lengths of packed sequences are on the device, so nothing can be promised of them"
+            raise problem("bad-value", message, "remove `lengths`, or `varlen`", at=("lengths",), key=True)
+        for name, buffer in self.buffers.items():
+            if sized := [i for i, size in enumerate(buffer.shape) if size in ("SQ", "SK")]:
+                message = (
+                    f"each packed sequence has its own {buffer.shape[sized[0]]}, which `{name}` cannot have"
+                )
+                hint = "give the buffer a fixed size: an index outside of it reads as zero"
+                raise problem("bad-shape", message, hint, at=("buffers", name, "shape", sized[0]))
 
     @property
     def per_batch(self) -> bool:

@@ -36,6 +36,20 @@ SHAPES = {
 """Shapes that a buffer may have, and along what it then varies."""
 RESERVED = frozenset(
     {
+        *(
+            "kernel",
+            "shape",
+            "shared",
+            "resident",
+            "groups",
+            "gradients",
+            "arguments",
+            "device",
+            "means",
+            "aligned",
+            "label",
+        ),
+        *("tensor", "dtype", "ctx", "outputs", "step", "shares", "driver", "ctypes", "functools"),
         *("x", "residual", "weight", "bias", "scale", "eps", "out", "inf", "width", "heads"),
         *(
             "h",
@@ -70,7 +84,7 @@ RESERVED = frozenset(
     }
 )
 PASSES = ("forward", "backward")
-PLANNED_TARGETS = ("cuda", "cute")
+PLANNED_TARGETS = ("cute",)
 MAX_WIDTH = 2**18
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
@@ -175,11 +189,17 @@ class TritonTarget(SpecModel):
     """Options of the Triton target: none so far."""
 
 
+class CudaTarget(SpecModel):
+    """Options of the CUDA target: none so far."""
+
+
 class Targets(SpecModel):
     """What to emit."""
 
     triton: TritonTarget | None = None
     """One `triton.py`."""
+    cuda: CudaTarget | None = None
+    """`cuda.cu`, and `cuda.py` that loads it."""
 
     @model_validator(mode="before")
     @classmethod

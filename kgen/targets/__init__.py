@@ -32,6 +32,7 @@ TARGETS: dict[str, Mapping[str, str]] = {
         "chunk_output": "kgen.targets.triton.chunk_output",
         "norm": "kgen.targets.triton.norm",
     },
+    "cuda": {"attention": "kgen.targets.cuda.delta", "norm": "kgen.targets.cuda.norm"},
     "cute": {"chunk_output": "kgen.targets.cute.chunk_output"},
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""

@@ -35,6 +35,8 @@ class Tolerance:
     floor: float
     noise: float
     row_noise: float = 0.0
+    unit: float = 0.0
+    """Half a unit in the last place of an output, as it is stored."""
 
 
 def tolerance(
@@ -60,7 +62,8 @@ def tolerance(
         noise, row_noise = 2e-5, 2**-10
     if fast_math:
         floor = max(floor, 2e-3)
-    return Tolerance(floor + 2e-7 * reach, noise, row_noise)
+    unit = {"bf16": 2**-9, "fp16": 2**-12, "fp32": 2**-25}[dtype]
+    return Tolerance(floor + 2e-7 * reach, noise, row_noise, unit)
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ def check(
     allowed: Tolerance,
     *,
     natural: Tensor | None = None,
+    rounding: float = 0.0,
     empty: Tensor | None = None,
     dtype: Any = None,
 ) -> Check:
@@ -90,7 +94,8 @@ def check(
 
     `empty` marks the rows (`want` without its last dimension; for `lse` its entries) that nothing contributes
     to: exactly zero, or -inf where `want` is. `natural` holds the norms that its rows would have without
-    cancellation. `dtype` is the one that `got` must have.
+    cancellation; `rounding` is how far the result moves when stored outputs move by a relative 1. `dtype` is
+    the one that `got` must have.
     """
 
     def wrong(message: str, error: float = math.inf) -> Check:
@@ -125,7 +130,7 @@ def check(
     if not math.isfinite(yardstick):
         # The eager computation overflowed where the kernel must not.
         yardstick, eager64 = 0.0, want
-    slack = allowed.floor * float(want.norm()) + allowed.noise * whole
+    slack = allowed.floor * float(want.norm()) + allowed.noise * whole + allowed.unit * rounding
     error, eager_error = distance / size, yardstick / size
     ratio = distance / max(yardstick, slack, 1e-300)
     if distance > RATIO * yardstick + slack:

@@ -26,7 +26,11 @@ SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
 
-WORKERS = {"triton": "kgen.verify.compile_triton", "cute": "kgen.verify.compile_cute"}
+WORKERS = {
+    "triton": "kgen.verify.compile_triton",
+    "cuda": "kgen.verify.compile_cuda",
+    "cute": "kgen.verify.compile_cute",
+}
 """Target -> the module that compiles its files."""
 
 

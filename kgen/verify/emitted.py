@@ -10,7 +10,7 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.targets import asked_targets, sources
 
-TARGET_PACKAGES = {"cute": "cutlass"}
+TARGET_PACKAGES = {"cuda": "cuda", "cute": "cutlass"}
 """What must be importable to compile or run the files of a target, beside torch and triton."""
 
 

@@ -25,6 +25,9 @@ FORWARD_ONLY = ("cute",)
 
 FAMILIES = ("attention", "chunk_output", "norm")
 
+PARTS = {("attention", "cuda"): "delta"}
+"""(kernel, target) -> the family that verifies the files of a target which does one part of the kernel."""
+
 
 class Problem(Protocol):
     """What a worker process needs to know of a spec: plain data that can be pickled."""
@@ -129,7 +132,8 @@ def problem_of(loaded: Any, target: str = "") -> Any:
     if kernel not in FAMILIES:
         message = f"there is no reference for kernel `{kernel}` yet"
         raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
-    problem = import_module(f"kgen.verify.{kernel}.problem").problem_of(loaded)
+    family = PARTS.get((kernel, target), kernel)
+    problem = import_module(f"kgen.verify.{family}.problem").problem_of(loaded)
     return replace(problem, passes=("forward",)) if target in FORWARD_ONLY else problem
 
 

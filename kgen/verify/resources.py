@@ -12,13 +12,18 @@ import triton
 
 def resources(cubin: bytes) -> tuple[int, int]:
     """Registers and bytes of local memory of each thread of the (one) kernel in a cubin."""
+    return usage(cubin)[:2]
+
+
+def usage(cubin: bytes) -> tuple[int, int, int]:
+    """The same, and the bytes of shared memory that it declares."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [str(tool) if tool.exists() else "cuobjdump", "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    match = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text)
+    match = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     if match is None:
         raise RuntimeError(f"cuobjdump says nothing of registers: {text[:200]}")
-    return int(match[1]), int(match[2]) + int(match[3])
+    return int(match[1]), int(match[2]) + int(match[4]), int(match[3])

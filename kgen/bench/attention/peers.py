@@ -271,14 +271,23 @@ def _flex(workload: Workload, mode: str | None) -> Attention:
         block_mask = build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(workload.q.device))
     compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
+    if workload.problem.sinks:
+        return lambda q, k, v: _with_sinks(compiled(q, k, v, **keywords, return_lse=True), workload)
     return lambda q, k, v: compiled(q, k, v, **keywords)
+
+
+def _with_sinks(result: tuple[Tensor, Tensor], workload: Workload) -> Tensor:
+    """The output as if the sinks had been in the sum, which is how Transformers adds them to FlexAttention."""
+    out, lse = result
+    sinks = workload.buffers["sinks"][:, None]
+    return (out * torch.sigmoid(lse - sinks)[..., None]).to(out.dtype)
 
 
 def _sdpa(workload: Workload) -> Attention:
     problem = workload.problem
     q_idx, kv_idx = Var("q_idx", Type.INT), Var("kv_idx", Type.INT)
     causal = (Call("ge", (q_idx, kv_idx), Type.BOOL), Call("le", (kv_idx, q_idx), Type.BOOL))
-    if problem.score_mod is not None or problem.mask_mod not in (None, *causal):
+    if problem.sinks or problem.score_mod is not None or problem.mask_mod not in (None, *causal):
         raise DoesNotApply
     sdpa = torch.nn.functional.scaled_dot_product_attention
     # Its causal mask begins at the first key: one query at the last key sees them all.
@@ -304,7 +313,10 @@ def _eager(workload: Workload) -> Attention:
         if mask is not None:
             # Not -inf: a row without a key would be NaN, and so would its gradient.
             scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        p = torch.softmax(scores, -1)
+        if workload.problem.sinks:
+            column = workload.buffers["sinks"][:, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, column], -1)
+        p = torch.softmax(scores, -1)[..., : size["SK"]]
         if mask is not None:
             p = p.masked_fill(~mask, 0.0)
         return p.to(q.dtype) @ v

@@ -16,6 +16,7 @@ from kgen.targets import Source
 from kgen.targets.triton.decode import decode_fields
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
+from kgen.targets.triton.placement import placement
 from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 
 
@@ -32,11 +33,15 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "name": spec.name,
         "summary": spec.summary.rstrip(".") + ".",
         "formula": _formula(spec),
+        "dead_row": "zeros and its sink" if spec.sinks else "zeros and -inf",
         "head_dim": spec.head_dim,
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "usage_args": "".join(f", {n}={n}" for n in (*spec.buffers, *kernels.runtime)),
+        "usage_args": "".join(
+            f", {n}={n}" for n in (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime)
+        ),
         "backward": plan.backward,
+        "outside_delta": spec.targets.cuda is not None,
         "has_optional": plan.backward,
         "bf16": spec.dtype == "bf16",
         "grouped": spec.gqa != 1,
@@ -60,8 +65,9 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
-        "no_specialize": f"do_not_specialize={['B', 'HQ', 'SQ', 'SK', *kernels.runtime]!r}".replace("'", '"'),
-        "no_specialize_delta": 'do_not_specialize=["HQ", "SQ"]',
+        "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
+        **placement(spec.varlen, spec.head_dim.v),
+        "sinks": _sinks(spec),
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
         "decode_always": decode is not None and decode.alone,
@@ -90,6 +96,22 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
         "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
         "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
         "pairs": [kernels.pair(p) for p in plan.pairs],
+    }
+
+
+def _sinks(spec: AttentionSpec) -> dict[str, object]:
+    """What a sink adds to the forward kernel and to delta's."""
+    there = spec.sinks
+    return {
+        "there": there,
+        "load": "tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E",
+        "params": "sinks_ptr, stride_sinks," if there else "",
+        "args": "sinks, *sinks.stride(), " if there else "",
+        "gradient_params": "lse_ptr, sinks_ptr, stride_sinks, d_sinks_ptr," if there else "",
+        "gradient_args": "lse, sinks, *sinks.stride(), d_sinks, " if there else "",
+        "dead_rows": "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
+        if there
+        else "Rows that saw no key: zeros, and a log-sum-exp of -inf.",
     }
 
 
@@ -130,4 +152,6 @@ def _formula(spec: AttentionSpec) -> str:
             lines += textwrap.indent(text.strip(), " " * (len(label) + 3)).strip().splitlines()[:1]
             lines[-1] = f"{label} = {lines[-1]}"
             lines += [" " * (len(label) + 3) + rest for rest in text.strip().splitlines()[1:]]
+    if spec.sinks:
+        lines.append("softmax: exp(sinks[h]) is one more term of each row's sum, without a value")
     return "\n".join(lines) or "score_mod = score"

@@ -46,6 +46,8 @@ class KernelFields:
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
+        self.packed = self.spec.varlen
+        self.sizes = ("B", "HQ", "TQ", "TK") if self.packed else ("B", "HQ", "SQ", "SK")
         self.problem = self._problem()
 
     def _problem(self) -> dict[str, str]:
@@ -55,7 +57,8 @@ class KernelFields:
             params[f"{name}_ptr"] = ""
             last = len(buffer.shape) - 1
             params |= {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
-        params |= dict.fromkeys(("B", "HQ", "SQ", "SK", "scale", *self.runtime), "")
+        lengths = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr") if self.packed else ()
+        params |= dict.fromkeys((*lengths, *self.sizes, "scale", *self.runtime), "")
         return params | {"GQA": ": tl.constexpr"}
 
     def loop(self, loop: TileLoop, state: list[str], descriptors: bool = True) -> dict[str, Any]:
@@ -109,6 +112,7 @@ class KernelFields:
             "vector_guard": vector,
             "vector_load": f"{row_guard}, other=0.0" if row_guard else "",
             "row_rest": self._row_rest(loop, printer, "+") if forward else "",
+            "sink": f"sink{self._row_rest(loop, printer, '-')}" if forward else "",
         }
         held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
         fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
@@ -423,6 +427,7 @@ class KernelFields:
             "q_start",
             *outside,
             *self.problem,
+            *("SQ", "SK") * self.packed,
             *_pointer_names(fields.get("gradient_params", "")),
         ]
         candidates = [c for c in candidates if c != loop.inner.start.name]

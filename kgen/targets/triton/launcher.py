@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from kgen.expr.nodes import Const, Node, Var, substitute
-from kgen.plan.attention import AttentionPlan
+from collections.abc import Callable
+
+from kgen.expr.nodes import Const, Node, Var, substitute, variables
+from kgen.plan.attention import AttentionPlan, ReadGradient
 from kgen.plan.positions import KV_LENS
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
@@ -34,19 +36,24 @@ class LauncherFields:
         types = {"int": "int", "float": "float"}
         paged = spec.paged_kv is not None
         tables = ["block_table"] if paged else []
-        tensors = ["q", "k", "v", *tables, *spec.buffers]
+        sinks = ("sinks",) * spec.sinks
+        operands = ["q", "k", "v", *("cu_seqlens_q", "cu_seqlens_k") * spec.varlen]
+        tensors = [*operands, *tables, *spec.buffers, *sinks]
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*tables, *spec.buffers, *self.runtime, "scale=None", "return_lse=False"]
-        learned = list(dict.fromkeys(g.buffer for g in plan.gradients)) if plan.backward else []
+        keywords = [*tables, *spec.buffers, *sinks, *self.runtime, "scale=None", "return_lse=False"]
+        learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         problem_args = [
             a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
-        ] + ["B", "HQ", "SQ", "SK", *scalars, "GQA=HQ // HKV"]
+        ]
+        problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
+        problem_args += [*scalars, "GQA=HQ // HKV"]
         needs = f" or (torch.is_grad_enabled() and any(x.requires_grad for x in ({', '.join(sources_of_gradient)})))"
         return {
-            "signature": f"q, k, v, *, {', '.join(keywords)}",
+            "tensors": ", ".join(operands),
+            "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
             "op_params": ", ".join(op_params),
             "op_names": ", ".join(tensors + scalars),
             "call_names": ", ".join(tensors + scalars),
@@ -58,7 +65,7 @@ class LauncherFields:
             "paged": paged,
             "kv_sizes": self._kv_sizes(),
             "kv_shapes": self._kv_shapes(),
-            "k_shape": f"k.shape[0], {spec.paged_kv.page_size}, HKV" if spec.paged_kv else "B, HKV, SK",
+            "k_shape": self._k_shape(),
             "buffer_words": self._argument_words(),
             "checks": self._checks(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
@@ -72,7 +79,8 @@ class LauncherFields:
                     "dq",
                     "dk",
                     "dv",
-                    *(f"d{n}" if n in learned else "None" for n in spec.buffers),
+                    *("None" for _ in operands[3:]),
+                    *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks)),
                     *("None" for _ in scalars),
                 ]
             ),
@@ -86,8 +94,15 @@ class LauncherFields:
             return "k.shape[1], k.shape[2]"
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
 
+    def _k_shape(self) -> str:
+        if self.spec.varlen:
+            return "TK, HKV"
+        return f"k.shape[0], {self.spec.paged_kv.page_size}, HKV" if self.spec.paged_kv else "B, HKV, SK"
+
     def _kv_shapes(self) -> str:
         head, paged = self.spec.head_dim, self.spec.paged_kv
+        if self.spec.varlen:
+            return f"k [TK, HKV, {head.qk}], v [TK, HKV, {head.v}]"
         if paged is None:
             return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
         return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
@@ -102,6 +117,10 @@ class LauncherFields:
             shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
             words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        if spec.sinks:
+            words.append(
+                "sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."
+            )
         words += [f"{n}: {p.type}." for n, p in self.runtime.items()]
         if spec.aligned_to_end:
             keys = "kv_lens[b]" if spec.per_batch else "SK"
@@ -126,6 +145,8 @@ class LauncherFields:
                 f"HQ != {expected}",
                 f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
             )
+        if spec.varlen:
+            self._check_packed(check)
         for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
             if multiple and multiple > 1:
@@ -136,13 +157,12 @@ class LauncherFields:
             if param.type == "int":
                 # Tile ranges add it to positions in 32 bits.
                 check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+        sequences = "len(cu_seqlens_q) - 1"
         for name, buffer in spec.buffers.items():
-            shape = (
-                "".join(f"{s}, " for s in buffer.shape).rstrip()
-                if len(buffer.shape) == 1
-                else ", ".join(map(str, buffer.shape))
-            )
-            words = ", ".join(str(s) if isinstance(s, int) else f"{{{s}}}" for s in buffer.shape)
+            # Packed tensors have no batch dimension.
+            sizes = [sequences if s == "B" and spec.varlen else str(s) for s in buffer.shape]
+            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
+            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
             check(
                 f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
                 f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
@@ -152,10 +172,38 @@ class LauncherFields:
                 f"{name}.shape != ({shape}) or {name}.device != q.device",
                 f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}",
             )
+        if spec.sinks:
+            check(
+                "not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16)",
+                "sinks must be a float32, bfloat16 or float16 tensor",
+                "TypeError",
+            )
+            check(
+                "sinks.shape != (HQ,) or sinks.device != q.device",
+                "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
+            )
         return checks
 
+    def _check_packed(self, check: Callable[..., None]) -> None:
+        both = ("cu_seqlens_q", "cu_seqlens_k")
+        for name in both:
+            check(
+                f"not isinstance({name}, Tensor) or {name}.dtype != torch.int32",
+                f"{name} must be an int32 tensor",
+                "TypeError",
+            )
+        check(
+            "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
+            "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
+            "got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+        )
+        check(
+            f"any(x.device != q.device or not x.is_contiguous() for x in ({', '.join(both)}))",
+            "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
+        )
+
     def _gradient_buffers(self) -> list[str]:
-        lines = []
+        lines, packed = [], self.spec.varlen
         for g in self.plan.gradients if self.plan.backward else ():
             if g.along == "pair" and g.summed is not None:
                 sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
@@ -166,24 +214,32 @@ class LauncherFields:
                 )
             else:
                 length = "SQ" if g.along == "q" else "SK"
-                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, {length}), dtype=torch.float32)")
+                shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
+                lines.append(f"d_{g.name} = q.new_zeros(({shape}), dtype=torch.float32)")
+        if self.spec.sinks:
+            shape = "HQ, triton.cdiv(TQ, 64)" if packed else "B, HQ, triton.cdiv(SQ, 64)"
+            lines.append(f"d_sinks = q.new_zeros(({shape}), dtype=torch.float32)")
         return lines
 
     def _gradient_reductions(self, learned: list[str]) -> list[str]:
-        lines = []
+        lines, packed = [], self.spec.varlen
         positions = {"q": "q_idx", "kv": "kv_idx"}
         for g in self.plan.gradients if self.plan.backward else ():
             if g.along == "pair":
                 continue
             if g.summed is None:
                 index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+                if packed:
+                    lines += self._tokens(g)
+                    lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
+                    continue
                 length = "SQ" if g.along == "q" else "SK"
                 grid = f"b, h, {positions[g.along]}"
                 lines.append(f"positions = [torch.arange(n, device=q.device) for n in (B, HQ, {length})]")
                 lines.append(f'{grid} = torch.meshgrid(*positions, indexing="ij")')
                 lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
                 continue
-            dims = ["b", "h", positions[g.along]]
+            dims = ["h", positions[g.along]] if packed else ["b", "h", positions[g.along]]
             summed = [i for i, d in enumerate(dims) if d not in g.summed]
             kept = [d for d in dims if d in g.summed]
             total = (
@@ -195,8 +251,10 @@ class LauncherFields:
             if order != sorted(order):
                 total += f".permute({', '.join(map(str, order))})"
             lines.append(f"d_{g.name} = {total}")
+        if self.spec.sinks:
+            lines.append(f"d_sinks = d_sinks.sum({'1' if packed else '(0, 2)'})")
         for buffer in learned:
-            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
+            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer] or [f"d_{buffer}"]
             total = " + ".join(parts)
             lines.append(
                 f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
@@ -204,3 +262,18 @@ class LauncherFields:
                 else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
             )
         return lines
+
+    def _tokens(self, g: ReadGradient) -> list[str]:
+        """The positions, heads and sequences of packed tokens, which a gradient's indices are made of."""
+        x = g.along[0]
+        side = {"q": "q", "k": "k"}[x]
+        used = frozenset().union(*(variables(i) for i in g.indices))
+        lines = [
+            f"tokens = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
+            "h = torch.arange(HQ, device=q.device)[:, None]",
+            f"b = torch.bucketize(tokens, cu_seqlens_{side}[1:], right=True)",
+            f"{'q_idx' if x == 'q' else 'kv_idx'} = tokens - cu_seqlens_{side}[b]",
+        ]
+        lengths = (("SQ", "q"), ("SK", "k"))
+        # Tokens after the last sequence have no length, and nothing to add.
+        return lines + [f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used]

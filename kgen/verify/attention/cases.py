@@ -44,7 +44,7 @@ def example(subject: Subject, name: str) -> Example:
     inputs = sized(problem, name, *sizes.get(name, (129, 129)), subject.device)
     wanted = differentiable(problem, inputs) if subject.backward else {}
     keywords = {"scale": inputs.case.scale, **inputs.cache, **inputs.buffers, **inputs.runtime}
-    return Example((inputs.q, inputs.k, inputs.v), keywords, wanted, (inputs.dout,))
+    return Example(inputs.operands, keywords, wanted, (inputs.dout,))
 
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
@@ -82,8 +82,10 @@ def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tup
     common: dict[str, Any] = {
         "score_mod": problem.score_mod,
         "mask_mod": problem.mask_mod,
-        "buffers": inputs.buffers,
+        "buffers": {n: t for n, t in inputs.buffers.items() if n != "sinks"},
+        "sinks": inputs.buffers.get("sinks"),
         "params": inputs.params,
+        "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
         "scale": inputs.case.scale,
         "kv_lens": inputs.cache.get("kv_lens"),
         "aligned_to_end": problem.aligned_to_end,
@@ -118,8 +120,8 @@ def _compare(
     reach = float(truth.lse.nan_to_num(0.0, 0.0, 0.0).abs().max()) if truth.lse.numel() else 0.0
     allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
     dtype = DTYPES[problem.dtype]
-    dead, unseen = truth.lse == -torch.inf, ~truth.seen
-    buffers = {b.name: b.dtype for b in problem.buffers}
+    dead, unseen = truth.dead, ~truth.seen
+    buffers = {b.name for b in problem.buffers}
     found = []
     for name, value in got.items():
         if name == "out":
@@ -134,7 +136,7 @@ def _compare(
         else:
             source = name[1:]
             empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
-            expected = dtype if source in ("q", "k", "v") else DTYPES[buffers[source]]
+            expected = dtype if source in ("q", "k", "v") else yardstick.grads[source].dtype
             limit = allowed
             if source in buffers:
                 # The rounding of the output, which delta is computed from, is an error of its own in each
@@ -149,6 +151,7 @@ def _compare(
                     yardstick.grads[source],
                     limit,
                     natural=truth.natural.get(source),
+                    rounding=truth.rounding.get(source, 0.0),
                     empty=empty,
                     dtype=expected,
                 )
@@ -164,6 +167,9 @@ def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]
     odd = length - 1 if step == 1 else length
     aligned = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
     strided = Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided")
+    if problem.varlen:
+        aligned = replace(aligned, packed=((length, length),) * 2)
+        strided = replace(strided, packed=((odd, odd),) * 2)
     found = [aligned, strided]
     if problem.decodes:
         found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]

@@ -26,16 +26,18 @@ def reaches_far(subject: Subject) -> None:
 
 def _reaches_far(subject: Subject, sq: int) -> None:
     near = sized(subject.problem, "far", sq, 129, subject.device)
+    packed = subject.problem.varlen
     tensors = {"q": near.q, "k": near.k, "v": near.v, "dout": near.dout}
-    rows = max(t.shape[2] for t in tensors.values())
+    rows = max(t.shape[0 if packed else 2] for t in tensors.values())
     # The last of 129 rows starts at 1.28 * 2**31; of pages, dimension 2 is the head.
     step = (2**31 // 100) // 16 * 16
     storage = torch.empty(rows * step, dtype=near.q.dtype, device=subject.device)
     offset, views = 0, {}
     for name, t in tensors.items():
-        batch, heads, _, width = t.shape
-        views[name] = storage.as_strided(t.shape, (heads * width, width, step, 1), offset).copy_(t)
-        offset += batch * heads * width
+        heads, width = t.shape[1], t.shape[-1]
+        strides = (step, width, 1) if packed else (heads * width, width, step, 1)
+        views[name] = storage.as_strided(t.shape, strides, offset).copy_(t)
+        offset += heads * width * (1 if packed else len(t))
     far = replace(near, **views)
 
     def run(inputs: Inputs) -> list[Tensor]:
@@ -53,7 +55,8 @@ def refuses_misuse(subject: Subject) -> None:
     inputs = sized(subject.problem, "misuse", 48, 48, subject.device)
     accepted = []
     for what, wrong in _misuses(subject, inputs).items():
-        arguments = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+        offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
+        arguments = {"q": inputs.q, "k": inputs.k, "v": inputs.v, **offsets}
         arguments |= {**inputs.cache, **inputs.buffers, **inputs.runtime, **wrong}
         q, k, v = (arguments.pop(name) for name in ("q", "k", "v"))
         try:
@@ -69,23 +72,27 @@ def refuses_misuse(subject: Subject) -> None:
 
 def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
     problem, q, k, v = subject.problem, inputs.q, inputs.k, inputs.v
+    length = 0 if problem.varlen else 2
     found: dict[str, dict[str, Any]] = {
-        "q with three dimensions": {"q": q[0]},
+        "q with a dimension less": {"q": q[0]},
         "k with another head size": {"k": k[..., :-1]},
         "q and k with another head size": {"q": q[..., :-1], "k": k[..., :-1]},
         "v with another head size": {"v": v[..., :-1]},
-        "k and v of different lengths": {"v": v[:, :, :-1]},
-        "another batch size in k and v": {"k": torch.cat([k, k]), "v": torch.cat([v, v])},
+        "k and v of different lengths": {"v": v.narrow(length, 0, v.shape[length] - 1)},
         "k in float64": {"k": k.double()},
         "all in float64": {"q": q.double(), "k": k.double(), "v": v.double()},
         "an argument that does not exist": {"no_such_argument": 1},
     }
+    if problem.varlen:
+        found |= _wrong_offsets(*inputs.cu_seqlens)
+    else:
+        found["another batch size in k and v"] = {"k": torch.cat([k, k]), "v": torch.cat([v, v])}
     if problem.gqa == "any":
         found["heads that do not divide"] = {
-            "q": q[:, :1].repeat(1, 3, 1, 1),
-            "k": k[:, :1].repeat(1, 2, 1, 1),
+            "q": torch.cat([q[:, :1]] * 3, 1),
+            "k": torch.cat([k[:, :1]] * 2, 1),
+            "v": torch.cat([v[:, :1]] * 2, 1),
         }
-        found["heads that do not divide"]["v"] = v[:, :1].repeat(1, 2, 1, 1)
     else:
         found["a query head too many"] = {"q": torch.cat([q, q[:, :1]], 1)}
     if problem.q_multiple > 1:
@@ -106,3 +113,13 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
     if subject.device != "cpu":
         found["k on another device"] = {"k": k.cpu()}
     return found
+
+
+def _wrong_offsets(cu_q: Tensor, cu_k: Tensor) -> dict[str, dict[str, Any]]:
+    return {
+        "offsets of int64": {"cu_seqlens_q": cu_q.long(), "cu_seqlens_k": cu_k.long()},
+        "more sequences of keys than of queries": {"cu_seqlens_q": cu_q[:-1]},
+        "offsets of no sequence": {"cu_seqlens_q": cu_q[:1], "cu_seqlens_k": cu_k[:1]},
+        "offsets with two dimensions": {"cu_seqlens_q": cu_q[None], "cu_seqlens_k": cu_k[None]},
+        "offsets with gaps": {"cu_seqlens_q": cu_q.repeat_interleave(2)[::2]},
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ class Case:
     `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
     `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `zero` or `past` (beyond
     every length). `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
-    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a gradient through it.
+    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a gradient through it. `packed` are
+    the lengths (queries, keys) of packed sequences, whose longest are `sq` and `sk`; `tail` the numbers of
+    tokens after them.
     """
 
     name: str
@@ -47,12 +50,21 @@ class Case:
     ints: str = "mixed"
     hidden: bool = False
     edge: int = 0
+    packed: tuple[tuple[int, int], ...] = ()
+    tail: tuple[int, int] = (0, 0)
+
+    @property
+    def cu_seqlens(self) -> tuple[list[int], list[int]]:
+        """Where each packed sequence begins among the queries and among the keys, and where the last ends."""
+        queries, keys = ([lengths[i] for lengths in self.packed] for i in (0, 1))
+        return [0, *accumulate(queries)], [0, *accumulate(keys)]
 
     @property
     def sizes(self) -> dict[str, int]:
         """The sizes that buffer shapes and expressions may name."""
         heads = self.heads_kv * self.group
-        return {"B": self.batch, "HQ": heads, "HKV": self.heads_kv, "SQ": self.sq, "SK": self.sk}
+        batch = len(self.packed) or self.batch
+        return {"B": batch, "HQ": heads, "HKV": self.heads_kv, "SQ": self.sq, "SK": self.sk}
 
 
 @dataclass
@@ -60,8 +72,9 @@ class Inputs:
     """The tensors of a case.
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
-    float32 [B, HQ, SQ] or None. `clean_k` and `clean_v` have zeros where `k` and `v` hold NaN for hidden
-    keys: what the reference sees. Where the spec has pages, `k` and `v` are pools of them.
+    float32 [B, HQ, SQ] or None; of packed sequences [TQ, HQ, D] and so on, and dlse [HQ, TQ]. `clean_k` and
+    `clean_v` have zeros where `k` and `v` hold NaN for hidden keys: what the reference sees. Where the spec has
+    pages, `k` and `v` are pools of them.
     """
 
     case: Case
@@ -79,17 +92,26 @@ class Inputs:
     """The params that the emitted function takes."""
     cache: dict[str, Tensor] = field(default_factory=dict)
     """`kv_lens` and `block_table`, where the emitted function takes them."""
+    cu_seqlens: tuple[Tensor, ...] = ()
+    """Of packed sequences: int32, of the queries and of the keys."""
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        """The positional arguments of the emitted function."""
+        return (self.q, self.k, self.v, *self.cu_seqlens)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a kernel must not write to."""
-        return {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
+        named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
+        return named | {f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)}
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
     found: dict[str, Case] = {}
-    for number, case in enumerate(_wanted(problem, quick)):
+    wanted = packed_cases(problem, quick) if problem.varlen else _wanted(problem, quick)
+    for number, case in enumerate(wanted):
         fitted = _fit(problem, case, number)
         # Promises about lengths can make two shapes the same.
         if not any(replace(fitted, name=name) == other for name, other in found.items()):
@@ -121,11 +143,11 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
     if problem.decodes:
-        yield Case("decode", 1, 300, batch=5, heads_kv=2, lse=True)
+        yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
         yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
-        yield Case("decode-most", 64, 150, batch=2)
-        yield Case("decode-no-more", 65, 150, batch=2)
+        yield Case("decode-most", 64, 60)
+        yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
     if quick:
         return
@@ -159,6 +181,40 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
             yield Case(f"long-params-{edge}", 771, 771, edge=edge)
 
 
+def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
+    """The cases of packed sequences."""
+
+    def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
+        sq, sk = (max(1, *(pair[i] for pair in lengths)) for i in (0, 1))
+        return Case(name, sq, sk, packed=lengths, **more)
+
+    several = ((64, 64), (33, 100), (1, 77), (45, 1), (70, 70))
+    yield case("one", (1, 1))
+    yield case("several", *several, lse=True)
+    yield case("empty", (0, 0), (17, 0), (0, 23), (40, 40), (0, 0), heads_kv=2, lse=True)
+    yield case("no-tokens", (0, 0), (0, 0), lse=True)
+    yield case("tail", (30, 50), (65, 67), tail=(70, 68), lse=True)
+    yield case("bshd", (70, 70), (3, 9), heads_kv=2, layout="bshd", dout="strided")
+    yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", lse=True)
+    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded")
+    yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
+    yield case("stepped", (50, 34), (5, 60), layout="stepped")
+    yield case("large", (66, 66), (2, 2), magnitude=16.0)
+    yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
+    if problem.runtime_params:
+        for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
+            yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
+    if quick:
+        return
+    yield case("long", (1000, 1000), (1, 1), (2047, 2047), (513, 1537), heads_kv=2, lse=True)
+    yield case("documents", *[(512, 512)] * 8, heads_kv=2)
+    yield case("wide", (127, 2049), (300, 5), heads_kv=2, layout="padded", dout="strided", lse=True)
+    yield case("tall", (2049, 127), (5, 300), heads_kv=2, tail=(1000, 900), layout="offset")
+    yield case("short", *((i % 9, i % 7) for i in range(1, 2000)), lse=True)
+    yield case("long-large", (515, 515), (300, 300), heads_kv=2, magnitude=8.0, lse=True)
+    yield case("long-guarded", (1025, 1025), (129, 640), heads_kv=3, layout="guarded", dout="strided")
+
+
 def _fit(problem: Problem, case: Case, number: int) -> Case:
     """Lengths that keep the spec's promises, and a group of query heads that it allows."""
     sq, sk = case.sq, case.sk
@@ -181,20 +237,31 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     def normal(*shape: int, magnitude: float = 1.0) -> Tensor:
         return (torch.randn(shape, generator=random) * magnitude).to(dtype)
 
-    q = normal(size["B"], size["HQ"], size["SQ"], problem.head_qk, magnitude=case.magnitude)
-    k = normal(size["B"], size["HKV"], size["SK"], problem.head_qk, magnitude=case.magnitude)
-    v = normal(size["B"], size["HKV"], size["SK"], problem.head_v)
-    dout = normal(size["B"], size["HQ"], size["SQ"], problem.head_v)
-    dlse = torch.randn(size["B"], size["HQ"], size["SQ"], generator=random) if case.lse else None
+    rows, columns = (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
+    if case.packed:
+        ends = [cu[-1] for cu in case.cu_seqlens]
+        rows, columns = (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])  # type: ignore[assignment]
+    q = normal(*rows, problem.head_qk, magnitude=case.magnitude)
+    k = normal(*columns, problem.head_qk, magnitude=case.magnitude)
+    v = normal(*columns, problem.head_v)
+    dout = normal(*rows, problem.head_v)
+    dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
     buffers = {b.name: _buffer(b, case, random) for b in problem.buffers}
+    if problem.sinks:
+        # As large as scores are; the first quarter of the heads has none.
+        none = torch.arange(size["HQ"]) < size["HQ"] // 4
+        sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
+        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
     if case.layout == "broadcast":
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":
-        dout = dout[:1, :1, :1, :1].expand_as(dout)
+        dout = dout.flatten()[0].expand_as(dout)
 
-    hidden = _hidden(problem, case, buffers, params) & case.hidden
+    hidden = (
+        _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
+    )
     cache: dict[str, Tensor] = {}
     if problem.per_batch:
         cache["kv_lens"] = lengths(case.batch, case.sk)
@@ -208,6 +275,11 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     if problem.page_size is not None:
         k, cache["block_table"] = paged(k, cache["kv_lens"], problem.page_size, share=True)
         v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
+    if any(case.tail):
+        # Nobody looks at tokens after the last sequence.
+        q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
+        if dlse is not None:
+            dlse[:, ends[0] :] = torch.nan
     return Inputs(
         case=case,
         q=arrange(q.to(device), case.layout),
@@ -220,6 +292,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
         params=params,
         runtime=runtime,
+        cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
+        if case.packed
+        else (),
         cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
     )
 
@@ -284,13 +359,14 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
         -(-sq // problem.q_multiple) * problem.q_multiple,
         -(-sk // problem.kv_multiple) * problem.kv_multiple,
     )
-    return draw(problem, replace(template, name=name, sq=sq, sk=sk), device)
+    lengths = ((sq - sq // 3, sk - sk // 3), (sq // 3, sk // 3)) if problem.varlen else ()
+    return draw(problem, replace(template, name=name, sq=sq, sk=sk, packed=lengths), device)
 
 
 def call(function: Any, inputs: Inputs, **more: Any) -> Any:
     """The emitted function on inputs, as a user calls it."""
     keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime, **more}
-    return function(inputs.q, inputs.k, inputs.v, scale=inputs.case.scale, **keywords)
+    return function(*inputs.operands, scale=inputs.case.scale, **keywords)
 
 
 def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:

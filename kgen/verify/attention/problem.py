@@ -50,6 +50,9 @@ class Problem:
     params: tuple[Param, ...] = ()
     passes: tuple[str, ...] = ("forward", "backward")
     fast_math: bool = False
+    varlen: bool = False
+    sinks: bool = False
+    """One of the `buffers` is then `sinks` [HQ], which no expression reads."""
     score_mod: Node | None = None
     mask_mod: Node | None = None
     aligned_to_end: bool = False
@@ -116,13 +119,16 @@ def problem_of(loaded: Any) -> Problem:
         buffers=tuple(
             Buffer(name, tuple(b.shape), b.dtype, bool(b.grad), bool(b.sorted))
             for name, b in spec.buffers.items()
-        ),
+        )
+        + (Buffer("sinks", ("HQ",), "fp32", grad="backward" in spec.passes),) * spec.sinks,
         params=tuple(
             Param(name, p.type, None if p.runtime else p.value, bool(p.runtime))
             for name, p in spec.params.items()
         ),
         passes=tuple(spec.passes),
         fast_math=bool(getattr(spec, "fast_math", False)),
+        varlen=spec.varlen,
+        sinks=spec.sinks,
         score_mod=loaded.trees.get("score_mod"),
         mask_mod=loaded.trees.get("mask_mod"),
         aligned_to_end=spec.aligned_to_end,

@@ -17,22 +17,30 @@ from torch import Tensor
 from kgen.expr.nodes import Node
 from kgen.verify.evaluate import evaluate
 
+CuSeqlens = tuple[Sequence[int], Sequence[int]]
+Place = tuple[int | slice, int]
+
 
 @dataclass(frozen=True)
 class Result:
     """What attention gives.
 
-    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key; `seen`
-    [B, HKV, SK], whether any query of the group sees that key; `grads` by name (`q`, `k`, `v` and buffers).
+    `out` [B, HQ, SQ, DV]; `lse` [B, HQ, SQ] in natural log, -inf where a row sees no key and has no sink;
+    `dead` [B, HQ, SQ], whether a row sees no key; `seen` [B, HKV, SK], whether any query of the group sees
+    that key; `grads` by name (`q`, `k`, `v` and buffers).
     `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
-    cancels to almost nothing, its rounding errors are relative to that.
+    cancels to almost nothing, its rounding errors are relative to that. `rounding` is how far each gradient
+    moves, as a whole, when every element of `out` is off by a relative 1: backward passes compute delta from
+    the output as it was stored.
     """
 
     out: Tensor
     lse: Tensor
+    dead: Tensor
     seen: Tensor
     grads: dict[str, Tensor] = field(default_factory=dict)
     natural: dict[str, Tensor] = field(default_factory=dict)
+    rounding: dict[str, float] = field(default_factory=dict)
 
 
 def attention(
@@ -44,6 +52,8 @@ def attention(
     mask_mod: Node | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens: CuSeqlens | None = None,
     scale: float | None = None,
     dtype: Any = torch.float64,
     dout: Tensor | None = None,
@@ -55,16 +65,19 @@ def attention(
     """Attention and its gradients with everything computed in `dtype`.
 
     q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], of any dtype and strides, HQ a multiple of HKV.
-    With `dout` [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs and buffers in `wanted`
-    come with it. Rows without a key give zeros, -inf and zero gradients. `kv_lens` [B] says how many keys each
-    sequence has; with `aligned_to_end` the last query is at the position of the last of them. One (b, h) slice is in
-    memory at a time.
+    `sinks` [HQ] are logits that join the softmax of every row of their head, without a value. With `dout`
+    [B, HQ, SQ, DV] (and `dlse` [B, HQ, SQ]) the gradients of the inputs, buffers and `sinks` in `wanted` come
+    with it. Rows without a key give zeros, -inf (or their sink) and zero gradients. `kv_lens` [B] says how many
+    keys each sequence has; with `aligned_to_end` the last query is at the position of the last of them. One
+    (b, h) slice is in memory at a time.
+
+    With `cu_seqlens`, offsets of the queries and of the keys of packed sequences, q is [TQ, HQ, D], k and v
+    [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence.
     """
     mods = (score_mod, mask_mod)
-    places = (kv_lens, aligned_to_end)
-    return _slices(
-        q, k, v, mods, buffers or {}, params or {}, scale, dtype, dtype, dout, dlse, wanted, places
-    )
+    tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
+    places = (kv_lens, aligned_to_end, cu_seqlens)
+    return _slices(q, k, v, mods, tensors, params or {}, scale, dtype, dtype, dout, dlse, wanted, places)
 
 
 def eager(
@@ -76,6 +89,8 @@ def eager(
     mask_mod: Node | None = None,
     buffers: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
+    sinks: Tensor | None = None,
+    cu_seqlens: CuSeqlens | None = None,
     scale: float | None = None,
     dout: Tensor | None = None,
     dlse: Tensor | None = None,
@@ -90,11 +105,12 @@ def eager(
     Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
     """
     mods = (score_mod, mask_mod)
-    places = (kv_lens, aligned_to_end)
+    places = (kv_lens, aligned_to_end, cu_seqlens)
     product = _tf32_matmul if tf32 else torch.matmul
+    tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
     real = torch.float32
     return _slices(
-        q, k, v, mods, buffers or {}, params or {}, scale, real, q.dtype, dout, dlse, wanted, places, product
+        q, k, v, mods, tensors, params or {}, scale, real, q.dtype, dout, dlse, wanted, places, product
     )
 
 
@@ -138,22 +154,29 @@ def _slices(
     dout: Tensor | None,
     dlse: Tensor | None,
     wanted: Sequence[str],
-    places: tuple[Tensor | None, bool],
+    places: tuple[Tensor | None, bool, CuSeqlens | None],
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> Result:
-    batch, heads, sq, dim = q.shape
-    heads_kv, sk, dim_v = k.shape[1], k.shape[2], v.shape[3]
+    kv_lens, aligned_to_end, cu_seqlens = places
+    # [B, H, S, D], or packed [T, H, D]
+    batch = len(q) if cu_seqlens is None else len(cu_seqlens[0]) - 1
+    heads, heads_kv = q.shape[1], k.shape[1]
     group = heads // heads_kv
-    scale = dim**-0.5 if scale is None else scale
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     exact = store == torch.float64
     device = q.device
     result = Result(
-        out=torch.zeros(batch, heads, sq, dim_v, dtype=store, device=device),
-        lse=torch.full((batch, heads, sq), -torch.inf, dtype=real, device=device),
-        seen=torch.zeros(batch, heads_kv, sk, dtype=torch.bool, device=device),
+        out=torch.zeros(*q.shape[:-1], v.shape[-1], dtype=store, device=device),
+        lse=torch.full(
+            q.shape[:-1] if cu_seqlens is None else (heads, len(q)), -torch.inf, dtype=real, device=device
+        ),
+        dead=torch.ones(q.shape[:-1], dtype=torch.bool, device=device),
+        seen=torch.zeros(k.shape[:-1], dtype=torch.bool, device=device),
     )
+    if "sinks" in buffers:
+        result.lse.copy_(buffers["sinks"].detach()[:, None])
     differentiate = dout is not None
-    env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "SQ": sq, "SK": sk, "inf": torch.inf}
+    env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "inf": torch.inf}
     env |= dict(params)
     env |= {name: value.detach() for name, value in buffers.items()}
     leaves = {}
@@ -167,37 +190,59 @@ def _slices(
         if differentiate and n in inputs
     }
     natural = {name: torch.zeros_like(total) for name, total in sums.items() if name != "v"}
+    rounding = {name: torch.zeros_like(total) for name, total in natural.items()}
 
-    lens, aligned_to_end = [sk] * batch if places[0] is None else places[0].tolist(), places[1]
     for b in range(batch):
-        first = lens[b] - sq if aligned_to_end else 0
         for h in range(heads):
-            at = {"q": (b, h), "k": (b, h // group), "v": (b, h // group)}
+            at, row = _place(b, h, h // group, cu_seqlens)
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
+            sq, sk = len(here["q"]), len(here["k"])
             scores = product(here["q"], here["k"].mT).to(real) * scale
-            modded = _modified(scores, mods, env | {"b": b, "h": h}, real, first, lens[b])
+            length = sk if kv_lens is None else int(kv_lens[b])
+            first = length - sq if aligned_to_end else 0
+            env |= {"b": b, "h": h, "SQ": sq, "SK": sk}
+            modded = _modified(scores, mods, env, real, first, length)
+            visible = modded.detach() > -torch.inf
+            if "sinks" in env:
+                # One more column, whose row of V is zero.
+                modded = torch.cat([modded, env["sinks"][h].to(real).expand(sq, 1)], 1)
             p, lse = _softmax(modded)
-            out = product(p.to(store), here["v"])
-            result.out[b, h] = out.detach()
-            result.lse[b, h] = lse.detach()
-            result.seen[at["k"]] |= (sk > 0) & (modded.detach() > -torch.inf).any(0)
+            out = product(p[:, :sk].to(store), here["v"])
+            result.out[at["q"]] = out.detach()
+            result.lse[row] = lse.detach()
+            result.dead[at["q"]] = ~visible.any(1)
+            result.seen[at["k"]] |= visible.any(0)
             if dout is None:
                 continue
             cotangents = [
-                dout[b, h].to(store),
-                torch.zeros_like(lse) if dlse is None else dlse[b, h].to(real),
+                dout[at["q"]].to(store),
+                torch.zeros_like(lse) if dlse is None else dlse[row].to(real),
             ]
             sources = {n: here[n] if n in here else leaves[n] for n in sums}
             if exact and modded.requires_grad:
                 uncancelled = _uncancelled(p.detach(), here["v"].detach(), *cotangents)
-                _accumulate(natural, at, {n: sources[n] for n in natural}, [modded], [uncancelled])
+                scored = {n: sources[n] for n in natural}
+                _accumulate(natural, at, scored, [modded], [uncancelled])
+                delta = (out.detach() * cotangents[0]).norm(dim=1, keepdim=True)
+                _accumulate(rounding, at, scored, [modded], [p.detach() * delta])
             _accumulate(sums, at, sources, [out, lse], cotangents)
 
     rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}
     result.natural.update(rows)
+    result.rounding.update({name: float(total.norm()) for name, total in rounding.items()})
     for name, total in sums.items():
         result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
     return result
+
+
+def _place(
+    b: int, h: int, h_kv: int, cu_seqlens: CuSeqlens | None
+) -> tuple[dict[str, Place], tuple[int, int | slice]]:
+    """Where a slice of (b, h) lies in q, k and v, and in lse."""
+    if cu_seqlens is None:
+        return {"q": (b, h), "k": (b, h_kv), "v": (b, h_kv)}, (b, h)
+    rows, columns = (slice(ends[b], ends[b + 1]) for ends in cu_seqlens)
+    return {"q": (rows, h), "k": (columns, h_kv), "v": (columns, h_kv)}, (h, rows)
 
 
 def _modified(
@@ -248,15 +293,15 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK]."""
-    dp = dout @ v.mT
+    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink."""
+    dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
     delta = (p * dp).sum(1, keepdim=True)
     return p * (dp.abs() + delta.abs() + dlse.abs()[:, None])
 
 
 def _accumulate(
     sums: dict[str, Tensor],
-    at: Mapping[str, tuple[int, int]],
+    at: Mapping[str, Place],
     sources: Mapping[str, Tensor],
     outputs: list[Tensor],
     cotangents: list[Tensor],

@@ -1,0 +1,159 @@
+"""Launch shapes of norms in CUDA: how threads share rows, by the width that a shape reaches.
+
+Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows want many small blocks, each with its row under
+way; wide rows want many elements a thread, then several blocks for a row (a cluster, where the chip has them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.plan.norm import NormPlan
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements.
+
+    `stages` rows are in shared memory or under way; at least `blocks` blocks fit on a multiprocessor. Blocks that
+    `stay` go on to further rows; others end with their row.
+    """
+
+    threads: int
+    rows: int
+    elements: int
+    cluster: int = 1
+    stages: int = 1
+    blocks: int = 1
+    stay: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of the widest row that it takes."""
+        return self.threads * self.elements * self.cluster
+
+    @property
+    def stay_word(self) -> str:
+        """`stay` in C."""
+        return str(self.stay).lower()
+
+
+def _backward(
+    threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1
+) -> Shape:
+    return Shape(threads, rows, elements, cluster, stages, blocks, stay=True)
+
+
+FORWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        Shape(8, 16, 8),
+        Shape(8, 16, 16),
+        Shape(16, 8, 16),
+        Shape(32, 4, 16),
+        Shape(32, 4, 24),
+        Shape(64, 2, 16),
+        Shape(96, 2, 16),
+        Shape(128, 1, 16),
+        Shape(192, 1, 16),
+        Shape(256, 1, 16),
+        Shape(384, 1, 16),
+        Shape(512, 1, 16, blocks=4),
+        Shape(384, 1, 32),
+        Shape(512, 1, 32),
+        Shape(384, 1, 64),
+        Shape(512, 1, 64),
+        Shape(512, 1, 64, cluster=2, blocks=3, stay=True),
+        Shape(512, 1, 64, cluster=4, blocks=3, stay=True),
+        Shape(512, 1, 64, cluster=8, blocks=3, stay=True),
+    ),
+    "layer": (
+        Shape(8, 16, 8),
+        Shape(8, 16, 16),
+        Shape(8, 16, 32),
+        Shape(16, 8, 32),
+        Shape(32, 4, 24),
+        Shape(32, 4, 32),
+        Shape(64, 2, 24),
+        Shape(64, 2, 32),
+        Shape(96, 1, 32),
+        Shape(128, 1, 32),
+        Shape(192, 1, 32),
+        Shape(256, 1, 32),
+        Shape(384, 1, 32),
+        Shape(1024, 1, 16, stages=2, stay=True),
+        Shape(1024, 1, 32, stages=2, stay=True),
+        Shape(512, 1, 32, cluster=4, stages=2, stay=True),
+        Shape(512, 1, 32, cluster=8, stages=2, stay=True),
+        Shape(512, 1, 32, cluster=16, stages=2, blocks=2, stay=True),
+    ),
+}
+"""By the norm, narrowest first: the first that is wide enough and fits in shared memory is taken."""
+
+BACKWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        _backward(8, 16, 8),
+        _backward(8, 16, 16),
+        _backward(16, 16, 16),
+        _backward(64, 2, 8),
+        _backward(32, 4, 24),
+        _backward(128, 1, 8),
+        _backward(192, 1, 8),
+        _backward(128, 2, 16),
+        _backward(384, 1, 8),
+        _backward(512, 1, 8),
+        _backward(384, 1, 16),
+        _backward(512, 1, 16, stages=3),
+        _backward(384, 1, 16, cluster=2),
+        _backward(512, 1, 16, cluster=2, blocks=2),
+        _backward(256, 1, 16, cluster=8, blocks=4),
+        _backward(512, 1, 16, cluster=8, blocks=2),
+        _backward(512, 1, 32, cluster=8),
+        _backward(512, 1, 32, cluster=16),
+    ),
+    "layer": (
+        _backward(8, 16, 8),
+        _backward(8, 16, 16),
+        _backward(16, 8, 16),
+        _backward(32, 4, 16),
+        _backward(32, 4, 24),
+        _backward(32, 4, 32),
+        _backward(96, 2, 16),
+        _backward(128, 2, 16),
+        _backward(192, 1, 16),
+        _backward(256, 1, 16),
+        _backward(384, 1, 16),
+        _backward(512, 1, 16),
+        _backward(384, 1, 32),
+        _backward(256, 1, 32, cluster=2, blocks=2),
+        _backward(512, 1, 32, cluster=2),
+        _backward(256, 1, 32, cluster=8, blocks=2),
+        _backward(512, 1, 32, cluster=8),
+        _backward(512, 1, 32, cluster=16),
+    ),
+}
+"""The same of backward, whose blocks always stay."""
+
+
+def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
+    """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
+    shapes = FORWARD[plan.spec.norm]
+    return shapes if _plain(plan) else tuple(replace(s, blocks=1) for s in shapes)
+
+
+def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
+    """Those of backward. Sums for two columns or more take the registers that layer norm's weight and bias take."""
+    assert plan.backward is not None
+    few = plan.spec.norm == "rms" and len(plan.backward.columns) < 2
+    shapes = BACKWARD["rms" if few and _plain(plan) else "layer"]
+    return shapes if _plain(plan) else tuple(replace(s, blocks=1) for s in shapes)
+
+
+def _plain(plan: NormPlan) -> bool:
+    """Whether a kernel has no more to hold than rows of 16-bit elements and a weight."""
+    spec = plan.spec
+    return (
+        spec.input_mod is None
+        and spec.output_mod is None
+        and not spec.residual
+        and spec.dtypes["input"] != "fp32"
+    )

@@ -1,0 +1,1 @@
+"""The CUDA target: `cuda.cu`, and `cuda.py` that loads it."""

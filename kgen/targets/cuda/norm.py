@@ -1,0 +1,79 @@
+"""The CUDA target of norms: a plan becomes the names that `templates/cuda/norm.cu.j2` and `norm.py.j2` use."""
+
+from __future__ import annotations
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.plan.norm import NormPlan, plan_norm
+from kgen.plan.sizes import ELEMENT_SIZE
+from kgen.spec.load import Loaded
+from kgen.targets import Source
+from kgen.targets.cuda.elements import used
+from kgen.targets.cuda.norm_kernels import KernelFields
+from kgen.targets.cuda.norm_launcher import LauncherFields
+
+HELPERS = ("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu")
+"""The functions of `_functions.j2`, each there if an expression needs it."""
+
+
+def sources(loaded: Loaded) -> list[Source]:
+    """`cuda.cu` with the kernels, `cuda.py` with the operators. Raises `KgenError` for what is not supported yet."""
+    plan = plan_norm(loaded)
+    _refuse(loaded, plan)
+    context = _context(plan)
+    return [Source("cuda.cu", "cuda/norm.cu.j2", context), Source("cuda.py", "cuda/norm.py.j2", context)]
+
+
+def _refuse(loaded: Loaded, plan: NormPlan) -> None:
+    unsupported = {
+        "an output in eight bits": plan.spec.quantize is not None,
+        "`statistics: recompute`": plan.spec.statistics == "recompute" and plan.backward is not None,
+    }
+    for what, asked in unsupported.items():
+        if asked:
+            message = f"the target `cuda` does not support {what} yet"
+            hint = "remove the target: `triton` supports it"
+            raise KgenError(Diagnostic("unsupported-target", message, file=str(loaded.path), hint=hint))
+
+
+def _context(plan: NormPlan) -> dict[str, object]:
+    """Every name of the templates."""
+    spec, kernels = plan.spec, KernelFields(plan)
+    forward = kernels.forward()
+    backward = kernels.backward() if plan.backward else None
+    dtypes = {o.dtype for o in plan.operands} | set(spec.dtypes.values())
+    sizes = [
+        ELEMENT_SIZE[spec.dtypes[n]] for n in ("input", "output", *(["residual"] if spec.residual else []))
+    ]
+    return {
+        "name": spec.name,
+        "summary": spec.summary.rstrip(".") + "." if spec.summary else f"{spec.name}.",
+        "formula": _formula(plan),
+        "heads_words": ", rows of different heads one after the other" if spec.heads else "",
+        "elements": used(dtypes),
+        "rounds": True,
+        "moments": plan.layer,
+        "constants": kernels.constants,
+        "forward": forward,
+        "backward": backward,
+        "helpers": {h: h in kernels.printer.helpers for h in HELPERS},
+        "row_gradients": bool(backward and backward["row_sums"]),
+        "vector": 16 // min(sizes),
+        "dynamic_shared": True,
+        "shared_argument": "shared",
+        "config_arguments": "grid, block, shared, cluster",
+        "launch_config": "grid=grid, cluster=cluster if cluster > 1 else None, block=block, shmem_size=shared",
+        **LauncherFields(kernels, forward, backward).fields(),
+    }
+
+
+def _formula(plan: NormPlan) -> list[str]:
+    spec = plan.spec
+    h = " ".join((spec.input_mod or ("x + residual" if spec.residual else "x")).split("\n"))
+    y = (
+        "x_hat"
+        + (f" * ({'1 + ' if spec.weight_offset else ''}weight)" if spec.weight else "")
+        + (" + bias" if spec.bias else "")
+    )
+    centred = "(h - mean(h)) / sqrt(var(h) + eps)" if plan.layer else "h / sqrt(mean(h * h) + eps)"
+    lines = [f"h = {h}", f"x_hat = {centred}", f"y = {y}"]
+    return [*lines, f"out = {' '.join((spec.output_mod or 'y').splitlines())}"]

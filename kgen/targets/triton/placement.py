@@ -1,0 +1,85 @@
+"""Where a head's rows lie: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into the tokens.
+
+Kernels and launcher are the same for both but for these names.
+"""
+
+from __future__ import annotations
+
+
+def placement(packed: bool, head_v: int) -> dict[str, object]:
+    """The names by which the templates find tensors: strides, first rows of a sequence, rows of vectors, shapes."""
+    out = f"q.new_empty((TQ, HQ, {head_v}))" if packed else f"_empty((B, HQ, SQ, {head_v}), q)"
+    return {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
+
+
+def _strides(letters: str, order: str) -> dict[str, str]:
+    """Parameters, in the order of a tensor's dimensions; those that addresses are computed from are 64-bit."""
+    return {
+        x: ", ".join(f"stride_{x}{d}" + ("" if d == "d" else ": tl.int64") for d in order) for x in letters
+    }
+
+
+_DENSE: dict[str, object] = {
+    "strides": _strides("qkvgow", "bhsd") | _strides("l", "bhs"),
+    "first": {x: f"b * stride_{x}b" for x in "qkvgo"} | {"dk": "b * stride_ob", "dv": "b * stride_wb"},
+    "rows": "b_h.to(tl.int64) * SQ",
+    "head_rows": {"q": "(b * HQ + h).to(tl.int64) * SQ", "kv": "(b * HQ + h).to(tl.int64) * SK"},
+    "delta": {
+        "sizes": "HQ, SQ",
+        "args": "HQ, SQ",
+        "no_specialize": 'do_not_specialize=["HQ", "SQ"]',
+        "first_o": "b * stride_ob + ",
+        "first_g": "b * stride_gb + ",
+        "first_l": "b * stride_lb + ",
+        "no_strides": "(0, 0, 0)",
+        "rows": "b_h.to(tl.int64) * SQ",
+        "programs": "triton.cdiv(SQ, 64) * B * HQ",
+    },
+    "axes": {"names": "[B, H, S, D]", "count": 4},
+    "shape": {
+        "q": "B, HQ, SQ",
+        "lse": "B, HQ, SQ",
+        "values": "B, HQ, S",
+    },
+    "sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": ["HKV, SK = k.shape[1], k.shape[2]"]},
+    "programs": {
+        "q": 'triton.cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
+        "kv": 'triton.cdiv(SK, tile["BLOCK_N"]) * B * HKV',
+    },
+    "like": {x: f"_empty({x}.shape, {x})" for x in "qkv"},
+}
+
+_PACKED: dict[str, object] = {
+    "strides": _strides("qkvgow", "shd") | _strides("l", "hs"),
+    "first": {x: f"q_begin * stride_{x}s" for x in "qgo"}
+    | {x: f"kv_begin * stride_{x}s" for x in "kv"}
+    | {"dk": "kv_begin * stride_os", "dv": "kv_begin * stride_ws"},
+    "rows": "h.to(tl.int64) * TQ + q_begin",
+    "head_rows": {
+        "q": "tl.cast(h, tl.int64) * TQ + q_begin",
+        "kv": "tl.cast(h, tl.int64) * TK + kv_begin",
+    },
+    "delta": {
+        "sizes": "cu_seqlens_q_ptr, B, TQ",
+        "args": "cu_seqlens_q, B, TQ",
+        "no_specialize": 'do_not_specialize=["B", "TQ"]',
+        "first_o": "",
+        "first_g": "",
+        "first_l": "",
+        "no_strides": "(0, 0)",
+        "rows": "h.to(tl.int64) * TQ",
+        "programs": "triton.cdiv(TQ, 64) * HQ",
+    },
+    "axes": {"names": "[T, H, D]", "count": 3},
+    "shape": {
+        "q": "TQ, HQ",
+        "lse": "HQ, TQ",
+        "values": "HQ, T",
+    },
+    "sizes": {"q": "TQ, HQ, _ = q.shape", "others": ["TK, HKV, _ = k.shape", "B = len(cu_seqlens_q) - 1"]},
+    "programs": {
+        "q": '(TQ // tile["BLOCK_M"] + B + 1) * HQ',
+        "kv": '(TK // tile["BLOCK_N"] + B + 1) * HKV',
+    },
+    "like": {x: f"{x}.new_empty({x}.shape)" for x in "qkv"},
+}

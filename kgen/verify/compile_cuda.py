@@ -1,0 +1,68 @@
+"""Compiles the kernels of a `cuda.cu` for one architecture: `python -m kgen.verify.compile_cuda JOB`.
+
+The emitted launcher decides what to compile: it is called on small CPU tensors, with its `_launch` replaced by one
+that compiles what would have been launched. NVRTC needs no GPU. JOB is a pickled `CompileJob`. Standard output carries
+a JSON line for each distinct kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+from kgen.verify.compiling import SHARED_LIMITS, CompileJob
+from kgen.verify.families import family_of
+from kgen.verify.resources import usage
+from kgen.verify.toolchain import import_file
+
+
+def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
+    """Make the family's calls of the emitted function, compiling what they launch."""
+    module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
+    seen: set[str] = set()
+    variant = ""
+
+    def compile_only(device: Any, name: str, *args: Any, shared: int = 0, **kwargs: Any) -> None:
+        if name in seen:
+            return
+        seen.add(name)
+        row: dict[str, Any] = {"kernel": name.rpartition("::")[2], "variant": variant, "error": None}
+        try:
+            registers, spills, static = usage(bytes(module._compiled(name, job.arch).code))
+            row |= {"registers": registers, "spills": spills, "shared": static + shared}
+        except Exception as error:  # one kernel that does not compile must not hide the others
+            traceback.print_exc()
+            row["error"] = f"{type(error).__name__}: {error}"[:2000]
+        say(row)
+
+    module._arch = lambda device: job.arch
+    module._launch = compile_only
+    module._resident = lambda *args: 1  # as if every kernel fitted
+    module._shared_limit = lambda device: SHARED_LIMITS[job.capability]
+    for variant, call in family_of(job.problem).compile_calls(job.problem):  # noqa: B007 (read by `compile_only`)
+        call(getattr(module, job.problem.name))
+    # A table of shapes has kernels for widths that no call had.
+    for kernel, shapes in getattr(module, "_SHAPES", {}).items():
+        for shape in shapes:
+            if shape["cluster"] == 1 or job.capability >= 90:
+                variant = f"width {shape['width']}"
+                compile_only(None, module._name(kernel, shape))
+
+
+def main(job: CompileJob, lines: IO[str]) -> None:
+    """Run a job."""
+    compile_all(job, lambda row: print(json.dumps(row), file=lines, flush=True))
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1], "rb") as file:
+        the_job = pickle.load(file)
+    # Keep standard output for results: what anything else prints there goes to standard error.
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    main(the_job, results)

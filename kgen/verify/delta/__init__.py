@@ -1,0 +1,1 @@
+"""The delta of attention backward: a part of attention that a target may have alone."""

@@ -1,0 +1,242 @@
+"""The CUDA target: what it emits compiles everywhere, for NVRTC and for nvcc, and spills nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import jinja2
+import pytest
+from cuda.core import Program, ProgramOptions
+
+from kgen.diagnostics import KgenError
+from kgen.expr.algebra import call
+from kgen.expr.functions import TABLE, TypeRuleError
+from kgen.expr.nodes import Type, Var
+from kgen.plan.delta import plan_delta
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.targets.cuda.printer import Printer
+from kgen.verify.compiling import compile_specs
+from kgen.verify.resources import usage
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def attention(folder: Path, *lines: str) -> Path:
+    path = folder / "sample.yaml"
+    path.write_text("\n".join(["kernel: attention", "name: sample", *lines]))
+    return path
+
+
+def emitted(spec: Path, folder: Path) -> Path:
+    for name, text in render_spec(load(spec)).items():
+        path = folder / "sample" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 128), ("fp16", 80), ("fp32", 192), ("bf16", 1000)])
+def test_delta_compiles_and_does_not_spill(tmp_path, dtype, head_dim):
+    spec = attention(
+        tmp_path, f"dtype: {dtype}", f"head_dim: {head_dim}", "targets: {cuda: {passes: [delta]}}"
+    )
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    module = import_file(path, f"emitted_{dtype}_{head_dim}")
+    for vector in (4 if dtype == "fp32" else 8, 1):
+        for arch in ("sm_80", "sm_90", "sm_100"):
+            code = module._compiled(f"sample_delta_kernels::delta_kernel<{vector}>", arch).code
+            registers, spills, shared = usage(bytes(code))
+            assert 16 <= registers <= 255
+            assert (spills, shared) == (0, 0)
+
+
+def test_kgen_compile_reports_what_the_launcher_launches(tmp_path):
+    spec = attention(tmp_path, "dtype: bf16", "head_dim: 64", "targets: {cuda: {passes: [delta]}}")
+    emitted(spec, tmp_path / "out")
+    rows = compile_specs([load(spec)], tmp_path / "out", ["sm_90"])
+    assert all(row["ok"] and row["spills"] == 0 and row["target"] == "cuda" for row in rows), rows
+    assert {row["kernel"] for row in rows} == {"delta_kernel<8>", "delta_kernel<1>"}
+
+
+NORMS = {
+    "rms": ("norm: rms", "width: any", "dtype: bf16"),
+    "layer": ("norm: layer", "width: any", "bias: true", "dtype: fp16"),
+    "heads": ("norm: rms", "width: [64, 128]", "heads: any", "dtype: bf16"),
+    "mods": (
+        "norm: layer",
+        "width: 4096",
+        "residual: in_out",
+        "weight_offset: 1",
+        "dtype: {input: bf16, weight: fp32, residual: fp32}",
+        "buffers:",
+        "  z: {shape: [ROWS, WIDTH], dtype: bf16, grad: true}",
+        "  t: {shape: [ROWS], dtype: fp32, grad: true}",
+        "  c: {shape: [WIDTH], dtype: fp32, grad: true}",
+        "  stage: {shape: [ROWS, WIDTH], dtype: bool}",
+        "params: {cap: {type: float, runtime: true}, n: {type: int, runtime: true}, two: 2.0}",
+        "input_mod: where(stage, (x + residual) * t, 0.0) + c",
+        "output_mod: y * silu(z) * two + min(cap, n % 3)",
+    ),
+}
+"""Layer and RMS, heads, and everything that expressions may do; `t`, `n` and `stage` are names of the kernels' own."""
+
+
+def norm(folder: Path, *lines: str) -> Path:
+    path = folder / "sample.yaml"
+    path.write_text("\n".join(["kernel: norm", "name: sample", *lines, "targets: {cuda: {}}"]))
+    return path
+
+
+@pytest.mark.parametrize("which", NORMS)
+def test_norms_compile_and_do_not_spill(tmp_path, which):
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
+    module = import_file(path, f"emitted_{which}")
+    names = {"sample_kernels::columns_kernel": 80, "sample_kernels::finalize_kernel": 80}
+    for kernel, shapes in module._SHAPES.items():
+        assert [s["width"] for s in shapes] == sorted(s["width"] for s in shapes)
+        # One shape for each way of sharing rows: several a block, one, and a cluster for one; and rows of any layout.
+        names |= {module._name(kernel, s): 90 if s["cluster"] > 1 else 80 for s in (shapes[0], *shapes[-1:])}
+        names |= {module._name(kernel, module._NARROW, vector=1): 80}
+    for name, least in names.items():
+        for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
+            registers, spills, _ = usage(bytes(module._compiled(name, arch).code))
+            assert 16 <= registers <= 255
+            # All gradients at once, in the widest shape, are more than a thread has registers for.
+            assert spills == 0 or which == "mods", (name, arch, spills)
+
+
+def test_what_norms_in_cuda_do_not_support(tmp_path):
+    lines = ("norm: rms", "width: any", "dtype: bf16")
+    for more in (
+        ("passes: [forward]", "quantize: {dtype: fp8_e4m3, scale: per_row}"),
+        ("statistics: recompute",),
+    ):
+        with pytest.raises(KgenError, match="the target `cuda` does not support"):
+            render_spec(load(norm(tmp_path, *lines, *more)))
+
+
+def nvcc(path: Path, folder: Path) -> str:
+    """Compile for C++ repositories, warnings being errors; the symbols that there are then."""
+    if (compiler := shutil.which("nvcc")) is None:
+        pytest.skip("nvcc is not installed")
+    command = [compiler, "-std=c++17", "-arch=sm_90", "-Xptxas", "-O0", "-Werror", "all-warnings", "-c"]
+    done = subprocess.run([*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return subprocess.run(["nm", str(folder / "x.o")], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("which", ["heads", "mods"])
+def test_norms_are_for_nvcc_too(tmp_path, which):
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
+    symbols = nvcc(path, tmp_path)
+    assert " T sample_forward\n" in symbols
+    assert " T sample_backward\n" in symbols
+
+
+def test_deltas_are_for_nvcc_too(tmp_path):
+    assert " T causal_delta\n" in nvcc(ROOT / "generated" / "causal" / "cuda.cu", tmp_path)
+
+
+def test_device_code_includes_nothing():
+    for path in (ROOT / "generated").glob("*/cuda.cu"):
+        device, _, host = path.read_text().partition("#ifndef __CUDACC_RTC__")
+        assert "#include" not in device
+        assert "#include <cuda_runtime.h>" in host
+
+
+def test_every_function_is_one_of_cuda():
+    """Each row of the table compiles in a kernel: NVRTC knows the names, and none is ambiguous."""
+    lines = []
+    names = {Type.FLOAT: "xyz", Type.INT: "ijk", Type.BOOL: "pqr"}
+    for name, row in TABLE.items():
+        for types in product(Type, repeat=row.arity[0]):
+            arguments = [Var(names[t][i], t) for i, t in enumerate(types)]
+            with contextlib.suppress(TypeRuleError):
+                lines.append(f"    total += float({Printer().print(call(name, *arguments))});")
+    helpers = dict.fromkeys(("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu"), True)
+    functions = (ROOT / "templates/cuda/_functions.j2").read_text()
+    source = (
+        jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+        .from_string(functions)
+        .render(helpers=helpers)
+    )
+    body = "\n".join(lines)
+    kernel = (
+        "__global__ void every(float* out, float x, float y, float z, int i, int j, int k, "
+        "bool p, bool q, bool r) {\n"
+    )
+    program = Program(
+        f"{source}\n{kernel}    float total = 0.0f;\n{body}\n    *out = total;\n}}",
+        "c++",
+        ProgramOptions(arch="sm_90", std="c++17"),
+    )
+    assert program.compile("cubin", name_expressions=("every",)).code
+
+
+def test_a_cheaper_tanh_is_asked_for():
+    tanh = call("tanh", Var("x", Type.FLOAT))
+    assert Printer().print(tanh) == "tanhf(x)"
+    assert Printer(fast_math=True).print(tanh) == "_tanh_approx(x)"
+
+
+def test_threads_share_wide_rows(tmp_path):
+    def plan(dtype: str, head_dim: int):
+        return plan_delta(load(attention(tmp_path, f"dtype: {dtype}", f"head_dim: {head_dim}")).spec)
+
+    assert [plan("bf16", d).threads_per_row for d in (1, 64, 128, 192, 1024)] == [8, 8, 8, 16, 32]
+    assert [plan("bf16", d).rows for d in (64, 128)] == [32, 16]
+    assert plan("fp32", 128).vector == 4
+
+
+def test_backward_takes_delta_from_outside(tmp_path):
+    """In Triton's interpreter: with a delta that is given, gradients are those of the kernel's own."""
+    spec = attention(
+        tmp_path,
+        "dtype: fp32",
+        "head_dim: 16",
+        "mask_mod: q_idx >= kv_idx",
+        "targets: {triton: {}, cuda: {passes: [delta]}}",
+    )
+    path = emitted(spec, tmp_path / "out") / "sample" / "triton.py"
+    code = f"""
+from pathlib import Path
+
+import torch
+
+from kgen.verify import interpreter
+from kgen.verify.toolchain import import_file
+
+interpreter.mend()
+module = import_file(Path({str(path)!r}), "sample_triton")
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 2, 40, 16, requires_grad=True) for _ in range(3))
+asked = []
+
+def delta(out, dout, dlse):
+    asked.append(dlse is not None)
+    return (out * dout).sum(-1) - (0 if dlse is None else dlse)
+
+def gradients(with_lse):
+    out, lse = module.sample(q, k, v, return_lse=True)
+    total = (out * out.detach()).sum() + ((lse * lse.detach()).sum() if with_lse else 0)
+    return torch.autograd.grad(total, (q, k, v))
+
+for with_lse in (False, True):
+    module.use_delta(None)
+    own = gradients(with_lse)
+    module.use_delta(delta)
+    for one, other in zip(own, gradients(with_lse), strict=True):
+        torch.testing.assert_close(one, other)
+assert asked == [False, True], asked
+"""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
