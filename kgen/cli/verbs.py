@@ -259,7 +259,8 @@ def bench(
     shape: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            help="Attention: BxHxS, as 2x16x8192, or several, with commas; norms: ROWSxWIDTH; chunk output: T, or BxTxHxHV."
+            help="Attention: BxHxS, as 2x16x8192, or several, with commas; norms: ROWSxWIDTH; "
+            "chunk output: T, or BxTxHxHV."
         ),
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
