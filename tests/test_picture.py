@@ -10,6 +10,7 @@ import torch
 from kgen.plan.attention import plan_attention
 from kgen.plan.explaining import explain
 from kgen.plan.picture import FULL, MASKED, SKIPPED, _usual, picture, value
+from kgen.plan.positions import positioned
 from kgen.spec.load import load, loads
 from kgen.verify.evaluate import evaluate
 
@@ -24,8 +25,7 @@ MASKED_SPECS = [
 @pytest.mark.parametrize("length", [1000, 1024])
 @pytest.mark.parametrize("path", MASKED_SPECS, ids=lambda p: p.stem)
 def test_against_the_mask(path: Path, length: int) -> None:
-    loaded = load(path)
-    plan = plan_attention(loaded)
+    plan, loaded = plan_attention(load(path)), positioned(load(path))
     drawn = picture(plan, length)
     scalars, rows, _ = _usual(plan, length)
     shapes = {name: (1,) * (len(b.shape) - 1) for name, b in loaded.spec.buffers.items()}

@@ -136,8 +136,8 @@ def test_not_rendered(tmp_path):
 
 
 def test_other_kernels_are_refused(tmp_path):
-    with pytest.raises(KgenError, match="no reference for kernel `norm`"):
-        verify_specs([loaded("n", kernel="norm")], tmp_path, "cpu")
+    with pytest.raises(KgenError, match="no reference for kernel `conv`"):
+        verify_specs([loaded("n", kernel="conv")], tmp_path, "cpu")
 
 
 def test_missing_packages_and_devices(monkeypatch):

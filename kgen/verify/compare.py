@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,14 @@ class Tolerance:
     """Half a unit in the last place of an output, as it is stored."""
 
 
+_TOLERANCES = {
+    "bf16": Tolerance(2e-3, 2e-5, 2**-7, 2**-9),
+    "fp16": Tolerance(3e-4, 2e-5, 2**-10, 2**-12),
+    "fp32": Tolerance(2e-6, 5e-6, 2e-5, 2**-25),
+    "fp8_e4m3": Tolerance(2e-3, 2e-5, 2**-3, 2**-5),
+}
+
+
 def tolerance(
     dtype: str,
     precision: str | None = None,
@@ -50,20 +58,12 @@ def tolerance(
     `reach` is the largest absolute log-sum-exp: backward passes recompute probabilities from it in fp32, so
     its rounding is theirs.
     """
-    floor, noise = {
-        "bf16": (2e-3, 2e-5),
-        "fp16": (3e-4, 2e-5),
-        "fp32": (2e-6, 5e-6),
-        "fp8_e4m3": (2e-3, 2e-5),
-    }[dtype]
-    row_noise = {"bf16": 2**-7, "fp16": 2**-10, "fp32": 2e-5, "fp8_e4m3": 2**-3}[dtype]
+    allowed = _TOLERANCES[dtype]
     if precision == "tf32":
         # Results are rounded as in fp32, but what cancels in them was made of operands as coarse as fp16's.
-        noise, row_noise = 2e-5, 2**-10
-    if fast_math:
-        floor = max(floor, 2e-3)
-    unit = {"bf16": 2**-9, "fp16": 2**-12, "fp32": 2**-25}[dtype]
-    return Tolerance(floor + 2e-7 * reach, noise, row_noise, unit)
+        allowed = replace(allowed, noise=2e-5, row_noise=2**-10)
+    floor = max(allowed.floor, 2e-3) if fast_math else allowed.floor
+    return replace(allowed, floor=floor + 2e-7 * reach)
 
 
 @dataclass(frozen=True)
