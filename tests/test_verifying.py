@@ -129,6 +129,21 @@ def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch):
     assert wrong(verify_specs([plain()], tmp_path, "cpu")) == {}
 
 
+def test_chosen_cases(tmp_path):
+    render(plain(), tmp_path)
+    rows = verify_specs([plain()], tmp_path, "cpu", cases=["one", "opcheck"])
+    assert [(r["pass"], r["case"]) for r in rows] == [
+        ("forward", "one"),
+        ("forward", "opcheck"),
+        ("backward", "one"),
+    ]
+    with pytest.raises(KgenError, match="there is no case `off-tiles`") as caught:
+        verify_specs([plain()], tmp_path, "cpu", cases=["off-tiles"])
+    assert "off-tile" in (caught.value.diagnostics[0].hint or "")
+    with pytest.raises(KgenError, match="only a run of every case is recorded"):
+        verify_specs([plain()], tmp_path, "cpu", cases=["one"], record=True)
+
+
 def test_not_rendered(tmp_path):
     with pytest.raises(KgenError, match="not rendered") as caught:
         verify_specs([plain()], tmp_path, "cpu")

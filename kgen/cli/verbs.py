@@ -226,6 +226,10 @@ def verify(
         Optional[bool],  # noqa: UP045
         typer.Option("--record/--no-record", help="Enter the result in the ledger. Default: on a GPU."),
     ] = None,
+    case: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Only this case; not recorded. Repeatable."),
+    ] = None,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
@@ -243,6 +247,7 @@ def verify(
             quick=quick,
             progress=progress,
             record=record,
+            cases=case or None,
             skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")

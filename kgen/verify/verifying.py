@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from kgen.diagnostics import Diagnostic, MissingError
+from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
@@ -34,15 +34,21 @@ def verify_specs(
     progress: Progress | None = None,
     record: bool | None = None,
     skipped: Callable[[Emitted, str], None] | None = None,
+    cases: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Verify the emitted files of some specs, each pass in a process of its own.
 
     `device` is `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick`
     takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
     true on `cuda`. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file
-    that cannot run on the device is handed to `skipped`, with why. Raises `KgenError` for a spec that is not
-    rendered, `MissingError` without torch, triton or the device, and where every file is skipped.
+    that cannot run on the device is handed to `skipped`, with why. `cases` names those to run, of all passes;
+    the ledger hears of whole runs alone, not of some cases. Raises `KgenError` for a spec that is not rendered
+    and a case that no spec has, `MissingError` without torch, triton or the device, and where every file is
+    skipped.
     """
+    if cases is not None and record:
+        message = "only a run of every case is recorded"
+        raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
     for one in loaded:
         problem_of(one)  # a family without a reference is the first thing to say
     files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
@@ -50,10 +56,12 @@ def verify_specs(
     work = [(problem, file) for problem, file in files if not file.unable(device)]
     _tell([file for _, file in files], device, skipped)
     quick = device == "cpu" if quick is None else quick
-    record = device == "cuda" if record is None else record
+    record = device == "cuda" and cases is None if record is None else record
     tasks = [
         _job(problem, file, group, device, quick) for problem, file in work for group in _groups(problem)
     ]
+    if cases is not None:
+        tasks = _chosen(tasks, cases)
     total, done, lock = sum(len(job.names) for job in tasks), 0, Lock()
 
     def run(job: Job) -> list[dict[str, Any]]:
@@ -85,6 +93,16 @@ def verify_specs(
                 versions=versions(file.target),
             )
     return rows
+
+
+def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:
+    """The jobs with those cases alone. Raises `KgenError` for a case that none has."""
+    known = {name for job in tasks for name in job.names}
+    if unknown := [name for name in cases if name not in known]:
+        hint = did_you_mean(unknown[0], sorted(known)) or f"cases are: {', '.join(sorted(known))}"
+        raise KgenError(Diagnostic("unknown-case", f"there is no case `{unknown[0]}`", hint=hint))
+    chosen = (replace(job, names=tuple(name for name in job.names if name in cases)) for job in tasks)
+    return [job for job in chosen if job.names]
 
 
 def _tell(files: Sequence[Emitted], device: str, skipped: Callable[[Emitted, str], None] | None) -> None:
