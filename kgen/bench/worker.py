@@ -7,15 +7,13 @@ pass and peer.
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import sys
 from importlib import import_module
 from itertools import chain
 from typing import IO
 
 from kgen.bench.timing import BenchJob, driver
 from kgen.verify import interpreter
+from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
 
 
@@ -35,9 +33,4 @@ def main(job: BenchJob, lines: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "rb") as file:
-        the_job = pickle.load(file)
-    # Keep standard output for results: what anything else prints there goes to standard error.
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    main(the_job, results)
+    serve(main)

@@ -7,10 +7,7 @@ reads knows which one a worker died of.
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import statistics
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -25,6 +22,7 @@ from kgen.bench.timing import distance
 from kgen.plan.tuned import Tile
 from kgen.tune.job import TuneJob
 from kgen.verify.compile_triton import OfflineDriver
+from kgen.verify.processes import serve
 from kgen.verify.resources import resources
 from kgen.verify.toolchain import import_file
 
@@ -176,9 +174,4 @@ def main(job: TuneJob, lines: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "rb") as file:
-        the_job = pickle.load(file)
-    # Keep standard output for results: what anything else prints there goes to standard error.
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    main(the_job, results)
+    serve(main)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -261,3 +261,36 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 def _bytes(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
+
+
+def careful(
+    run: Callable[[], Mapping[str, Tensor]],
+    inputs: dict[str, Tensor],
+    device: str,
+    fixed: Callable[[str], bool] = lambda name: True,
+) -> tuple[Mapping[str, Tensor], list[Check]]:
+    """What `run` gives where every output starts as poison, and what it does wrong besides being off.
+
+    That is: writing outside of its tensors, writing to `inputs`, and on a GPU giving other bits a second time in an
+    output that is `fixed`.
+    """
+    before = snapshot(inputs)
+    with poisoned_outputs() as storages:
+        got = run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    found = []
+    if broken := broken_canaries(storages):
+        found.append(failure("canaries", f"wrote outside of {broken} of its tensors"))
+    if written := changed(inputs, before):
+        found.append(failure("inputs", f"wrote to {', '.join(written)} or next to it"))
+    if device == "cuda":
+        again = run()
+        if moved := [name for name in got if fixed(name) and not same_bits(got[name], again[name])]:
+            found.append(failure("determinism", f"{', '.join(moved)} differ from run to run"))
+    return got, found
+
+
+def failure(name: str, message: str) -> Check:
+    """The verdict on what is wrong in another way than by its numbers."""
+    return Check(name, False, math.inf, math.nan, math.inf, message)

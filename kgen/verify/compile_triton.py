@@ -8,9 +8,6 @@ JOB is a pickled `CompileJob`. Standard output carries a JSON line for each dist
 from __future__ import annotations
 
 import json
-import os
-import pickle
-import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
@@ -21,6 +18,7 @@ from triton.runtime.jit import JITFunction
 
 from kgen.verify.compiling import CompileJob
 from kgen.verify.families import family_of
+from kgen.verify.processes import serve
 from kgen.verify.resources import resources
 from kgen.verify.toolchain import import_file
 
@@ -85,9 +83,4 @@ def main(job: CompileJob, lines: IO[str]) -> None:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "rb") as file:
-        the_job = pickle.load(file)
-    # Keep standard output for results: what anything else prints there goes to standard error.
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    main(the_job, results)
+    serve(main)

@@ -140,3 +140,18 @@ def problem_of(loaded: Any, target: str = "") -> Any:
 def family_of(problem: Any) -> Family:
     """The family of a problem. Imports torch."""
     return cast("Family", import_module(f"kgen.verify.{problem.kernel}.cases"))
+
+
+def must_refuse(calls: Mapping[str, Callable[[], object]]) -> None:
+    """Raise `AssertionError` unless each call, named by what is wrong with it, is a `ValueError` or a `TypeError`."""
+    accepted = []
+    for what, call in calls.items():
+        try:
+            call()
+        except (ValueError, TypeError):
+            continue
+        except Exception as error:
+            accepted.append(f"{what} ends in {type(error).__name__}")
+        else:
+            accepted.append(f"{what} is accepted")
+    assert not accepted, "; ".join(accepted)

@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import kgen
 
@@ -108,3 +108,16 @@ def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
         else:
             environment[name] = value
     return environment
+
+
+def serve(main: Callable[[Any, IO[str]], int | None]) -> NoReturn:
+    """Be a worker: run `main(job, lines)` on the pickled job that the command line names, and exit with its code.
+
+    `lines` is standard output, which carries results alone: what anything else prints there goes to standard
+    error.
+    """
+    with open(sys.argv[1], "rb") as file:
+        job = pickle.load(file)
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    sys.exit(main(job, results))

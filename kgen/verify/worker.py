@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import pickle
-import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -22,6 +19,7 @@ import torch
 from kgen.verify import compare, integration, interpreter
 from kgen.verify.emitted import Emitted
 from kgen.verify.families import Subject, family_of
+from kgen.verify.processes import serve
 from kgen.verify.toolchain import import_file
 
 
@@ -96,9 +94,4 @@ def _number(value: float) -> float | None:
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], "rb") as file:
-        the_job = pickle.load(file)
-    # Keep standard output for results: what anything else prints there goes to standard error.
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    sys.exit(main(the_job, results))
+    serve(main)

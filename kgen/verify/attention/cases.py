@@ -54,27 +54,14 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     inputs = draw(problem, case, device)
     wanted = differentiable(problem, inputs) if group == "backward" else {}
     truth, yardstick = references(problem, inputs, tuple(wanted))
-    before = compare.snapshot(inputs.tensors)
-    with compare.poisoned_outputs() as storages:
-        got = _outputs(subject, inputs, wanted)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    found = _compare(problem, got, truth, yardstick)
-    if broken := compare.broken_canaries(storages):
-        found.append(_failure("canaries", f"wrote outside of {broken} of its tensors"))
-    if written := compare.changed(inputs.tensors, before):
-        found.append(_failure("inputs", f"wrote to {', '.join(written)} or next to it"))
-    if device == "cuda":
-        again = _outputs(subject, inputs, wanted)
+    got, broken = compare.careful(
+        lambda: _outputs(subject, inputs, wanted),
+        inputs.tensors,
+        device,
         # Gradients of buffers may be summed by atomics; everything else has one order of summation.
-        fixed = [name for name in got if name in ("out", "lse", "dq", "dk", "dv")]
-        if moved := [name for name in fixed if not compare.same_bits(got[name], again[name])]:
-            found.append(_failure("determinism", f"{', '.join(moved)} differ from run to run"))
-    return found
-
-
-def _failure(name: str, message: str) -> compare.Check:
-    return compare.Check(name, False, math.inf, math.nan, math.inf, message)
+        fixed=lambda name: name in ("out", "lse", "dq", "dk", "dv"),
+    )
+    return [*_compare(problem, got, truth, yardstick), *broken]
 
 
 def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tuple[Result, Result]:

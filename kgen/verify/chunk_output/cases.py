@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -50,25 +49,8 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     wanted = differentiable(problem, inputs) if group == "backward" else {}
     truth, yardstick = (reference(problem, inputs, tuple(wanted), exact=e) for e in (True, False))
     watched = inputs.tensors | {"do": inputs.do}
-    before = compare.snapshot(watched)
-    with compare.poisoned_outputs() as storages:
-        got = _outputs(subject, inputs, wanted)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    found = _compare(problem, got, truth, yardstick)
-    if broken := compare.broken_canaries(storages):
-        found.append(_failure("canaries", f"wrote outside of {broken} of its tensors"))
-    if written := compare.changed(watched, before):
-        found.append(_failure("inputs", f"wrote to {', '.join(written)} or next to it"))
-    if device == "cuda":
-        again = _outputs(subject, inputs, wanted)
-        if moved := [n for n in got if not compare.same_bits(got[n], again[n])]:
-            found.append(_failure("determinism", f"{', '.join(moved)} differ from run to run"))
-    return found
-
-
-def _failure(name: str, message: str) -> compare.Check:
-    return compare.Check(name, False, math.inf, math.nan, math.inf, message)
+    got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
+    return [*_compare(problem, got, truth, yardstick), *broken]
 
 
 def reference(problem: Problem, inputs: Inputs, wanted: tuple[str, ...], *, exact: bool) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -49,25 +48,8 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     inputs = draw(problem, case, device)
     backward = group == "backward"
     truth, yardstick = _references(problem, inputs, backward)
-    before = compare.snapshot(inputs.tensors)
-    with compare.poisoned_outputs() as storages:
-        got = _outputs(subject, inputs, backward)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    found = _compare(problem, got, truth, yardstick)
-    if broken := compare.broken_canaries(storages):
-        found.append(_failure("canaries", f"wrote outside of {broken} of its tensors"))
-    if written := compare.changed(inputs.tensors, before):
-        found.append(_failure("inputs", f"wrote to {', '.join(written)} or next to it"))
-    if device == "cuda":
-        again = _outputs(subject, inputs, backward)
-        if moved := [name for name in got if not compare.same_bits(got[name], again[name])]:
-            found.append(_failure("determinism", f"{', '.join(moved)} differ from run to run"))
-    return found
-
-
-def _failure(name: str, message: str) -> compare.Check:
-    return compare.Check(name, False, math.inf, math.nan, math.inf, message)
+    got, broken = compare.careful(lambda: _outputs(subject, inputs, backward), inputs.tensors, device)
+    return [*_compare(problem, got, truth, yardstick), *broken]
 
 
 def _references(problem: Problem, inputs: Inputs, backward: bool) -> tuple[Result, Result]:
@@ -106,7 +88,7 @@ def _compare(
         natural = truth.natural.get(name)
         expected = DTYPES[stored]
         if value.dtype != expected:
-            found.append(_failure(name, f"{name}: dtype {value.dtype}, expected {expected}"))
+            found.append(compare.failure(name, f"{name}: dtype {value.dtype}, expected {expected}"))
             continue
         found.append(compare.check(name, value.float(), want, plain.float(), allowed, natural=natural))
     return found
