@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -77,7 +79,6 @@ def test_no_descriptor(x: torch.Tensor, causal: Any) -> None:
 def test_searches_of_sorted_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against `torch.searchsorted`: lengths around powers of 256, runs, values beyond both ends."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    interpreter.mend()
     folder = emitted("document_causal", tmp_path) / "document_causal"
     path = folder / "searching.py"
     path.write_text(
@@ -91,6 +92,13 @@ def _search_kernel(ptr, stride, size, a, b, found_ptr):
     tl.store(found_ptr + 1, first_b)
 """
     )
+    # Where Triton was imported for compiling, its library cannot be interpreted any more: a process of its own.
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_search, path).result()
+
+
+def _search(path: Path) -> None:
+    interpreter.mend()
     module: Any = import_file(path, "kgen_test_searching")
     found = torch.zeros(2, dtype=torch.int32)
     generator = torch.Generator().manual_seed(0)
