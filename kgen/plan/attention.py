@@ -237,7 +237,8 @@ class _Planner:
 
     def _score_class(self) -> str:
         if self.form.core != QK:
-            return "function"
+            # What is approximated costs an instruction or two an element, like a bias.
+            return "bias" if self.spec.fast_math else "function"
         return "plain" if self.form.positive else "bias"
 
     # --- masks ---------------------------------------------------------------------------------------------------

@@ -94,13 +94,14 @@ def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
     found = []
     for held, (streamed, stages), tma in product((64, 128), _STREAMS, (True, False)):
         rows = (streamed, held) if kernel == "dkdv" else (held, streamed)
-        # A warpgroup multiplies 64 rows at a time; two share them where registers ask for it.
-        for num_warps in (held // 16, 8):
+        for num_warps in (4, 8):
             tile = Tile(*rows, num_warps, stages, tma)
             registers = (accumulated(tile) + scores * held * streamed) // (32 * num_warps)
             if registers <= 200 and shared(problem, tile) <= SHARED_MEMORY[chip] and (chip >= 90 or not tma):
                 found.append(tile)
-                break
+                # A warpgroup multiplies 64 rows at a time: two share them only where registers ask for it.
+                if held == 64:
+                    break
     return found
 
 
