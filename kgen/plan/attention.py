@@ -233,6 +233,7 @@ class _Planner:
             mask=_mask_class(forward),
             score="reads" if tile_reads else self._score_class(),
             tile_reads=len(tile_reads),
+            varlen=self.spec.varlen,
         )
 
     def _score_class(self) -> str:
