@@ -28,7 +28,7 @@ from standins import (
     render,
 )
 
-from kgen.bench.attention import packed, peers, plot
+from kgen.bench.attention import first_call, packed, peers, plot
 from kgen.bench.attention.shape import Shape
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
@@ -237,3 +237,28 @@ def test_varlen_attn_only_where_it_applies():
         else:
             assert peers.prepare("varlen", load, {})
             assert peers._varlen_mask(mask) == wanted
+
+
+def test_first_calls_run_in_fresh_processes(tmp_path):
+    one = causal_alibi()
+    render(one, tmp_path / "generated")
+    rows = bench_specs(
+        [one], tmp_path / "generated", ["flex", "sdpa"], "1x2x40", tmp_path, device="cpu", first_call=True
+    )
+    assert [(row["pass"], row["peer"], row["error"]) for row in rows] == [
+        ("first call", "kgen", None),
+        ("first call", "flex", None),
+    ]
+    assert all(row["milliseconds"] > 100 for row in rows)
+    assert [path.name for path in tmp_path.glob("*/*.json") if "first" in path.name] == [
+        "attention-first-call.json"
+    ]
+
+
+def test_the_script_of_a_user_of_flex_attention():
+    load = workload()
+    problem = replace(load.problem, mask_mod=call("and", CAUSAL, PADDING), score_mod=ALIBI)
+    script = first_call.flex_script(replace(load, problem=problem))
+    compile(script, "script", "exec")
+    assert "create_block_mask(mask_mod, 2, None, 8, 8, device=device)" in script
+    assert "score_mod=score_mod" in script

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -215,20 +216,22 @@ def _read(node: Read, workload: Workload) -> str:
     return f"torch.where({' & '.join(guards)}, {value}, 0)" if guards else value
 
 
-def modification(node: Node, workload: Workload, score: bool) -> Mod:
-    """A tree as a function for FlexAttention, buffers in its closure."""
+def modification_source(node: Node, workload: Workload, name: str, score: bool) -> str:
+    """A tree as the definition of a function for FlexAttention, which finds `torch` and the buffers by their names."""
     names = [b.name for b in workload.problem.buffers]
     if bad := [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]:
         raise ValueError(f"buffers {bad} cannot be named in Python")
     arguments = ("score, " if score else "") + "b, h, q_idx, kv_idx"
-    source = (
-        f"def make({', '.join(['torch', *names])}):\n"
-        f"    def modification({arguments}):\n"
-        f"        return {python_source(node, workload)}\n"
-        f"    return modification\n"
-    )
+    return f"def {name}({arguments}):\n    return {python_source(node, workload)}\n"
+
+
+def modification(node: Node, workload: Workload, score: bool) -> Mod:
+    """A tree as a function for FlexAttention, buffers in its closure."""
+    source = textwrap.indent(modification_source(node, workload, "modification", score), "    ")
+    names = [b.name for b in workload.problem.buffers]
     scope: dict[str, Any] = {}
-    exec(source, scope)  # our own printed text
+    # Our own printed text.
+    exec(f"def make({', '.join(['torch', *names])}):\n{source}    return modification\n", scope)
     made: Mod = scope["make"](torch, *(workload.buffers[name] for name in names))
     return made
 
