@@ -54,8 +54,9 @@ def bench_specs(
     device = pick_device(device)
     reports = []
     for number, (problem, files, peers, text, size) in enumerate(work):
-        able = [file for file in files if not file.unable(device)]
-        reports.append(_report(_job(problem, able, peers, size, device), timeout))
+        able = {file: file.rank for file in files if file.rank is not None and not file.unable(device)}
+        best_first = sorted(able, key=lambda file: -able[file])
+        reports.append(_report(_job(problem, best_first, peers, size, device), timeout))
         if len(shapes) > 1:
             for row in reports[-1]["rows"]:
                 row["shape"] = text

@@ -20,8 +20,8 @@ AGREE = 5e-2
 class BenchJob:
     """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer.
 
-    `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default and is called
-    `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family.
+    `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default on the device and is
+    called `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family.
     """
 
     problem: Any
@@ -98,8 +98,11 @@ def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
 
 
 def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float]) -> list[dict[str, Any]]:
-    """A row for each contender; `work` is by name what one millisecond at a rate of 1 does: {"tflops": FLOP / 1e9}."""
-    own = next((statistics.median(c.samples) for c in contenders if c.name == "kgen"), None)
+    """A row for each contender, `ratio` being its time over that of kgen's default.
+
+    `work` is by name what one millisecond at a rate of 1 does: {"tflops": FLOP / 1e9}.
+    """
+    own = next((statistics.median(c.samples) for c in contenders if c.name.startswith("kgen")), None)
     found = []
     for contender in contenders:
         low, middle, high = statistics.quantiles(contender.samples, n=4, method="inclusive")

@@ -66,7 +66,7 @@ _NAMES = frozenset(
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
-    return [Source("triton.py", "triton/chunk_output.j2", _context(plan_chunk_output(loaded)))]
+    return [Source("triton.py", "triton/chunk_output.j2", _context(plan_chunk_output(loaded)), rank=1)]
 
 
 def _context(plan: ChunkOutputPlan) -> dict[str, object]:
