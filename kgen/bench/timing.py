@@ -21,7 +21,8 @@ class BenchJob:
     """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer.
 
     `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default on the device and is
-    called `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family.
+    called `kgen` among the peers, the others `kgen-cuda` and the like. Those in `forward_only` have no gradients.
+    `shape` belongs to the family.
     """
 
     problem: Any
@@ -31,6 +32,11 @@ class BenchJob:
     device: str
     rounds: int = 20
     budget: float = 1.5
+    forward_only: frozenset[str] = frozenset()
+
+    def peers_of(self, backward: bool) -> tuple[str, ...]:
+        """The peers that have a pass."""
+        return tuple(name for name in self.peers if not (backward and name in self.forward_only))
 
 
 @dataclass
@@ -41,6 +47,8 @@ class Contender:
     run: Callable[[], Any]
     first_call: float
     samples: list[float] = field(default_factory=list)
+    distance: float | None = None
+    """Of its result from kgen's, as `distance` has it; None where that was not looked at."""
 
 
 def synchronize(device: str) -> None:
@@ -116,6 +124,7 @@ def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float])
                 **{name: round(amount / middle, 3) for name, amount in work.items()},
                 "ratio": None if own is None else round(middle / own, 4),
                 "first_call": round(contender.first_call, 3),
+                "distance": None if contender.distance is None else float(f"{contender.distance:.2e}"),
                 "error": None,
             }
         )
