@@ -95,7 +95,10 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "before": f"{power.format('c(i)')} * " if plan.decay is not None else "",
         "between": f"{power.format('c(i) - c(j)')} * " if plan.decay is not None else "",
         "tile_tables": [
-            {"name": name, "rows": [{"chip": c, "tile": t} for c, t in sorted(table.items(), reverse=True)]}
+            {
+                "name": name,
+                "rows": [{"chip": c, "tile": t.spelled} for c, t in sorted(table.items(), reverse=True)],
+            }
             for name, table in names.items()
         ],
         "helpers": defaultdict(bool, dict.fromkeys(helpers, True)),
