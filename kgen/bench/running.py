@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ def bench_specs(
     progress: Progress | None = None,
     device: str = "cuda",
     timeout: float = 900.0,
+    first_call: bool = False,
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers, by default those of the family.
 
@@ -36,10 +38,11 @@ def bench_specs(
     a peer that fails is a row with an error, one that cannot compute a spec is left out. `shape` is text that
     the family reads, as `2x16x8192`; of several with commas each is measured, and rows have it too. Writes
     `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and `<family>.png`, or
-    `<family>-shapes.json` alone for several shapes; `output=None` writes nothing. `device="cpu"` is a dry run in
-    Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises `KgenError` for a spec
-    that is not rendered, an unknown peer or a bad shape,
-    `MissingError` without torch, triton or the device.
+    `<family>-shapes.json` alone for several shapes; `output=None` writes nothing. `first_call` times the first
+    call in a fresh process instead, where the family can, and writes `<family>-first-call.json`. `device="cpu"`
+    is a dry run in Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises
+    `KgenError` for a spec that is not rendered, an unknown peer or a bad shape, `MissingError` without torch,
+    triton or the device.
     """
     work = []
     shapes = [text.strip() for text in shape.split(",")] if shape else [""]
@@ -57,7 +60,7 @@ def bench_specs(
     for number, (problem, files, peers, text, size) in enumerate(work):
         able = {file: file.rank for file in files if file.rank is not None and not file.unable(device)}
         best_first = sorted(able, key=lambda file: -able[file])
-        job = _job(problem, best_first, peers, size, device)
+        job = replace(_job(problem, best_first, peers, size, device), first_call=first_call)
 
         def tell(row: dict[str, Any], number: int = number) -> None:
             if progress is not None:
@@ -70,7 +73,7 @@ def bench_specs(
         if progress is not None:
             progress(number + 1, len(work), problem.name)
     if output is not None:
-        _write(Path(output), reports, several_shapes=len(shapes) > 1)
+        _write(Path(output), reports, "shapes" if len(shapes) > 1 else "first-call" if first_call else "")
     return [row for report in reports for row in report["rows"]]
 
 
@@ -87,13 +90,16 @@ def _job(
     own = {file: f"kgen-{file.stem}" if number else "kgen" for number, file in enumerate(files)}
     effort = (20, 1.5) if device == "cuda" else (3, 0.0)
     forward_only = frozenset(name for file, name in own.items() if file.forward_only)
-    return BenchJob(problem, paths, (*own.values(), *against), shape, device, *effort, forward_only)
+    names = (*own.values(), *against)
+    return BenchJob(problem, paths, names, shape, device, *effort, forward_only=forward_only)
 
 
 def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     """Everything that one worker says; `tell` hears of each row."""
     name = job.problem.name
     report: dict[str, Any] = {"format": 1, "spec": name, "kernel": job.problem.kernel}
+    # Which file is called by which name is said, for that of the default depends on the device.
+    report["files"] = dict(zip(job.peers, job.files, strict=False))
     report |= {"facts": {}, "workload": {}, "rows": []}
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
     try:
@@ -126,17 +132,18 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 
-def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool) -> None:
+def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str) -> None:
+    """A file for each spec, and one with a plot for a family; of another `kind` one for the family."""
     devices = [report["facts"].get("device") for report in reports]
     device = next((name for name in devices if name), "unknown")
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    for report in [] if several_shapes else reports:
+    for report in [] if kind else reports:
         _dump(folder / f"{report['spec']}.json", report)
     for kernel in dict.fromkeys(report["kernel"] for report in reports):
         own = [report for report in reports if report["kernel"] == kernel]
-        if several_shapes:
-            _dump(folder / f"{kernel}-shapes.json", {"format": 1, "reports": own})
+        if kind:
+            _dump(folder / f"{kernel}-{kind}.json", {"format": 1, "reports": own})
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
             import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
