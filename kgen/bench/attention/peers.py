@@ -95,7 +95,7 @@ def draw_workload(
         k=normal(batch, heads_kv, length, problem.head_qk),
         v=normal(batch, heads_kv, length, problem.head_v),
         dout=normal(batch, heads, queries, problem.head_v),
-        buffers={b.name: _contents(b, sizes).to(device) for b in problem.buffers},
+        buffers={b.name: _contents(b, sizes, problem.block_mask).to(device) for b in problem.buffers},
         params={p.name: p.value for p in problem.params if p.value is not None} | runtime,
     )
 
@@ -106,7 +106,8 @@ def _ordinary(name: str, type_: str, length: int) -> int | float:
     return 30.0 if "cap" in name else 1.0
 
 
-def _contents(buffer: Buffer, sizes: Mapping[str, int]) -> Tensor:
+def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False) -> Tensor:
+    """Ordinary contents; `in_blocks`, what a mask reads leaves whole blocks out."""
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     dtype, length = DTYPES[buffer.dtype], sizes["SK"]
     per_token = any(n in ("SQ", "SK") for n in buffer.shape)
@@ -117,10 +118,14 @@ def _contents(buffer: Buffer, sizes: Mapping[str, int]) -> Tensor:
             values = torch.exp2(-8 * torch.arange(1, shape[-1] + 1) / shape[-1]).expand(shape)
         return (values.sort(-1).values if buffer.sorted else values).to(dtype).contiguous()
     if dtype == torch.bool:
-        return torch.rand(shape) > 0.1
+        return torch.rand(shape) > (0.75 if in_blocks else 0.1)
     if per_token and buffer.sorted:
         document = min(1024, max(1, length // 4))
         return (torch.arange(shape[-1]) // document).expand(shape).to(dtype).contiguous()
+    if per_token and in_blocks:
+        # Runs of 256 with a number of their own, 768 zeros after each.
+        place = torch.arange(shape[-1])
+        return torch.where(place % 1024 < 256, place // 1024 + 1, 0).expand(shape).to(dtype).contiguous()
     if per_token:
         return torch.randint(0, 4, shape).to(dtype)
     if buffer.sorted:
@@ -244,11 +249,37 @@ class DoesNotApply(Exception):
     """The peer cannot compute this spec at all."""
 
 
+def emitted_block_mask(function: Any, workload: Workload) -> Any:
+    """The block mask of an emitted function, from the function beside it."""
+    make = function.__globals__[f"{workload.problem.name}_block_mask"]
+    code = make.__code__
+    names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    given = {**workload.buffers, **workload.runtime, "device": workload.q.device}
+    size = workload.sizes
+    sizes = (size["B"], size["HQ"], size["HKV"], size["SQ"], size["SK"])
+    return make(*sizes, **{n: value for n, value in given.items() if n in names})
+
+
+def create_block_mask(workload: Workload) -> Callable[[], Any]:
+    """What makes FlexAttention's block mask, compiled; for each batch and head only where the mask differs between
+    them."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask_mod = _mods(workload)[1]
+    used = variables(workload.problem.mask_mod) if workload.problem.mask_mod is not None else ()
+    size, device = workload.sizes, workload.q.device
+    batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
+    build = torch.compile(create_block_mask) if workload.q.is_cuda else create_block_mask
+    return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
+
+
 def _kgen(workload: Workload, function: Any) -> Attention:
     keywords: dict[str, Any] = {**workload.buffers, **workload.runtime}
     problem, k = workload.problem, workload.k
     if problem.per_batch:
         keywords["kv_lens"] = torch.full((len(k),), k.shape[2], dtype=torch.int32, device=k.device)
+    if problem.block_mask:
+        keywords["block_mask"] = emitted_block_mask(function, workload)
     if problem.page_size is None:
         return lambda q, k, v: function(q, k, v, **keywords)
     lens = keywords["kv_lens"].cpu()
@@ -259,16 +290,10 @@ def _kgen(workload: Workload, function: Any) -> Attention:
 
 
 def _flex(workload: Workload, mode: str | None) -> Attention:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     score_mod, mask_mod = _mods(workload)
-    size = workload.sizes
-    block_mask = None
-    if mask_mod is not None and workload.problem.mask_mod is not None:
-        used = variables(workload.problem.mask_mod)
-        batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
-        build = torch.compile(create_block_mask) if workload.q.is_cuda else create_block_mask
-        block_mask = build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(workload.q.device))
+    block_mask = None if mask_mod is None else create_block_mask(workload)()
     compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
     if workload.problem.sinks:

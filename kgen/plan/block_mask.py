@@ -1,0 +1,161 @@
+"""Which masks get a block mask: lists of the blocks of positions that they leave, made by a kernel.
+
+Ranges of positions (`kgen.expr.tile_ranges`) cost nothing and are exact for most masks. What they cannot say is said by
+lists: for each block of queries the blocks of keys that the mask leaves in part and those that it leaves whole, and
+the same for each block of keys. Blocks are as large as the largest tile, so that one list serves kernels of any tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import lcm
+
+from kgen.expr.algebra import call
+from kgen.expr.hoist import Place, Program, hoist
+from kgen.expr.mask_form import all_of, any_of, conjuncts
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    children,
+    reads,
+    substitute,
+    transform,
+    variables,
+)
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
+from kgen.plan.sizes import LARGEST_TILE
+
+BLOCK_SIZE = LARGEST_TILE
+"""Queries and keys of a block."""
+
+KV_START = Var("kv_start", Type.INT)
+_PLACES = {
+    "q_idx": Place(False, ("q",)),
+    "kv_idx": Place(True, ("kv",)),
+    KV_START.name: Place(True, ()),
+}
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """What the kernel that lists blocks computes.
+
+    `program` has two results: `some`, a condition on whole blocks without which nothing is left of them, and `mask`,
+    what else has to hold for each pair; `condition` is both in full. Batches and heads share lists unless the mask
+    differs between them.
+    """
+
+    condition: Node
+    program: Program
+    by_batch: bool
+    by_head: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Whether there is a block mask, and the conditions that decided it; `period` is that of conditions that repeat."""
+
+    listed: bool
+    conditions: tuple[Node, ...]
+    period: int | None = None
+
+
+def choose(wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapping[str, object]) -> Choice:
+    """The rule behind `block_mask: auto`.
+
+    A condition without a range asks for lists, unless it repeats within a block: then every block of the ranges has
+    pairs of all kinds, and lists would name all of them. `able` says whether the kernels support lists.
+    """
+    numbers: dict[Node, Node] = {
+        Var(n, Type.INT): Const(v, Type.INT) for n, v in params.items() if isinstance(v, int)
+    }
+    periods = [period(substitute(condition, numbers)) for condition in unclassified]
+    known = [p for p in periods if p is not None]
+    together = lcm(*known) if len(known) == len(periods) else None
+    repeats = together is not None and together <= BLOCK_SIZE
+    listed = able and (wanted == "always" or (wanted == "auto" and not repeats))
+    return Choice(listed, unclassified, together if repeats and unclassified else None)
+
+
+def plan_block_mask(
+    condition: Node, spans: Iterable[Span], number: Callable[[Node], int | None]
+) -> BlockMask:
+    """The block mask of a condition on `b`, `h`, `q_idx` and `kv_idx`.
+
+    `spans` are the keys that it may allow to a block of queries; `number` gives the value of a node that has one.
+    """
+    names = variables(condition)
+    pairs = transform(condition, lambda node: _of_block(node, number))
+    of_blocks = [c for c in conjuncts(pairs) if not variables(c) & {"q_idx", "kv_idx"}]
+    of_pairs = [c for c in conjuncts(pairs) if variables(c) & {"q_idx", "kv_idx"}]
+    roots = {
+        "some": (all_of([*_inside(spans), *of_blocks]), _PLACES[KV_START.name]),
+        "mask": (all_of(of_pairs), _PLACES["q_idx"] | _PLACES["kv_idx"]),
+    }
+    return BlockMask(
+        condition=condition,
+        program=hoist(roots, _PLACES, reserved=_RESERVED),
+        by_batch="b" in names,
+        by_head="h" in names,
+    )
+
+
+def _of_block(node: Node, number: Callable[[Node], int | None]) -> Node:
+    """`q_idx // 256` is the same for all queries of a block: it is computed once, from the first."""
+    if not (isinstance(node, Call) and node.fn == "floordiv" and node.args[0] in _FIRST):
+        return node
+    divisor = number(node.args[1])
+    if not divisor or divisor < 0 or divisor % BLOCK_SIZE:
+        return node
+    return Call("floordiv", (_FIRST[node.args[0]], node.args[1]), Type.INT)
+
+
+_FIRST: dict[Node, Node] = {Q_IDX: Q_START, KV_IDX: KV_START}
+
+
+def _inside(spans: Iterable[Span]) -> list[Node]:
+    """That a block of keys touches a span: a condition where spans say anything, and it takes no search."""
+    touching: list[Node] = []
+    for span in spans:
+        end = call("add", KV_START, Const(BLOCK_SIZE, Type.INT))
+        bounds = [] if span.lo == Const(0, Type.INT) else [call("gt", end, span.lo)]
+        bounds += [] if span.hi == Var("SK", Type.INT) else [call("lt", KV_START, span.hi)]
+        searched = any(r.buffer.endswith(FIRST_AT_LEAST) for bound in bounds for r in reads(bound))
+        if not bounds or searched:
+            return []
+        touching.append(all_of(bounds))
+    return [any_of(touching)] if touching else []
+
+
+_RESERVED = frozenset({"block", "count", "kind", "mask", "some", "row", "first", "groups", "q_blocks", "kv_blocks", "q_start", "q_last", "kv_start"})
+
+
+def period(node: Node) -> int | None:
+    """After how many positions, of queries or of keys, a value is the same again: 1 if it depends on neither, `None`
+    if it is not known to repeat."""
+    if isinstance(node, Const):
+        return 1
+    if isinstance(node, Var):
+        return None if node.name in ("q_idx", "kv_idx") else 1
+    if isinstance(node, Call) and node.fn == "mod":
+        left, right = node.args
+        if isinstance(right, Const) and right.value > 0 and _is_polynomial(left):
+            return int(right.value)
+    found = [period(child) for child in children(node)]
+    known = [p for p in found if p is not None]
+    return lcm(*known) if len(known) == len(found) else None
+
+
+def _is_polynomial(node: Node) -> bool:
+    """Whether a value is made of integers by `+`, `-` and `*`, which a remainder passes through."""
+    if isinstance(node, Read):
+        return period(node) == 1
+    if isinstance(node, Call) and node.fn not in ("add", "sub", "neg", "mul"):
+        return period(node) == 1
+    return node.type is Type.INT and all(_is_polynomial(child) for child in children(node))
