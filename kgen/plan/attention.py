@@ -233,7 +233,9 @@ class _Planner:
         )
 
     def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
-        tile_reads = [b for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE]
+        tile_reads = [
+            b.node for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE
+        ]
         return Problem(
             element_size=4 if self.spec.dtype == "fp32" else 2,
             ieee=self.spec.dtype == "fp32" and self.spec.precision == "ieee",
@@ -243,7 +245,8 @@ class _Planner:
             mask=_mask_class(forward),
             # Of listed blocks only those that the mask leaves in part read for it.
             score="reads" if tile_reads and not forward.listed else self._score_class(),
-            tile_reads=len(tile_reads),
+            # What is copied ahead of the loop has four bytes or more, or stays in registers.
+            tile_reads=sum(self.spec.buffers[r.buffer].dtype != "bool" for r in tile_reads),
         )
 
     def _score_class(self) -> str:

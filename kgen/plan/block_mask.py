@@ -7,13 +7,13 @@ the same for each block of keys. Blocks are as large as the largest tile, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
 from kgen.expr.algebra import call
-from kgen.expr.hoist import Place, Program, hoist
-from kgen.expr.mask_form import all_of, any_of, conjuncts
+from kgen.expr.hoist import Place, Program, hoist, place_of
+from kgen.expr.mask_form import all_of, any_of, conjuncts, normalize
 from kgen.expr.nodes import (
     Call,
     Const,
@@ -40,19 +40,24 @@ _PLACES = {
     "kv_idx": Place(True, ("kv",)),
     KV_START.name: Place(True, ()),
 }
+_TILE = _PLACES["q_idx"] | _PLACES["kv_idx"]
 
 
 @dataclass(frozen=True)
 class BlockMask:
     """What the kernel that lists blocks computes.
 
-    `program` has two results: `some`, a condition on whole blocks without which nothing is left of them, and `mask`,
-    what else has to hold for each pair; `condition` is both in full. Batches and heads share lists unless the mask
-    differs between them.
+    First of whole blocks: `decision` has the results `some`, a condition on blocks without which nothing is left of
+    them, and one for each of `sides`, from whose least and greatest values in a block follows, for many blocks, that
+    `pairs` holds everywhere or nowhere. Then of the pairs of the other blocks, one by one: the result `mask` of
+    `evaluation`. `condition` is all of it. Batches and heads share lists unless the mask differs between them.
     """
 
     condition: Node
-    program: Program
+    pairs: Node
+    sides: Mapping[Node, str]
+    decision: Program
+    evaluation: Program
     by_batch: bool
     by_head: bool
 
@@ -91,19 +96,38 @@ def plan_block_mask(
     `spans` are the keys that it may allow to a block of queries; `number` gives the value of a node that has one.
     """
     names = variables(condition)
-    pairs = transform(condition, lambda node: _of_block(node, number))
-    of_blocks = [c for c in conjuncts(pairs) if not variables(c) & {"q_idx", "kv_idx"}]
-    of_pairs = [c for c in conjuncts(pairs) if variables(c) & {"q_idx", "kv_idx"}]
-    roots = {
-        "some": (all_of([*_inside(spans), *of_blocks]), _PLACES[KV_START.name]),
-        "mask": (all_of(of_pairs), _PLACES["q_idx"] | _PLACES["kv_idx"]),
-    }
+    parts = conjuncts(transform(normalize(condition), lambda node: _of_block(node, number)))
+    of_blocks = [c for c in parts if not _axes(c)]
+    pairs = all_of([c for c in parts if _axes(c)])
+    sides = {side: f"side_{i}" for i, side in enumerate(dict.fromkeys(_sides(pairs)))}
+    roots = {"some": (all_of([*_inside(spans), *of_blocks]), _PLACES[KV_START.name])}
+    roots |= {name: (side, place_of(side, _PLACES)) for side, name in sides.items()}
     return BlockMask(
         condition=condition,
-        program=hoist(roots, _PLACES, reserved=_RESERVED),
+        pairs=pairs,
+        sides=sides,
+        decision=hoist(roots, _PLACES, reserved=_RESERVED | set(sides.values())),
+        evaluation=hoist({"mask": (pairs, _TILE)}, _PLACES, reserved=_RESERVED),
         by_batch="b" in names,
         by_head="h" in names,
     )
+
+
+def _axes(node: Node) -> frozenset[str]:
+    return variables(node) & {"q_idx", "kv_idx"}
+
+
+def _sides(node: Node) -> Iterator[Node]:
+    """The largest parts of conditions that depend on one index alone: what bounds are taken of."""
+    if len(_axes(node)) < 2:
+        yield node
+    elif isinstance(node, Call) and node.fn in BOUNDED and all(a.type is not Type.FLOAT for a in node.args):
+        for arg in node.args:
+            yield from _sides(arg)
+
+
+BOUNDED = frozenset({"and", "or", "lt", "le", "gt", "ge", "eq", "ne", "add", "sub", "neg"})
+"""Operations whose bounds follow from those of their operands."""
 
 
 def _of_block(node: Node, number: Callable[[Node], int | None]) -> Node:
@@ -133,7 +157,10 @@ def _inside(spans: Iterable[Span]) -> list[Node]:
     return [any_of(touching)] if touching else []
 
 
-_RESERVED = frozenset({"block", "count", "kind", "mask", "some", "row", "first", "groups", "q_blocks", "kv_blocks", "q_start", "q_last", "kv_start"})
+_RESERVED = frozenset(
+    "block blocks certain count first groups i kind kinds kv_blocks kv_start mask possible q_blocks q_last q_start row "
+    "some undecided".split()
+)
 
 
 def period(node: Node) -> int | None:

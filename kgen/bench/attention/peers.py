@@ -205,7 +205,8 @@ def _read(node: Read, workload: Workload) -> str:
     value = f"{node.buffer}[{', '.join(indices)}]" if indices else node.buffer
     if node.type is Type.FLOAT and declared.dtype != "fp32":
         value = f"{value}.to(torch.float32)"
-    return f"torch.where({' & '.join(guards)}, {value}, 0)" if guards else value
+    nothing = "False" if node.type is Type.BOOL else "0"
+    return f"torch.where({' & '.join(guards)}, {value}, {nothing})" if guards else value
 
 
 def modification(node: Node, workload: Workload, score: bool) -> Mod:
