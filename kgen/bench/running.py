@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ def bench_specs(
     progress: Progress | None = None,
     device: str = "cuda",
     timeout: float = 900.0,
+    first_call: bool = False,
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers, by default those of the family.
 
@@ -36,7 +38,8 @@ def bench_specs(
     error, one that cannot compute a spec is left out. `shape` is text that the family reads, as `2x16x8192`; of
     several with commas each is measured, and rows have it too. Writes `<output>/<device>/<spec>.json`, and for
     several specs of a family `<family>.json` and `<family>.png`, or `<family>-shapes.json` alone for several
-    shapes; `output=None` writes nothing. `device="cpu"` is a dry run in Triton's interpreter, whose
+    shapes; `output=None` writes nothing. `first_call` times the first call in a fresh process instead, where the
+    family can, and writes `<family>-first-call.json`. `device="cpu"` is a dry run in Triton's interpreter, whose
     times mean nothing. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
     `MissingError` without torch, triton or the device.
     """
@@ -55,14 +58,16 @@ def bench_specs(
     reports = []
     for number, (problem, files, peers, text, size) in enumerate(work):
         able = [file for file in files if not file.unable(device)]
-        reports.append(_report(_job(problem, able, peers, size, device), timeout))
+        reports.append(
+            _report(replace(_job(problem, able, peers, size, device), first_call=first_call), timeout)
+        )
         if len(shapes) > 1:
             for row in reports[-1]["rows"]:
                 row["shape"] = text
         if progress is not None:
             progress(number + 1, len(work), problem.name)
     if output is not None:
-        _write(Path(output), reports, several_shapes=len(shapes) > 1)
+        _write(Path(output), reports, "shapes" if len(shapes) > 1 else "first-call" if first_call else "")
     return [row for report in reports for row in report["rows"]]
 
 
@@ -106,17 +111,18 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 
-def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool) -> None:
+def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str) -> None:
+    """A file for each spec, and one with a plot for a family; of another `kind` one for the family."""
     devices = [report["facts"].get("device") for report in reports]
     device = next((name for name in devices if name), "unknown")
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    for report in [] if several_shapes else reports:
+    for report in [] if kind else reports:
         _dump(folder / f"{report['spec']}.json", report)
     for kernel in dict.fromkeys(report["kernel"] for report in reports):
         own = [report for report in reports if report["kernel"] == kernel]
-        if several_shapes:
-            _dump(folder / f"{kernel}-shapes.json", {"format": 1, "reports": own})
+        if kind:
+            _dump(folder / f"{kernel}-{kind}.json", {"format": 1, "reports": own})
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
             import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")

@@ -247,11 +247,13 @@ class _Planner:
             score="reads" if tile_reads and not forward.listed else self._score_class(),
             # What is copied ahead of the loop has four bytes or more, or stays in registers.
             tile_reads=sum(self.spec.buffers[r.buffer].dtype != "bool" for r in tile_reads),
+            varlen=self.spec.varlen,
         )
 
     def _score_class(self) -> str:
         if self.form.core != QK:
-            return "function"
+            # What is approximated costs an instruction or two an element, like a bias.
+            return "bias" if self.spec.fast_math else "function"
         return "plain" if self.form.positive else "bias"
 
     # --- masks ---------------------------------------------------------------------------------------------------

@@ -64,11 +64,15 @@ class BlockMask:
 
 @dataclass(frozen=True)
 class Choice:
-    """Whether there is a block mask, and the conditions that decided it; `period` is that of conditions that repeat."""
+    """Whether there is a block mask, and the conditions that decided it: those that no range takes account of.
+
+    `period` is that of conditions that repeat within a block; `able` says whether the kernels support lists.
+    """
 
     listed: bool
     conditions: tuple[Node, ...]
     period: int | None = None
+    able: bool = True
 
 
 def choose(wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapping[str, object]) -> Choice:
@@ -85,7 +89,7 @@ def choose(wanted: str, able: bool, unclassified: tuple[Node, ...], params: Mapp
     together = lcm(*known) if len(known) == len(periods) else None
     repeats = together is not None and together <= BLOCK_SIZE
     listed = able and (wanted == "always" or (wanted == "auto" and not repeats))
-    return Choice(listed, unclassified, together if repeats and unclassified else None)
+    return Choice(listed, unclassified, together if repeats and unclassified else None, able)
 
 
 def plan_block_mask(
@@ -147,8 +151,9 @@ def _inside(spans: Iterable[Span]) -> list[Node]:
     """That a block of keys touches a span: a condition where spans say anything, and it takes no search."""
     touching: list[Node] = []
     for span in spans:
+        bounds: list[Node] = []
         end = call("add", KV_START, Const(BLOCK_SIZE, Type.INT))
-        bounds = [] if span.lo == Const(0, Type.INT) else [call("gt", end, span.lo)]
+        bounds += [] if span.lo == Const(0, Type.INT) else [call("gt", end, span.lo)]
         bounds += [] if span.hi == Var("SK", Type.INT) else [call("lt", KV_START, span.hi)]
         searched = any(r.buffer.endswith(FIRST_AT_LEAST) for bound in bounds for r in reads(bound))
         if not bounds or searched:
@@ -157,19 +162,18 @@ def _inside(spans: Iterable[Span]) -> list[Node]:
     return [any_of(touching)] if touching else []
 
 
+# Names of the emitted kernel's own variables.
 _RESERVED = frozenset(
-    "block blocks certain count first groups i kind kinds kv_blocks kv_start mask possible q_blocks q_last q_start row "
-    "some undecided".split()
+    {"blocks", "certain", "count", "counts", "first", "groups", "i", "kv_blocks", "mask", "possible"}
 )
+_RESERVED |= {"q_blocks", "q_last", "q_start", "kv_start", "row", "start", "undecided"}
 
 
 def period(node: Node) -> int | None:
     """After how many positions, of queries or of keys, a value is the same again: 1 if it depends on neither, `None`
     if it is not known to repeat."""
-    if isinstance(node, Const):
+    if not _axes(node):
         return 1
-    if isinstance(node, Var):
-        return None if node.name in ("q_idx", "kv_idx") else 1
     if isinstance(node, Call) and node.fn == "mod":
         left, right = node.args
         if isinstance(right, Const) and right.value > 0 and _is_polynomial(left):

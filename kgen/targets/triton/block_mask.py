@@ -94,7 +94,9 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> dict[str, object]:
         "columns": lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True),
         "possible": possible,
         "certain": "" if certain == "False" else certain,
-        "pair_params": ", ".join(["q_start", "kv_start", *(n + ": tl.constexpr" * (n == "GQA") for n in passed)]),
+        "pair_params": ", ".join(
+            ["q_start", "kv_start", *(n + ": tl.constexpr" * (n == "GQA") for n in passed)]
+        ),
         "pair_args": ", ".join(["q_start", "(first + i) * BLOCK_SIZE", *passed]),
         "pair_lines": pair_lines,
         "mask": result,
@@ -147,7 +149,9 @@ class _Bounds:
         if node.fn == "neg":
             inner = self._bound(node.args[0], other)
             return None if inner is None else f"(-{inner})"
-        left, right = (self._bound(a, end if node.fn == "add" or not i else other) for i, a in enumerate(node.args))
+        left, right = (
+            self._bound(a, end if node.fn == "add" or not i else other) for i, a in enumerate(node.args)
+        )
         sign = "+" if node.fn == "add" else "-"
         return None if left is None or right is None else f"({left} {sign} {right})"
 
