@@ -174,6 +174,8 @@ def period(node: Node) -> int | None:
     if it is not known to repeat."""
     if not _axes(node):
         return 1
+    if isinstance(node, Var):
+        return None
     if isinstance(node, Call) and node.fn == "mod":
         left, right = node.args
         if isinstance(right, Const) and right.value > 0 and _is_polynomial(left):
