@@ -39,13 +39,17 @@ def lists_every_pair(subject: Subject) -> None:
 
 def build(subject: Subject, inputs: Inputs) -> Any:
     """The block mask of some inputs, by the emitted function."""
+    return _maker(subject, inputs)()
+
+
+def _maker(subject: Subject, inputs: Inputs) -> Callable[[], Any]:
     make = getattr(subject.module, f"{subject.problem.name}_block_mask")
     size = inputs.case.sizes
     given = {**inputs.cache, **inputs.buffers, **inputs.runtime}
     wanted = {n: v for n, v in given.items() if n in _keywords(make)}
     if "device" in _keywords(make):
         wanted["device"] = subject.device
-    return make(size["B"], size["HQ"], size["HKV"], size["SQ"], size["SK"], **wanted)
+    return partial(make, size["B"], size["HQ"], size["HKV"], size["SQ"], size["SK"], **wanted)
 
 
 def _keywords(function: Any) -> tuple[str, ...]:
@@ -119,6 +123,22 @@ def reuses_lists(subject: Subject) -> None:
     must_refuse({what: partial(call, subject.function, inputs, block_mask=m) for what, m in wrong.items()})
 
 
+def compiles_with_lists(subject: Subject) -> None:
+    """Compiled with `fullgraph=True`, a call with a block mask and one that makes it give the bits of a plain call.
+
+    By `aot_eager`: the operators are what is traced, and they are the same for every backend.
+    """
+    inputs = sized(subject.problem, "compiled", 140, 140, subject.device)
+    make = _maker(subject, inputs)
+    built, expected = make(), call(subject.function, inputs)
+    torch._dynamo.reset()
+    options: dict[str, Any] = {"fullgraph": True, "backend": "aot_eager"}
+    given = torch.compile(lambda mask: call(subject.function, inputs, block_mask=mask), **options)
+    made = torch.compile(lambda: call(subject.function, inputs, block_mask=make()), **options)
+    assert same_bits(given(built), expected), "differs with a block mask as an argument"
+    assert same_bits(made(), expected), "differs with a block mask made inside"
+
+
 def _results(subject: Subject, inputs: Inputs, block_mask: Any = None) -> Iterator[tuple[str, Tensor]]:
     wanted = differentiable(subject.problem, inputs) if subject.backward else {}
     names = {b.name for b in subject.problem.buffers}
@@ -133,4 +153,5 @@ def _results(subject: Subject, inputs: Inputs, block_mask: Any = None) -> Iterat
 BLOCK_MASKS: Mapping[str, Callable[[Subject], None]] = {
     "block-mask-lists": lists_every_pair,
     "block-mask-reuse": reuses_lists,
+    "block-mask-compiled": compiles_with_lists,
 }
