@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import create_block_mask
 
+from kgen.bench.attention.block_mask import listed
 from kgen.expr.nodes import Type
 from kgen.expr.parse import Scope, parse_expression
 from kgen.plan.attention import plan_attention
@@ -37,7 +40,7 @@ def sample(mask: str, more: str = "") -> Loaded:
 
 
 @pytest.mark.parametrize(
-    ("mask", "listed"),
+    ("mask", "wanted"),
     [
         ("q_idx >= kv_idx", False),
         ("abs(q_idx - kv_idx) <= 64", False),
@@ -60,14 +63,12 @@ def sample(mask: str, more: str = "") -> Loaded:
         ("q_idx == kv_idx or kv_idx == q_idx - 1000 or kv_idx == q_idx - 2000", True),
     ],
 )
-def test_which_masks_get_one(mask: str, listed: bool) -> None:
+def test_which_masks_get_one(mask: str, wanted: bool) -> None:
     plan = plan_attention(sample(mask))
-    assert plan.choice.listed == listed
-    assert (plan.block_mask is not None) == listed
-    assert plan.forward.listed == listed
-    always, never = (
-        plan_attention(sample(mask, f"block_mask: {wanted}\n")) for wanted in ("always", "never")
-    )
+    assert plan.choice.listed == wanted
+    assert (plan.block_mask is not None) == wanted
+    assert plan.forward.listed == wanted
+    always, never = (plan_attention(sample(mask, f"block_mask: {asked}\n")) for asked in ("always", "never"))
     assert always.block_mask is not None
     assert never.block_mask is None
 
@@ -149,6 +150,27 @@ def test_kinds_of_blocks() -> None:
     # The second row of blocks goes past the last query.
     assert block_kinds(allowed).tolist() == [[1, 2], [1, 1]]
     assert _listed(torch.tensor([[0, 2, 1, 1, 0, 2]])).tolist() == [[2, 3, 1, 5, 0, 4]]
+
+
+@pytest.mark.parametrize("length", [1, 128, 300, 640])
+def test_flexattention_lists_the_same_blocks(length: int) -> None:
+    """What the checks compare with, and what a benchmark takes for agreement, against `create_block_mask`."""
+
+    def near(b: torch.Tensor, h: torch.Tensor, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        return ((q - kv).abs() < 150) | (q // 128 == 3)
+
+    flex = create_block_mask(near, None, None, length, length, device="cpu", _compile=False)
+    index = torch.arange(length)
+    kinds = block_kinds(near(index, index, index[:, None], index[None, :]))
+    ours = SimpleNamespace(
+        kv_num_blocks=(kinds == 1).sum(1).int()[None, None],
+        full_kv_num_blocks=(kinds == 2).sum(1).int()[None, None],
+        kv_indices=_listed(kinds)[None, None],
+    )
+    assert all(torch.equal(a, b) for a, b in zip(listed(ours), listed(flex), strict=True))
+    ours.kv_indices = ours.kv_indices.flip(-1)
+    same = [torch.equal(a, b) for a, b in zip(listed(ours), listed(flex), strict=True)]
+    assert all(same) == (length <= 128)
 
 
 def test_explained() -> None:
