@@ -30,7 +30,7 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of an emitted file, its line `inputs` left out, and of what is beside it under its stem (`cuda.cu`)."""
+    """The sha256 of an emitted file without its line `inputs`, and of what is beside it under its stem (`cuda.cu`)."""
     path = Path(path)
     beside = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path and p.is_file())
     return hashlib.sha256(b"".join(without_inputs(p.read_bytes()) for p in (path, *beside))).hexdigest()
