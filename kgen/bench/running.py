@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +31,7 @@ def bench_specs(
     progress: Progress | None = None,
     device: str = "cuda",
     timeout: float = 900.0,
+    jobs: int = 1,
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers, by default those of the family.
 
@@ -36,7 +40,8 @@ def bench_specs(
     error, one that cannot compute a spec is left out. `shape` is text that the family reads, as `2x16x8192`; of
     several with commas each is measured, and rows have it too. Writes `<output>/<device>/<spec>.json`, and for
     several specs of a family `<family>.json` and `<family>.png`, or `<family>-shapes.json` alone for several
-    shapes; `output=None` writes nothing. `device="cpu"` is a dry run in Triton's interpreter, whose
+    shapes, anew whenever a worker is done; `output=None` writes nothing. `jobs` workers prepare side by side, and
+    measure one after the other. `device="cpu"` is a dry run in Triton's interpreter, whose
     times mean nothing. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
     `MissingError` without torch, triton or the device.
     """
@@ -52,18 +57,47 @@ def bench_specs(
         sizes = {text: family.Shape.parse(text) if text else family.Shape() for text in shapes}
         work += [(problem, files, peers, text, size) for text, size in sizes.items()]
     device = pick_device(device)
-    reports = []
-    for number, (problem, files, peers, text, size) in enumerate(work):
+    tasks = [
+        (place, text, part)
+        for place, (problem, _, _, text, size) in enumerate(work)
+        for part in size.parts(getattr(problem, "widths", ()))
+    ]
+    found: dict[int, list[tuple[int, dict[str, Any]]]] = {place: [] for place in range(len(work))}
+    done, lock = 0, threading.Lock()
+
+    def reports() -> Iterator[dict[str, Any]]:
+        return (_merged([one for _, one in sorted(own, key=lambda o: o[0])]) for own in found.values() if own)
+
+    def run(number: int) -> None:
+        nonlocal done
+        place, text, part = tasks[number]
+        problem, files, peers = work[place][:3]
         able = [file for file in files if not file.unable(device)]
-        reports.append(_report(_job(problem, able, peers, size, device), timeout))
+        turns = Path(folder) / "turns" if jobs > 1 else None
+        report = _report(_job(problem, able, peers, part, device, turns), timeout)
         if len(shapes) > 1:
-            for row in reports[-1]["rows"]:
+            for row in report["rows"]:
                 row["shape"] = text
-        if progress is not None:
-            progress(number + 1, len(work), problem.name)
-    if output is not None:
-        _write(Path(output), reports, several_shapes=len(shapes) > 1)
-    return [row for report in reports for row in report["rows"]]
+        with lock:
+            found[place].append((number, report))
+            done += 1
+            if output is not None:
+                _write(Path(output), list(reports()), len(shapes) > 1, plot=done == len(tasks))
+            if progress is not None:
+                progress(done, len(tasks), problem.name)
+
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, ThreadPoolExecutor(max(1, jobs)) as pool:
+        list(pool.map(run, range(len(tasks))))
+    return [row for report in reports() for row in report["rows"]]
+
+
+def _merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The reports of the parts of one spec as one."""
+    merged = dict(reports[0], rows=[row for report in reports for row in report["rows"]])
+    if len(reports) > 1:
+        sizes = [size for report in reports for size in report["workload"].get("sizes", [])]
+        merged["workload"] = {**reports[0]["workload"], "sizes": sizes}
+    return merged
 
 
 def _family(kernel: str) -> Any:
@@ -71,14 +105,19 @@ def _family(kernel: str) -> Any:
 
 
 def _job(
-    problem: Any, files: Sequence[Emitted], against: tuple[str, ...], shape: Any, device: str
+    problem: Any,
+    files: Sequence[Emitted],
+    against: tuple[str, ...],
+    shape: Any,
+    device: str,
+    turns: Path | None,
 ) -> BenchJob:
     from kgen.bench.timing import BenchJob  # imports torch
 
     paths = {file.stem: file.path.resolve() for file in files}
     own = tuple(f"kgen-{stem}" if number else "kgen" for number, stem in enumerate(paths))
-    effort = (20, 1.5) if device == "cuda" else (3, 0.0)
-    return BenchJob(problem, paths, (*own, *against), shape, device, *effort)
+    rounds, budget = (20, 1.5 if turns is None else 0.5) if device == "cuda" else (3, 0.0)
+    return BenchJob(problem, paths, (*own, *against), shape, device, rounds, budget, turns)
 
 
 def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
@@ -87,6 +126,8 @@ def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
     report: dict[str, Any] = {"format": 1, "spec": name, "kernel": job.problem.kernel}
     report |= {"facts": {}, "workload": {}, "rows": []}
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
+    if job.turns is not None:
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many workers as the cores take
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
             if "peer" in message:
@@ -106,7 +147,7 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 
-def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool) -> None:
+def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool, plot: bool) -> None:
     devices = [report["facts"].get("device") for report in reports]
     device = next((name for name in devices if name), "unknown")
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
@@ -119,7 +160,8 @@ def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool
             _dump(folder / f"{kernel}-shapes.json", {"format": 1, "reports": own})
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
-            import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
+            if plot:
+                import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
 
 
 def _dump(path: Path, value: Any) -> None:

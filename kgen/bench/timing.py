@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ class BenchJob:
     """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer.
 
     `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default and is called
-    `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family.
+    `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family. Workers that share
+    a file `turns` prepare side by side and measure one at a time, when none prepares any more.
     """
 
     problem: Any
@@ -31,6 +34,31 @@ class BenchJob:
     device: str
     rounds: int = 20
     budget: float = 1.5
+    turns: Path | None = None
+
+
+@contextlib.contextmanager
+def preparing(job: BenchJob) -> Iterator[None]:
+    """While peers are compiled and called first: others may do the same, none measures."""
+    with _locked(job, fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def measuring(job: BenchJob) -> Iterator[None]:
+    """While peers are timed: the device is this worker's."""
+    with _locked(job, fcntl.LOCK_EX):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(job: BenchJob, how: int) -> Iterator[None]:
+    if job.turns is None:
+        yield
+        return
+    with open(job.turns, "a") as file:  # closing it gives the lock back, as the end of the process does
+        fcntl.flock(file, how)
+        yield
 
 
 @dataclass
