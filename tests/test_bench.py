@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +28,7 @@ from standins import (
     render,
 )
 
-from kgen.bench.attention import peers, plot
+from kgen.bench.attention import first_call, packed, peers, plot
 from kgen.bench.attention.shape import Shape
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
@@ -183,3 +185,80 @@ def test_without_matplotlib(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert not plot.plot([], tmp_path / "x.png")
     assert "matplotlib is not installed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 5, 100, 4096, 16384, 16385])
+def test_ragged_lengths_add_up(tokens):
+    lengths = packed.ragged(tokens)
+    assert sum(lengths) == tokens
+    assert min(lengths) >= 1
+    assert tokens < 8 or len(set(lengths)) > 2
+
+
+def test_packed_sequences_are_documents_to_the_peers():
+    """The flattened problem, with the whole sequence at once, is the spec's own for one sequence after the other."""
+    mask = call("ge", call("sub", call("add", Q, Var("SK", INT)), Var("SQ", INT)), K)
+    slopes = {"slopes": buffer(("HQ",), "fp32"), "lens": buffer(("B",), "int32")}
+    shown = call("and", mask, call("ge", K, call("sub", Read("lens", (B,), INT), 60)))
+    problem = replace(problem_of(loaded("v", mask_mod=shown, score_mod=ALIBI, buffers=slopes)), varlen=True)
+    load = peers.draw_workload(problem, 2, 4, 100, "cpu")
+    load.buffers["lens"].copy_(torch.arange(len(load.buffers["lens"])) % 60)
+    got = peers.prepare("eager", load, {})(load.q, load.k, load.v)
+    assert load.packing is not None
+    ends = load.packing.cu_seqlens.tolist()
+    assert ends[-1] == 200
+    assert len(ends) > 4
+    pairs = 0
+    for i, (start, end) in enumerate(pairwise(ends)):
+        one = peers.draw_workload(replace(problem, varlen=False), 1, 4, end - start, "cpu")
+        one.buffers["slopes"].copy_(load.buffers["slopes"])
+        one.buffers["lens"].copy_(load.buffers["lens"][i])
+        part = [x[:, :, start:end] for x in (load.q, load.k, load.v)]
+        torch.testing.assert_close(got[:, :, start:end], peers.prepare("eager", one, {})(*part))
+        pairs += peers.visible(one)
+    assert peers.visible(load) == pairs
+
+
+def test_varlen_attn_only_where_it_applies():
+    for mask, score, wanted in [
+        (None, None, {}),
+        (CAUSAL, None, {"window_size": (-1, 0)}),
+        (call("gt", Q, K), None, None),
+        (PADDING, None, None),
+        (CAUSAL, ALIBI, None),
+    ]:
+        problem = replace(
+            problem_of(loaded("s", mask_mod=mask, score_mod=score, buffers=BUFFERS)), varlen=True
+        )
+        load = peers.draw_workload(problem, 1, 2, 16, "cpu")
+        if wanted is None:
+            with pytest.raises(peers.DoesNotApply):
+                peers.prepare("varlen", load, {})
+        else:
+            assert peers.prepare("varlen", load, {})
+            assert peers._varlen_mask(mask) == wanted
+
+
+def test_first_calls_run_in_fresh_processes(tmp_path):
+    one = causal_alibi()
+    render(one, tmp_path / "generated")
+    rows = bench_specs(
+        [one], tmp_path / "generated", ["flex", "sdpa"], "1x2x40", tmp_path, device="cpu", first_call=True
+    )
+    assert [(row["pass"], row["peer"], row["error"]) for row in rows] == [
+        ("first call", "kgen", None),
+        ("first call", "flex", None),
+    ]
+    assert all(row["milliseconds"] > 100 for row in rows)
+    assert [path.name for path in tmp_path.glob("*/*.json") if "first" in path.name] == [
+        "attention-first-call.json"
+    ]
+
+
+def test_the_script_of_a_user_of_flex_attention():
+    load = workload()
+    problem = replace(load.problem, mask_mod=call("and", CAUSAL, PADDING), score_mod=ALIBI)
+    script = first_call.flex_script(replace(load, problem=problem))
+    compile(script, "script", "exec")
+    assert "create_block_mask(mask_mod, 2, None, 8, 8, device=device)" in script
+    assert "score_mod=score_mod" in script

@@ -8,6 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ def bench_specs(
     device: str = "cuda",
     timeout: float = 900.0,
     jobs: int = 1,
+    first_call: bool = False,
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers, by default those of the family.
 
@@ -41,7 +43,8 @@ def bench_specs(
     several with commas each is measured, and rows have it too. Writes `<output>/<device>/<spec>.json`, and for
     several specs of a family `<family>.json` and `<family>.png`, or `<family>-shapes.json` alone for several
     shapes, anew whenever a worker is done; `output=None` writes nothing. `jobs` workers prepare side by side, and
-    measure one after the other. `device="cpu"` is a dry run in Triton's interpreter, whose
+    measure one after the other. `first_call` times the first call in a fresh process instead, where the
+    family can, and writes `<family>-first-call.json`. `device="cpu"` is a dry run in Triton's interpreter, whose
     times mean nothing. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
     `MissingError` without torch, triton or the device.
     """
@@ -74,7 +77,8 @@ def bench_specs(
         problem, files, peers = work[place][:3]
         able = [file for file in files if not file.unable(device)]
         turns = Path(folder) / "turns" if jobs > 1 else None
-        report = _report(_job(problem, able, peers, part, device, turns), timeout)
+        job = replace(_job(problem, able, peers, part, device, turns), first_call=first_call)
+        report = _report(job, timeout)
         if len(shapes) > 1:
             for row in report["rows"]:
                 row["shape"] = text
@@ -82,7 +86,8 @@ def bench_specs(
             found[place].append((number, report))
             done += 1
             if output is not None:
-                _write(Path(output), list(reports()), len(shapes) > 1, plot=done == len(tasks))
+                kind = "shapes" if len(shapes) > 1 else "first-call" if first_call else ""
+                _write(Path(output), list(reports()), kind, plot=done == len(tasks))
             if progress is not None:
                 progress(done, len(tasks), problem.name)
 
@@ -117,7 +122,7 @@ def _job(
     paths = {file.stem: file.path.resolve() for file in files}
     own = tuple(f"kgen-{stem}" if number else "kgen" for number, stem in enumerate(paths))
     rounds, budget = (20, 1.5 if turns is None else 0.5) if device == "cuda" else (3, 0.0)
-    return BenchJob(problem, paths, (*own, *against), shape, device, rounds, budget, turns)
+    return BenchJob(problem, paths, (*own, *against), shape, device, rounds, budget, turns=turns)
 
 
 def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
@@ -147,17 +152,18 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 
-def _write(output: Path, reports: Sequence[dict[str, Any]], several_shapes: bool, plot: bool) -> None:
+def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: bool) -> None:
+    """A file for each spec, and one with a plot for a family; of another `kind` one for the family."""
     devices = [report["facts"].get("device") for report in reports]
     device = next((name for name in devices if name), "unknown")
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    for report in [] if several_shapes else reports:
+    for report in [] if kind else reports:
         _dump(folder / f"{report['spec']}.json", report)
     for kernel in dict.fromkeys(report["kernel"] for report in reports):
         own = [report for report in reports if report["kernel"] == kernel]
-        if several_shapes:
-            _dump(folder / f"{kernel}-shapes.json", {"format": 1, "reports": own})
+        if kind:
+            _dump(folder / f"{kernel}-{kind}.json", {"format": 1, "reports": own})
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
             if plot:

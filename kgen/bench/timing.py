@@ -34,6 +34,8 @@ class BenchJob:
     device: str
     rounds: int = 20
     budget: float = 1.5
+    first_call: bool = False
+    """Whether to time the first call in a fresh process instead, where the family can."""
     turns: Path | None = None
 
 

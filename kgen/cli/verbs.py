@@ -268,6 +268,9 @@ def bench(
             "chunk output: T, or BxTxHxHV."
         ),
     ] = None,
+    first_call: Annotated[
+        bool, typer.Option("--first-call", help="Attention: the first call in a fresh process instead.")
+    ] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
     jobs: Annotated[
         int, typer.Option("-j", "--jobs", help="Workers that compile side by side; they measure in turn.")
@@ -281,7 +284,9 @@ def bench(
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
-        rows = bench_specs(loaded, generated, peers, shape, output, progress, jobs=jobs)
+        rows = bench_specs(
+            loaded, generated, peers, shape, output, progress, jobs=jobs, first_call=first_call
+        )
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
     terminal.table(rows, ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error"), form)

@@ -233,11 +233,13 @@ class _Planner:
             mask=_mask_class(forward),
             score="reads" if tile_reads else self._score_class(),
             tile_reads=len(tile_reads),
+            varlen=self.spec.varlen,
         )
 
     def _score_class(self) -> str:
         if self.form.core != QK:
-            return "function"
+            # What is approximated costs an instruction or two an element, like a bias.
+            return "bias" if self.spec.fast_math else "function"
         return "plain" if self.form.positive else "bias"
 
     # --- masks ---------------------------------------------------------------------------------------------------

@@ -310,10 +310,11 @@ def _tiles(plan: AttentionPlan) -> Iterator[str]:
     tables = {"forward": plan.tiles.forward}
     if plan.backward:
         tables |= {"dq": plan.tiles.dq, "dk and dv": plan.tiles.dkdv}
-    yield "  queries x keys, warps, pipeline stages"
+    yield "  queries x keys, warps, pipeline stages; TMA where the strides of the tensors allow it"
     for kernel, table in tables.items():
         for chip in sorted(table, reverse=True):
-            yield f"  {kernel:<10} {_chip(chip):<16} {_tile(table[chip])}"
+            for tile in table[chip]:
+                yield f"  {kernel:<10} {_chip(chip):<16} {_tile(tile)}"
 
 
 def _chip(chip: int) -> str:
@@ -321,4 +322,5 @@ def _chip(chip: int) -> str:
 
 
 def _tile(tile: Tile) -> str:
-    return f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages"
+    loads = ", TMA" if tile.TMA else ""
+    return f"{tile.BLOCK_M} x {tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages{loads}"

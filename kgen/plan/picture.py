@@ -39,7 +39,7 @@ class Picture:
 def picture(plan: AttentionPlan, length: int) -> Picture:
     """The forward loop for b = h = 0, with run-time values that are usual for such lengths."""
     chips = plan.tiles.forward
-    shape = chips[90 if 90 in chips else max(chips)]
+    shape = chips[90 if 90 in chips else max(chips)][0]
     stretch = math.ceil(length / MOST / min(shape.BLOCK_M, shape.BLOCK_N))
     tile = shape.BLOCK_M * max(1, stretch), shape.BLOCK_N * max(1, stretch)
     scalars, buffers, assumed = _usual(plan, length)

@@ -22,11 +22,14 @@ SHARED_MEMORY = {100: 227 * KIB, 90: 227 * KIB, 80: 163 * KIB, 0: 99 * KIB}
 
 @dataclass(frozen=True)
 class TileTables:
-    """Tiles by compute capability (90 for 9.0; 0 for any other), for each kernel of attention."""
+    """Tiles by compute capability (90 for 9.0; 0 for any other), for each kernel of attention.
 
-    forward: dict[int, Tile]
-    dq: dict[int, Tile]
-    dkdv: dict[int, Tile]
+    Of several for a chip the first is taken whose loads the tensors allow; the last one loads by pointers.
+    """
+
+    forward: dict[int, tuple[Tile, ...]]
+    dq: dict[int, tuple[Tile, ...]]
+    dkdv: dict[int, tuple[Tile, ...]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Problem:
     `mask` says how the range of keys moves with a tile of queries: `all` (not at all), `triangle` (one end), `band`
     (both), `search` (it is searched for in a sorted buffer), or `scan` where every tile computes the mask. `score`
     says what an element costs beside the product: `plain` nothing, `bias` an addition, `function` more, `reads` a
-    load. `tile_reads` counts the buffers read for each (query, key).
+    load. `tile_reads` counts the buffers read for each (query, key). Tiles of packed sequences (`varlen`) are not for
+    TMA, which would run on into the next sequence.
     """
 
     element_size: int
@@ -50,15 +54,17 @@ class Problem:
     mask: str
     score: str
     tile_reads: int
+    varlen: bool = False
 
     @property
     def light(self) -> bool:
         """Most tiles are plain products."""
         return self.mask in ("all", "triangle") and self.score == "plain"
 
-    def timed_as(self, chip: int, kernel: str) -> Class:
+    def timed_as(self, chip: int, kernel: str, loads: str = "any") -> Class:
         """Where the table of timed tiles has this problem."""
-        return Class(chip, 8 * self.element_size, self.width_qk, self.width_v, self.mask, self.score, kernel)
+        bits, widths = 8 * self.element_size, (self.width_qk, self.width_v)
+        return Class(chip, bits, *widths, self.mask, self.score, kernel, "pointers" if self.varlen else loads)
 
 
 def tile_tables(problem: Problem) -> TileTables:
@@ -66,13 +72,17 @@ def tile_tables(problem: Problem) -> TileTables:
 
     def table(
         kernel: str, tiles: Callable[[Problem, int], list[Tile]], shared: Callable[[Problem, Tile], int]
-    ) -> dict[int, Tile]:
-        chosen = {}
-        for chip, limit in SHARED_MEMORY.items():
-            timed = nearest(problem.timed_as(min(chip, 90), kernel)) if chip >= 90 else None
+    ) -> dict[int, tuple[Tile, ...]]:
+        def best(chip: int, loads: str) -> Tile:
+            timed = nearest(problem.timed_as(min(chip, 90), kernel, loads)) if chip >= 90 else None
             ruled = [] if problem.split else tiles(problem, chip)
             options = _IEEE if problem.ieee else [*([timed] if timed else []), *ruled, *_SMALL]
-            chosen[chip] = next((t for t in options if shared(problem, t) <= limit), _LEAST)
+            return next((t for t in options if shared(problem, t) <= SHARED_MEMORY[chip]), _LEAST)
+
+        chosen: dict[int, tuple[Tile, ...]] = {}
+        for chip in SHARED_MEMORY:
+            tile = best(chip, "any")
+            chosen[chip] = (tile, best(chip, "pointers")) if tile.TMA else (tile,)
         return {chip: tile for chip, tile in chosen.items() if chip == 0 or tile != chosen[0]}
 
     return TileTables(
@@ -94,13 +104,18 @@ def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
     found = []
     for held, (streamed, stages), tma in product((64, 128), _STREAMS, (True, False)):
         rows = (streamed, held) if kernel == "dkdv" else (held, streamed)
-        # A warpgroup multiplies 64 rows at a time; two share them where registers ask for it.
-        for num_warps in (held // 16, 8):
+        for num_warps in (4, 8):
             tile = Tile(*rows, num_warps, stages, tma)
             registers = (accumulated(tile) + scores * held * streamed) // (32 * num_warps)
-            if registers <= 200 and shared(problem, tile) <= SHARED_MEMORY[chip] and (chip >= 90 or not tma):
+            if (
+                registers <= 200
+                and shared(problem, tile) <= SHARED_MEMORY[chip]
+                and (not tma or (chip >= 90 and not problem.varlen))
+            ):
                 found.append(tile)
-                break
+                # A warpgroup multiplies 64 rows at a time: two share them only where registers ask for it.
+                if held == 64:
+                    break
     return found
 
 

@@ -38,7 +38,8 @@ class Class:
     """What a row of the table is for.
 
     `chip` is a compute capability (90 for 9.0), `bits` the size of an element, `width_qk` and `width_v` the padded head
-    dims, `mask` and `score` as in `kgen.plan.tiles.Problem`, `kernel` one of `forward`, `dq`, `dkdv`.
+    dims, `mask` and `score` as in `kgen.plan.tiles.Problem`, `kernel` one of `forward`, `dq`, `dkdv`. `loads` is `any`
+    for the best tile of all, `pointers` for the best of those without TMA.
     """
 
     chip: int
@@ -48,14 +49,15 @@ class Class:
     mask: str
     score: str
     kernel: str
+    loads: str = "any"
 
 
 @cache
 def read(path: Path = PATH) -> dict[Class, Tile]:
     """The table. Raises `ValueError` for a file of another format."""
     content = json.loads(path.read_text())
-    if content.get("format") != 1:
-        raise ValueError(f"{path} has format {content.get('format')}, not 1")
+    if content.get("format") != 2:
+        raise ValueError(f"{path} has format {content.get('format')}, not 2")
     names = [field.name for field in fields(Class)]
     return {Class(**{n: row[n] for n in names}): Tile(**row["tile"]) for row in content["rows"]}
 
@@ -63,20 +65,20 @@ def read(path: Path = PATH) -> dict[Class, Tile]:
 def write(table: dict[Class, Tile], path: Path = PATH) -> None:
     """The table, sorted, one row a line."""
     rows = [json.dumps(asdict(c) | {"tile": asdict(t)}) for c, t in sorted(table.items())]
-    path.write_text('{"format": 1, "rows": [\n' + ",\n".join(rows) + "\n]}\n")
+    path.write_text('{"format": 2, "rows": [\n' + ",\n".join(rows) + "\n]}\n")
     read.cache_clear()
 
 
 def nearest(wanted: Class, table: dict[Class, Tile] | None = None) -> Tile | None:
     """The tile of a class, or of the one that differs least in score, then in mask; None where the chip, the element
-    size, the head dims or the kernel were never timed."""
+    size, the head dims, the kernel or such loads were never timed."""
     rows = read() if table is None else table
 
     def differences(known: Class) -> tuple[int, Class]:
         steps = abs(SCORES.index(known.score) - SCORES.index(wanted.score))
         return 2 * steps + (known.mask != wanted.mask), known
 
-    same = ("chip", "bits", "width_qk", "width_v", "kernel")
+    same = ("chip", "bits", "width_qk", "width_v", "kernel", "loads")
     alike: Iterable[Class] = (c for c in rows if all(getattr(c, n) == getattr(wanted, n) for n in same))
     best = min(alike, key=differences, default=None)
     return None if best is None else rows[best]

@@ -115,6 +115,10 @@ def _has_table(one: Any) -> bool:
 def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Tile]:
     """The winner of each class that was timed. The tile `before` stays unless another is faster by more than noise."""
     chosen = {}
+    by_pointers = [
+        replace(t, known_as=replace(t.known_as, loads="pointers")) for t in trials if not t.tile.TMA
+    ]
+    trials = [*trials, *(t for t in by_pointers if t not in trials)]
     for known_as in dict.fromkeys(t.known_as for t in trials if t.milliseconds is not None):
         times: dict[Tile, dict[str, float]] = {}
         for t in trials:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import keyword
 import math
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.bench.attention.packed import Packing, flattened, packing, ragged, token_buffers
 from kgen.expr.functions import ATOM, TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
 from kgen.verify.attention.cache import paged
@@ -40,6 +42,8 @@ class Workload:
     dout: Tensor
     buffers: Mapping[str, Tensor]
     params: Mapping[str, int | float]
+    packing: Packing | None = None
+    """Of packed sequences, which are one sequence of documents here: B is 1."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -73,9 +77,13 @@ def draw_workload(
 ) -> Workload:
     """A workload with ordinary contents: N(0, 1) operands, documents of 1024 tokens, ALiBi-like slopes.
 
-    There are as many queries as keys, or `queries`.
+    There are as many queries as keys, or `queries`. Packed sequences have `batch * length` tokens in all.
     """
     torch.manual_seed(0)
+    packed, lengths = None, ragged(batch * length) if problem.varlen else []
+    if problem.varlen:
+        batch, length = 1, batch * length
+        packed, problem = packing(problem, lengths, device), flattened(problem)
     group = 1 if problem.gqa == "any" else int(problem.gqa)
     heads_kv = max(1, heads // group)
     heads = heads_kv * group
@@ -83,11 +91,14 @@ def draw_workload(
     length = -(-length // step) * step
     dtype = DTYPES[problem.dtype]
 
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device).to(dtype)
+    def normal(b: int, h: int, s: int, d: int) -> Tensor:
+        if packed is not None:
+            return torch.randn((b, s, h, d), device=device).to(dtype).transpose(1, 2)
+        return torch.randn((b, h, s, d), device=device).to(dtype)
 
     queries = length if queries is None else queries
-    sizes = {"B": batch, "HQ": heads, "HKV": heads_kv, "SQ": queries, "SK": length}
+    sizes = {"B": len(lengths) or batch, "HQ": heads, "HKV": heads_kv, "SQ": queries, "SK": length}
+    tokens = token_buffers(lengths, device) if packed else {}
     runtime = {p.name: _ordinary(p.name, p.type, length) for p in problem.runtime_params}
     return Workload(
         problem=problem,
@@ -95,8 +106,10 @@ def draw_workload(
         k=normal(batch, heads_kv, length, problem.head_qk),
         v=normal(batch, heads_kv, length, problem.head_v),
         dout=normal(batch, heads, queries, problem.head_v),
-        buffers={b.name: _contents(b, sizes).to(device) for b in problem.buffers},
+        buffers={b.name: _contents(b, sizes).to(device) for b in problem.buffers if b.name not in tokens}
+        | tokens,
         params={p.name: p.value for p in problem.params if p.value is not None} | runtime,
+        packing=packed,
     )
 
 
@@ -203,20 +216,22 @@ def _read(node: Read, workload: Workload) -> str:
     return f"torch.where({' & '.join(guards)}, {value}, 0)" if guards else value
 
 
-def modification(node: Node, workload: Workload, score: bool) -> Mod:
-    """A tree as a function for FlexAttention, buffers in its closure."""
+def modification_source(node: Node, workload: Workload, name: str, score: bool) -> str:
+    """A tree as the definition of a function for FlexAttention, which finds `torch` and the buffers by their names."""
     names = [b.name for b in workload.problem.buffers]
     if bad := [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]:
         raise ValueError(f"buffers {bad} cannot be named in Python")
     arguments = ("score, " if score else "") + "b, h, q_idx, kv_idx"
-    source = (
-        f"def make({', '.join(['torch', *names])}):\n"
-        f"    def modification({arguments}):\n"
-        f"        return {python_source(node, workload)}\n"
-        f"    return modification\n"
-    )
+    return f"def {name}({arguments}):\n    return {python_source(node, workload)}\n"
+
+
+def modification(node: Node, workload: Workload, score: bool) -> Mod:
+    """A tree as a function for FlexAttention, buffers in its closure."""
+    source = textwrap.indent(modification_source(node, workload, "modification", score), "    ")
+    names = [b.name for b in workload.problem.buffers]
     scope: dict[str, Any] = {}
-    exec(source, scope)  # our own printed text
+    # Our own printed text.
+    exec(f"def make({', '.join(['torch', *names])}):\n{source}    return modification\n", scope)
     made: Mod = scope["make"](torch, *(workload.buffers[name] for name in names))
     return made
 
@@ -245,6 +260,8 @@ class DoesNotApply(Exception):
 
 
 def _kgen(workload: Workload, function: Any) -> Attention:
+    if workload.packing is not None:
+        return _kgen_packed(workload, workload.packing, function)
     keywords: dict[str, Any] = {**workload.buffers, **workload.runtime}
     problem, k = workload.problem, workload.k
     if problem.per_batch:
@@ -258,7 +275,55 @@ def _kgen(workload: Workload, function: Any) -> Attention:
     return lambda q, k, v: function(q, pages_k, pages_v, **keywords)
 
 
-def _flex(workload: Workload, mode: str | None) -> Attention:
+def _packed(x: Tensor) -> Tensor:
+    """[1, H, T, D] as [T, H, D]."""
+    return x[0].transpose(0, 1)
+
+
+def _kgen_packed(workload: Workload, packing: Packing, function: Any) -> Attention:
+    keywords = {b.name: workload.buffers[b.name] for b in packing.problem.buffers} | workload.runtime
+    cu_seqlens = packing.arguments
+    return lambda q, k, v: function(_packed(q), _packed(k), _packed(v), *cu_seqlens, **keywords).transpose(
+        0, 1
+    )[None]
+
+
+def _varlen(workload: Workload) -> Attention:
+    """PyTorch's FlashAttention over packed sequences."""
+    packing = workload.packing
+    if packing is None or packing.problem.score_mod is not None or packing.problem.sinks:
+        raise DoesNotApply
+    keywords = _varlen_mask(packing.problem.mask_mod)
+    from torch.nn.attention.varlen import varlen_attn
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if workload.group > 1:
+            k, v = (x.repeat_interleave(workload.group, 1) for x in (k, v))
+        longest = (packing.longest, packing.longest)
+        out: Tensor = varlen_attn(
+            _packed(q), _packed(k), _packed(v), *packing.arguments, *longest, **keywords
+        )
+        return out.transpose(0, 1)[None]
+
+    return attention
+
+
+def _varlen_mask(mask_mod: Node | None) -> dict[str, Any]:
+    """How `varlen_attn` spells a mask. Raises `DoesNotApply` for one that it has not got."""
+    if mask_mod is None:
+        return {}
+    # Both sides have the same lengths here, so that a mask is causal if it is for one of them.
+    env = {"SQ": 64, "SK": 64, "q_idx": torch.arange(64)[:, None], "kv_idx": torch.arange(64)[None, :]}
+    if variables(mask_mod) - env.keys() or reads(mask_mod):
+        raise DoesNotApply
+    if not torch.equal(evaluate(mask_mod, env, torch), torch.ones(64, 64).tril().bool()):
+        raise DoesNotApply
+    return {"window_size": (-1, 0)}
+
+
+def _flex(
+    workload: Workload, kernel_options: dict[str, Any] | None = None, mode: str | None = None
+) -> Attention:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     score_mod, mask_mod = _mods(workload)
@@ -271,6 +336,7 @@ def _flex(workload: Workload, mode: str | None) -> Attention:
         block_mask = build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(workload.q.device))
     compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
+    keywords["kernel_options"] = kernel_options
     if workload.problem.sinks:
         return lambda q, k, v: _with_sinks(compiled(q, k, v, **keywords, return_lse=True), workload)
     return lambda q, k, v: compiled(q, k, v, **keywords)
@@ -329,9 +395,11 @@ def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Atte
     if name in functions:
         return _kgen(workload, functions[name])
     made: dict[str, Callable[[], Attention]] = {
-        "flex": lambda: _flex(workload, None),
-        "flex-autotune": lambda: _flex(workload, "max-autotune-no-cudagraphs"),
+        "flex": lambda: _flex(workload),
+        "flex-autotune": lambda: _flex(workload, mode="max-autotune-no-cudagraphs"),
+        "flex-flash": lambda: _flex(workload, {"BACKEND": "FLASH"}),
         "sdpa": lambda: _sdpa(workload),
+        "varlen": lambda: _varlen(workload),
         "eager": lambda: _eager(workload),
     }
     return made[name]()

@@ -19,7 +19,14 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
     size, pairs = workload.sizes, visible(workload)
     fraction = pairs / (size["B"] * size["HQ"] * size["SQ"] * size["SK"])
     facts = {**size, "D": problem.head_qk, "DV": problem.head_v, "dtype": problem.dtype}
+    if workload.packing is not None:
+        facts["sequences"] = len(workload.packing.cu_seqlens) - 1
     yield {"workload": {"shape": facts, "fraction": round(fraction, 6)}}
+    if job.first_call:
+        from kgen.bench.attention.first_call import first_calls
+
+        yield from first_calls(job, workload)
+        return
     flops = 2.0 * pairs * (problem.head_qk + problem.head_v)
     attentions, failed = prepared(job, workload, functions)
     for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kgen.diagnostics import Diagnostic, KgenError
 
-PEERS = ("flex", "flex-autotune", "sdpa", "eager")
-DEFAULT_PEERS = ("flex", "sdpa")
+PEERS = ("flex", "flex-autotune", "flex-flash", "sdpa", "varlen", "eager")
+DEFAULT_PEERS = ("flex", "sdpa", "varlen")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -70,6 +70,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "sinks": _sinks(spec),
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
+        "by_tma": not spec.varlen and (decode is None or not decode.alone),
         "decode_always": decode is not None and decode.alone,
         "decode_few": decode is not None and not decode.alone,
         "decode": False,
@@ -116,22 +117,22 @@ def _sinks(spec: AttentionSpec) -> dict[str, object]:
 
 
 def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[str, Any]]:
-    tiles = plan.tiles
-    tables: dict[str, Mapping[int, Tile | DecodeTile]] = {}
+    tables: dict[str, Mapping[int, Sequence[Tile | DecodeTile]]] = {}
     if decode is None or not decode.alone:
-        tables["_FORWARD_TILES"] = tiles.forward
+        tables["_FORWARD_TILES"] = plan.tiles.forward
     if decode is not None:
-        tables["_DECODE_TILES"] = decode.tiles
+        tables["_DECODE_TILES"] = {chip: [tile] for chip, tile in decode.tiles.items()}
     if plan.backward:
-        tables |= {"_DQ_TILES": tiles.dq, "_DKDV_TILES": tiles.dkdv}
+        tables |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
     if plan.pairs:
-        tables["_PAIR_TILES"] = {0: Tile(32, 32, 4, 1)}
+        tables["_PAIR_TILES"] = {0: [Tile(32, 32, 4, 1)]}
     return [
         {
             "name": name,
             "rows": [
                 {"chip": chip, "fields": _fields(tile, tma=name != "_PAIR_TILES")}
-                for chip, tile in sorted(table.items(), reverse=True)
+                for chip, tiles in sorted(table.items(), reverse=True)
+                for tile in tiles
             ],
         }
         for name, table in tables.items()

@@ -533,7 +533,9 @@ class KernelFields:
             "desc_blocks": ", ".join(
                 f'({block["tensor"]}, tile["{rows}"], {block["size"]})' for block, rows in blocks
             ),
-            "has_tma": f"{blocks[0][0]['desc']} is not None",
+            "tma_tensors": ""
+            if self.packed
+            else "".join(f", {x}" for x in dict.fromkeys(block["tensor"] for block, _ in blocks)),
         }
 
     def _operand(self, x: str, guard: str) -> dict[str, Any]:

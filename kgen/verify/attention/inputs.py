@@ -124,6 +124,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("one", 1, 1)
     yield Case("one-query", 1, 77)
     yield Case("one-key", 45, 1)
+    yield Case("no-keys", 40, 0, batch=2, lse=True)
+    yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
     yield Case("q-shorter", 33, 100, dout="strided")
     yield Case("q-longer", 130, 41, lse=True)
