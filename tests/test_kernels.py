@@ -38,7 +38,15 @@ def emitted(path: Path, folder: Path) -> Path:
     return folder
 
 
-SLOW = {"chunk_wide": 5, "gated_delta_output_varlen": 5, "packed": 5, "decode_small_pages": 2}
+SLOW = {
+    "chunk_wide": 5,
+    "gated_delta_output_varlen": 5,
+    "packed": 5,
+    "decode_small_pages": 2,
+    "clusters": 5,
+    "listed_heads": 5,
+    "listed_anyway": 3,
+}
 """Specs whose cases take minutes in the interpreter: of these every fifth or second one runs here."""
 
 

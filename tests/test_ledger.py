@@ -8,6 +8,7 @@ import pytest
 from standins import plain, render
 
 from kgen.diagnostics import KgenError
+from kgen.render import header
 from kgen.verify import ledger
 
 VERSIONS = {"python": "3.11.0", "torch": "2.11.0", "triton": "3.6.0"}
@@ -118,3 +119,19 @@ def test_processes_do_not_lose_entries(tmp_path):
     for worker in workers:
         worker.join()
     assert len(ledger.read(tmp_path)) == 8
+
+
+def test_what_a_file_was_made_from_does_not_count(tmp_path: Path) -> None:
+    """A change of the schema stamps other `inputs` on files that stay the same; every other line counts."""
+    path = tmp_path / "triton.py"
+    given = {"spec": "x", "spec_file": "x.yaml", "spdx": "MIT"}
+    hashes = []
+    for body, inputs in (("a = 1\n", "0" * 16), ("a = 1\n", "1" * 16), ("a = 2\n", "0" * 16)):
+        path.write_text(header.stamp(body, path.name, inputs=inputs, **given))
+        hashes.append(ledger.file_hash(path))
+    path.write_text("# by hand\n# inputs: 0123\na = 1\n")
+    hashes.append(ledger.file_hash(path))
+    path.write_text(path.read_text().replace("0123", "4567") + "# inputs: 0123\n")
+    hashes.append(ledger.file_hash(path))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[1:])) == 4

@@ -28,8 +28,11 @@ def test_against_the_mask(path: Path, length: int) -> None:
     plan, loaded = plan_attention(load(path)), positioned(load(path))
     drawn = picture(plan, length)
     scalars, rows, _ = _usual(plan, length)
-    shapes = {name: (1,) * (len(b.shape) - 1) for name, b in loaded.spec.buffers.items()}
-    buffers = {name: torch.tensor(row).view(*shapes[name], -1) for name, row in rows.items()}
+    # Leading indices make no difference in a picture.
+    sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length}
+    shapes = {n: tuple(sizes.get(str(s), s) for s in b.shape[:-1]) for n, b in loaded.spec.buffers.items()}
+    buffers = {n: torch.tensor(row).expand(*shapes[n], -1) for n, row in rows.items()}
+    buffers = {n: b.bool() if loaded.spec.buffers[n].dtype == "bool" else b for n, b in buffers.items()}
     index = torch.arange(length)
     env = {**scalars, **buffers, "q_idx": index[:, None], "kv_idx": index}
     for name, buffer in loaded.spec.buffers.items():

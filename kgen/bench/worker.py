@@ -6,6 +6,8 @@ pass and peer.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 from importlib import import_module
 from itertools import chain
@@ -15,6 +17,17 @@ from kgen.bench.timing import BenchJob, driver, preparing
 from kgen.verify import interpreter
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
+
+BESIDE = ("nvidia-cutlass-dsl", "cuda-core", "fla-core", "flash-attn-4", "liger-kernel", "quack-kernels")
+"""What targets and peers come from: recorded where it is installed."""
+
+
+def _beside() -> dict[str, str]:
+    found = {}
+    for package in BESIDE:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def main(job: BenchJob, lines: IO[str]) -> None:
@@ -30,7 +43,9 @@ def main(job: BenchJob, lines: IO[str]) -> None:
             for number, (stem, path) in enumerate(job.files.items())
         }
         tools = {k: v for stem in job.files for k, v in versions(stem.partition("_")[0]).items()}
-        facts = {"facts": {**describe(job.device), "driver": driver(job.device), "versions": tools}}
+        facts = {
+            "facts": {**describe(job.device), "driver": driver(job.device), "versions": tools | _beside()}
+        }
     race = import_module(f"kgen.bench.{job.problem.kernel}.race").race
     for line in chain([facts], race(job, functions)):
         print(json.dumps(line), file=lines, flush=True)

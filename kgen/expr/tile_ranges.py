@@ -94,6 +94,18 @@ class RangeFinder:
         spans = [self._span([self._atom(a) for a in atoms]) for atoms in alternatives]
         return _ascending(_merged(spans))
 
+    def unclassified(self, mask: Node) -> tuple[Node, ...]:
+        """The conditions that the spans of a mask take no account of; all of it where its alternatives are too many,
+        or stand in no known order."""
+        alternatives = _disjunctive(normalize(mask))
+        if alternatives is None:
+            return (mask,)
+        ranges = {atom: self._atom(atom) for atoms in alternatives for atom in atoms}
+        if found := tuple(atom for atom, known in ranges.items() if known.full is None):
+            return found
+        spans = _merged([self._span([ranges[a] for a in atoms]) for atoms in alternatives])
+        return (mask,) if len(_ascending(spans)) < len(spans) else ()
+
     # --- one condition ------------------------
 
     def _atom(self, atom: Node) -> _Range:

@@ -23,7 +23,9 @@ from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
+from kgen.plan.block_mask import BlockMask, Choice, choose, plan_block_mask
 from kgen.plan.positions import positioned
+from kgen.plan.sizes import LARGEST_TILE
 from kgen.plan.tiles import Problem, TileTables, tile_tables
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
@@ -35,8 +37,6 @@ KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), SK)
 OFFS_N = Var("offs_n", Type.INT)
 Q_LIVE, KV_LIVE = Var("q_live", Type.BOOL), Var("kv_live", Type.BOOL)
 ONE = Const(1, Type.INT)
-# The largest tile: lengths that are promised to be a multiple of it need no bounds checks.
-LARGEST_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ class TileLoop:
     dscore_factor: Node
     """What dq or dk is multiplied by after the loop, besides the softmax scale."""
     gradients: tuple[ReadGradient, ...] = ()
+    listed: bool = False
+    """It visits the blocks that the block mask lists, and not the spans."""
 
     @property
     def rotated(self) -> bool:
@@ -105,7 +107,7 @@ class TileLoop:
         same time; a range
         that moves with the outer tile spreads the reads by itself.
         """
-        return all(
+        return not self.listed and all(
             not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans
         )
 
@@ -131,6 +133,9 @@ class AttentionPlan:
     dkdv: TileLoop | None
     pairs: tuple[TileLoop, ...]
     index_ranges: IndexRanges
+    choice: Choice
+    """Why there is a block mask, or none."""
+    block_mask: BlockMask | None
 
     @cached_property
     def gradients(self) -> tuple[ReadGradient, ...]:
@@ -184,6 +189,7 @@ class _Planner:
         per_row = packed and "h" in variables(form.multiplier)
         self.form = replace(form, positive=form.positive and not per_row)
         self.q, self.kv, self.mask = self._split_mask()
+        self.choice = self._choose_block_mask()
 
     def plan(self) -> AttentionPlan:
         spec, head = self.spec, self.spec.head_dim
@@ -220,10 +226,16 @@ class _Planner:
             dkdv=loops["dkdv"] if backward else None,
             pairs=tuple(self._pair(g) for g in by_pair),
             index_ranges=self._index_ranges(),
+            choice=self.choice,
+            block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
+            if self.choice.listed
+            else None,
         )
 
     def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
-        tile_reads = [b for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE]
+        tile_reads = [
+            b.node for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE
+        ]
         return Problem(
             element_size=4 if self.spec.dtype == "fp32" else 2,
             ieee=self.spec.dtype == "fp32" and self.spec.precision == "ieee",
@@ -231,8 +243,10 @@ class _Planner:
             width_qk=sum(c.size for c in qk),
             width_v=sum(c.size for c in v),
             mask=_mask_class(forward),
-            score="reads" if tile_reads else self._score_class(),
-            tile_reads=len(tile_reads),
+            # Of listed blocks only those that the mask leaves in part read for it.
+            score="reads" if tile_reads and not forward.listed else self._score_class(),
+            # What is copied ahead of the loop has four bytes or more, or stays in registers.
+            tile_reads=sum(self.spec.buffers[r.buffer].dtype != "bool" for r in tile_reads),
             varlen=self.spec.varlen,
         )
 
@@ -259,9 +273,33 @@ class _Planner:
         return q, kv, all_of([_named(q.live, Q_LIVE), _named(kv.live, KV_LIVE), *sides["both"]])
 
     def _spans(self, inner: Axis, outer: Axis) -> tuple[Span, ...]:
+        return self._finder(inner, outer).spans(self.mask_mod or TRUE)
+
+    def _finder(self, inner: Axis, outer: Axis) -> RangeFinder:
         varying = frozenset({"h"} if self.packed else ())
-        finder = RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, varying)
-        return finder.spans(self.mask_mod or TRUE)
+        return RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, varying)
+
+    def _choose_block_mask(self) -> Choice:
+        spec = self.spec
+        able = not (self.packed or spec.varlen or "decode" in spec.passes or spec.paged_kv is not None)
+        sides = [(KV_AXIS, Q_AXIS), (Q_AXIS, KV_AXIS)][: 1 + ("backward" in spec.passes)]
+        unclassified = [c for axes in sides for c in self._finder(*axes).unclassified(self.mask_mod or TRUE)]
+        values = {name: param.value for name, param in spec.params.items()}
+        return choose(spec.block_mask, able, tuple(dict.fromkeys(unclassified)), values)
+
+    def _number(self, node: Node) -> int | None:
+        """The value of what is made of numbers and compile-time params."""
+        values: dict[Node, Node] = {
+            Var(n, p.scalar): Const(p.value, p.scalar)
+            for n, p in self.spec.params.items()
+            if p.value is not None
+        }
+        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, values)))
+        return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
+
+    def _whole_mask(self) -> Node:
+        """Which pairs of positions exist and are allowed."""
+        return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
     def _is_sorted(self, buffer: str) -> bool:
         return bool(self.spec.buffers[buffer].sorted)
@@ -343,6 +381,7 @@ class _Planner:
             dscore=dscore[1],
             dscore_factor=dscore[0],
             gradients=gradients,
+            listed=self.choice.listed and bool(spans),
         )
 
     def _by_column(self, bias: Node) -> Node:
@@ -449,6 +488,12 @@ _RESERVED = frozenset(
         "kv_start",
         "kv_last",
         "n_tiles",
+        "n_partial",
+        "n_full",
+        "n_blocks",
+        "row",
+        "kv_blocks",
+        "q_blocks",
         "row_rest",
         "inner_live",
         "outer_live",
@@ -459,6 +504,8 @@ _RESERVED = frozenset(
 
 def _mask_class(loop: TileLoop) -> str:
     """How the range of a loop moves with its tile, as `kgen.plan.tiles.Problem` calls it."""
+    if loop.listed:
+        return "listed"
     if not all(span.has_full for span in loop.spans):
         return "scan"
     bounds = [bound for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi)]

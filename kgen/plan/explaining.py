@@ -13,6 +13,7 @@ from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import AttentionPlan, ReadGradient, TileLoop, plan_attention
+from kgen.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.plan.explaining_chunk_output import explain_chunk_output
 from kgen.plan.explaining_norm import explain_norm
@@ -175,12 +176,48 @@ def _in_full(node: Node, bindings: Iterable[Binding]) -> Node:
 
 
 def _visits(plan: AttentionPlan) -> Iterator[str]:
+    if plan.block_mask is not None:
+        yield from _lists(plan, plan.block_mask)
+        return
+    if plan.choice.conditions:
+        yield from _no_lists(plan)
     yield from _ranges(plan.forward, "forward and dq" if plan.backward else "forward")
     if plan.dkdv is not None:
         yield from _ranges(plan.dkdv, "dk and dv")
     searched = {r for loop in (plan.forward, plan.dkdv) if loop is not None for r in _searched(loop)}
     if searched:
         yield "  first_at_least(x, v), a binary search, is the first position of x with an element >= v."
+
+
+def _lists(plan: AttentionPlan, mask: BlockMask) -> Iterator[str]:
+    yield f"  Blocks are of {BLOCK_SIZE} queries by {BLOCK_SIZE} keys. A tile of queries visits the blocks of keys"
+    yield "  listed for it: those that the mask leaves in part with the mask, those that it leaves whole without."
+    if plan.backward:
+        yield "  dk and dv: a tile of keys visits the blocks of queries of lists the other way round."
+    if plan.choice.conditions:
+        yield "  No range of positions says where these hold, and they do not repeat within a block:"
+        yield from (f"      {show(condition)}" for condition in plan.choice.conditions)
+    else:
+        yield "  Ranges of positions would say as much: `block_mask: always` asks for lists all the same."
+    own = [names for names, wanted in (("batches", mask.by_batch), ("heads", mask.by_head)) if not wanted]
+    shared = f", shared by all {' and '.join(own)}" if own else ", for each batch and head"
+    yield f"  A kernel makes the lists{shared}: at every call, or once with {plan.spec.name}_block_mask."
+    yield "  It decides on a block by the least and greatest values of"
+    sides = [side for side in mask.sides if variables(side) & set(SIDES)]
+    yield from (f"      {show(side)}" for side in sides)
+    yield "  and where these do not tell, it looks at every pair of the block."
+
+
+def _no_lists(plan: AttentionPlan) -> Iterator[str]:
+    """Why conditions without a range get no block mask."""
+    conditions = [show(condition) for condition in plan.choice.conditions]
+    if not plan.choice.able:
+        why = "packed sequences and decoding do not support one yet"
+    elif plan.spec.block_mask == "never":
+        why = "the spec says `block_mask: never`"
+    else:
+        why = f"that repeats every {plan.choice.period} positions, so every block would be listed"
+    yield f"  No block mask for {' and '.join(conditions)}: {why}."
 
 
 def _drawn(plan: AttentionPlan, length: int) -> Iterator[str]:

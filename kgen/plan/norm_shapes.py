@@ -78,7 +78,7 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
     "layer": (
         Shape(8, 16, 8),
         Shape(8, 16, 16),
-        Shape(8, 16, 32),
+        Shape(16, 8, 16, blocks=12),
         Shape(16, 8, 32),
         Shape(32, 4, 24),
         Shape(32, 8, 32, blocks=4),

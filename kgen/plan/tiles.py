@@ -40,7 +40,8 @@ class Problem:
     tensor-core passes.
 
     `mask` says how the range of keys moves with a tile of queries: `all` (not at all), `triangle` (one end), `band`
-    (both), `search` (it is searched for in a sorted buffer), or `scan` where every tile computes the mask. `score`
+    (both), `search` (it is searched for in a sorted buffer), `listed` (it is a list of blocks), or `scan` where every
+    tile computes the mask. `score`
     says what an element costs beside the product: `plain` nothing, `bias` an addition, `function` more, `reads` a
     load. `tile_reads` counts the buffers read for each (query, key). Tiles of packed sequences (`varlen`) are not for
     TMA, which would run on into the next sequence.

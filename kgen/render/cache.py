@@ -78,7 +78,7 @@ def fingerprint() -> str:
 
 
 def _inputs() -> Iterator[str]:
-    yield from _walk(str(environment.PACKAGE), ".py")
+    yield from _walk(str(environment.PACKAGE), (".py", ".json"))
     yield from _walk(str(environment.template_root()), "")
     for library in LIBRARIES:
         found = find_spec(library)  # Finds a package without importing it.
@@ -86,7 +86,7 @@ def _inputs() -> Iterator[str]:
             yield found.origin
 
 
-def _walk(root: str, suffix: str) -> Iterator[str]:
+def _walk(root: str, suffix: str | tuple[str, ...]) -> Iterator[str]:
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         yield from (os.path.join(folder, name) for name in sorted(files) if name.endswith(suffix))

@@ -25,6 +25,14 @@ _HEADER = re.compile(
 )
 
 
+_INPUTS = re.compile(rb"\A((?:(?:#|//) [^\n]*\n){1,2})(?:#|//) inputs: [0-9a-f]+\n")
+
+
+def without_inputs(content: bytes) -> bytes:
+    """An emitted file without the line on what it was made from, which may change while the file stays the same."""
+    return _INPUTS.sub(rb"\1", content)
+
+
 def digest(text: str) -> str:
     """Sixteen hex digits that stand for a text."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

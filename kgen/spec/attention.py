@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import did_you_mean, shown
@@ -41,6 +41,14 @@ RESERVED = frozenset(
         "lse",
         "scale",
         "return_lse",
+        "block_mask",
+        "kv_num_blocks",
+        "full_kv_num_blocks",
+        "kv_indices",
+        "q_num_blocks",
+        "full_q_num_blocks",
+        "q_indices",
+        "device",
         "math",
         "torch",
         "triton",
@@ -273,6 +281,9 @@ class AttentionSpec(SpecModel):
     """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
     mask_mod: Expression = None
     """True for the pairs that are kept; from the same names without `score`."""
+    block_mask: Literal["auto", "always", "never"] = "auto"
+    """Whether kernels walk lists of the blocks that the mask leaves, which a kernel makes of it at every call or
+    once: `auto`, where ranges of positions cannot tell them."""
     sinks: bool = False
     """Each query head has a learned logit, the argument `sinks` [HQ], that joins the softmax and has no value."""
     fast_math: bool = False
@@ -308,6 +319,8 @@ class AttentionSpec(SpecModel):
             message = "delta is a step of the backward pass, which the spec does not ask for"
             hint = "add `backward` to `passes`, or remove the target"
             raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
+        if self.block_mask == "always":
+            self._check_block_mask()
         if self.varlen:
             self._check_packed()
         for field in ("sinks", "varlen"):
@@ -332,6 +345,18 @@ class AttentionSpec(SpecModel):
         taken_names(self.name, {"buffers": self.buffers, "params": self.params})
         return self
 
+    def _check_block_mask(self) -> None:
+        if self.mask_mod is None:
+            message, hint = "there is no `mask_mod` to make a block mask of", "remove it, or add a `mask_mod`"
+        elif self.varlen:
+            message, hint = "packed sequences do not support block masks yet", "remove it, or `varlen`"
+        elif "decode" in self.passes or self.paged_kv is not None:
+            message = "decoding does not support block masks yet"
+            hint = "remove it, or write `passes: [forward, backward]` without `paged_kv`"
+        else:
+            return
+        raise problem("unsupported-block-mask", message, hint, at=("block_mask",), key=True)
+
     def _check_packed(self) -> None:
         if self.lengths != Lengths():
             message = "the lengths of packed sequences are on the device, so nothing can be promised of them"
@@ -354,6 +379,14 @@ class AttentionSpec(SpecModel):
         """Whether the last query stands at the position of the last key."""
         newest = "decode" in self.passes or self.paged_kv is not None
         return newest if self.align is None else self.align == "end"
+
+    @model_serializer(mode="wrap")
+    def _dump(self, handler: Callable[[AttentionSpec], dict[str, Any]]) -> dict[str, Any]:
+        """A spec that does not mention block masks is dumped, and so hashed, as before there were any."""
+        dumped = handler(self)
+        if self.block_mask == "auto":
+            dumped.pop("block_mask", None)
+        return dumped
 
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """By field: the text, the names that it may use, and the type that its value must have."""

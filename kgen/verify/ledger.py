@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.render.header import without_inputs
 from kgen.verify.emitted import Emitted, emitted_files
 
 FILENAME = "verified.json"
@@ -28,10 +29,10 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of an emitted file's bytes, and of what lies beside it under its stem (`cuda.cu`)."""
+    """The sha256 of an emitted file, but for its line `inputs`, and of what lies beside it under its stem (`cuda.cu`)."""
     path = Path(path)
     beside = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path and p.is_file())
-    return hashlib.sha256(b"".join(p.read_bytes() for p in (path, *beside))).hexdigest()
+    return hashlib.sha256(b"".join(without_inputs(p.read_bytes()) for p in (path, *beside))).hexdigest()
 
 
 def read(generated: Path) -> Ledger:

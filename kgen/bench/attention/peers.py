@@ -106,7 +106,11 @@ def draw_workload(
         k=normal(batch, heads_kv, length, problem.head_qk),
         v=normal(batch, heads_kv, length, problem.head_v),
         dout=normal(batch, heads, queries, problem.head_v),
-        buffers={b.name: _contents(b, sizes).to(device) for b in problem.buffers if b.name not in tokens}
+        buffers={
+            b.name: _contents(b, sizes, problem.block_mask).to(device)
+            for b in problem.buffers
+            if b.name not in tokens
+        }
         | tokens,
         params={p.name: p.value for p in problem.params if p.value is not None} | runtime,
         packing=packed,
@@ -119,7 +123,8 @@ def _ordinary(name: str, type_: str, length: int) -> int | float:
     return 30.0 if "cap" in name else 1.0
 
 
-def _contents(buffer: Buffer, sizes: Mapping[str, int]) -> Tensor:
+def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False) -> Tensor:
+    """Ordinary contents; `in_blocks`, what a mask reads leaves whole blocks out."""
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     dtype, length = DTYPES[buffer.dtype], sizes["SK"]
     per_token = any(n in ("SQ", "SK") for n in buffer.shape)
@@ -130,10 +135,14 @@ def _contents(buffer: Buffer, sizes: Mapping[str, int]) -> Tensor:
             values = torch.exp2(-8 * torch.arange(1, shape[-1] + 1) / shape[-1]).expand(shape)
         return (values.sort(-1).values if buffer.sorted else values).to(dtype).contiguous()
     if dtype == torch.bool:
-        return torch.rand(shape) > 0.1
+        return torch.rand(shape) > (0.75 if in_blocks else 0.1)
     if per_token and buffer.sorted:
         document = min(1024, max(1, length // 4))
         return (torch.arange(shape[-1]) // document).expand(shape).to(dtype).contiguous()
+    if per_token and in_blocks:
+        # Runs of 256 with a number of their own, 768 zeros after each.
+        place = torch.arange(shape[-1])
+        return torch.where(place % 1024 < 256, place // 1024 + 1, 0).expand(shape).to(dtype).contiguous()
     if per_token:
         return torch.randint(0, 4, shape).to(dtype)
     if buffer.sorted:
@@ -213,7 +222,8 @@ def _read(node: Read, workload: Workload) -> str:
     value = f"{node.buffer}[{', '.join(indices)}]" if indices else node.buffer
     if node.type is Type.FLOAT and declared.dtype != "fp32":
         value = f"{value}.to(torch.float32)"
-    return f"torch.where({' & '.join(guards)}, {value}, 0)" if guards else value
+    nothing = "False" if node.type is Type.BOOL else "0"
+    return f"torch.where({' & '.join(guards)}, {value}, {nothing})" if guards else value
 
 
 def modification_source(node: Node, workload: Workload, name: str, score: bool) -> str:
@@ -259,6 +269,30 @@ class DoesNotApply(Exception):
     """The peer cannot compute this spec at all."""
 
 
+def emitted_block_mask(function: Any, workload: Workload) -> Any:
+    """The block mask of an emitted function, from the function beside it."""
+    make = function.__globals__[f"{workload.problem.name}_block_mask"]
+    code = make.__code__
+    names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    given = {**workload.buffers, **workload.runtime, "device": workload.q.device}
+    size = workload.sizes
+    sizes = (size["B"], size["HQ"], size["HKV"], size["SQ"], size["SK"])
+    return make(*sizes, **{n: value for n, value in given.items() if n in names})
+
+
+def create_block_mask(workload: Workload) -> Callable[[], Any]:
+    """What makes FlexAttention's block mask, compiled; for each batch and head only where the mask differs between
+    them."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask_mod = _mods(workload)[1]
+    used = variables(workload.problem.mask_mod) if workload.problem.mask_mod is not None else ()
+    size, device = workload.sizes, workload.q.device
+    batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
+    build = torch.compile(create_block_mask) if workload.q.is_cuda else create_block_mask
+    return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
+
+
 def _kgen(workload: Workload, function: Any) -> Attention:
     if workload.packing is not None:
         return _kgen_packed(workload, workload.packing, function)
@@ -266,6 +300,8 @@ def _kgen(workload: Workload, function: Any) -> Attention:
     problem, k = workload.problem, workload.k
     if problem.per_batch:
         keywords["kv_lens"] = torch.full((len(k),), k.shape[2], dtype=torch.int32, device=k.device)
+    if problem.block_mask:
+        keywords["block_mask"] = emitted_block_mask(function, workload)
     if problem.page_size is None:
         return lambda q, k, v: function(q, k, v, **keywords)
     lens = keywords["kv_lens"].cpu()
@@ -324,16 +360,10 @@ def _varlen_mask(mask_mod: Node | None) -> dict[str, Any]:
 def _flex(
     workload: Workload, kernel_options: dict[str, Any] | None = None, mode: str | None = None
 ) -> Attention:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     score_mod, mask_mod = _mods(workload)
-    size = workload.sizes
-    block_mask = None
-    if mask_mod is not None and workload.problem.mask_mod is not None:
-        used = variables(workload.problem.mask_mod)
-        batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
-        build = torch.compile(create_block_mask) if workload.q.is_cuda else create_block_mask
-        block_mask = build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(workload.q.device))
+    block_mask = None if mask_mod is None else create_block_mask(workload)()
     compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
     keywords["kernel_options"] = kernel_options

@@ -28,6 +28,10 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
         yield from first_calls(job, workload)
         return
     flops = 2.0 * pairs * (problem.head_qk + problem.head_v)
+    if problem.block_mask:
+        from kgen.bench.attention.block_mask import race_block_mask
+
+        yield from race_block_mask(job, workload, functions)
     attentions, failed = prepared(job, workload, functions)
     for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
         work = flops * (2.5 if pass_ == "backward" else 1.0)

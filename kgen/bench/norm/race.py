@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
 
 from kgen.bench.norm.peers import DoesNotApply, Norm, Workload, draw_workload, prepare
-from kgen.bench.norm.shape import PACKAGES, SMALL
+from kgen.bench.norm.shape import SMALL
 from kgen.bench.timing import (
     AGREE,
     BenchJob,
@@ -30,8 +28,7 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
     """The workload, then rows for each width and pass. `functions` are the emitted ones by peer name."""
     problem = job.problem
     sizes = job.shape.sizes(problem.widths)
-    workload_facts = {"sizes": sizes, "dtypes": dict(problem.dtypes), "norm": problem.norm}
-    yield {"workload": {**workload_facts, "packages": _packages(job.peers)}}
+    yield {"workload": {"sizes": sizes, "dtypes": dict(problem.dtypes), "norm": problem.norm}}
     passes = ("forward", *(["backward"] if "backward" in problem.passes else []))
     for n_rows, width in sizes:
         graph = (n_rows, width) == SMALL and job.device == "cuda"
@@ -51,15 +48,6 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
             if job.device == "cuda":
                 torch.cuda.empty_cache()
         del ready, contenders, workload
-
-
-def _packages(peers: Sequence[str]) -> dict[str, str]:
-    """The versions of the peers that are packages and installed."""
-    found = {}
-    for peer in peers:
-        with contextlib.suppress(KeyError, metadata.PackageNotFoundError):
-            found[PACKAGES[peer]] = metadata.version(PACKAGES[peer])
-    return found
 
 
 def _contenders(

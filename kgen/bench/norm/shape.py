@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kgen.diagnostics import Diagnostic, KgenError
 
 PEERS = ("torch", "compile", "liger", "quack", "eager", "copy")
-PACKAGES = {"liger": "liger-kernel", "quack": "quack-kernels"}
 DEFAULT_PEERS = ("torch", "compile", "liger", "quack", "copy")
 WIDTHS = (256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 262144)
 ODD_WIDTHS = (257, 4095, 65544)

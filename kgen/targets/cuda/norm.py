@@ -17,7 +17,10 @@ HELPERS = ("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu")
 def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
-    return [Source("cuda.cu", "cuda/norm.cu.j2", context), Source("cuda.py", "cuda/norm.py.j2", context)]
+    return [
+        Source("cuda.cu", "cuda/norm.cu.j2", context),
+        Source("cuda.py", "cuda/norm.py.j2", context, rank=0, needs="cuda.core"),
+    ]
 
 
 def _context(plan: NormPlan) -> dict[str, object]:

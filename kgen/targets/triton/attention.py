@@ -13,6 +13,7 @@ from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 from kgen.targets import Source
+from kgen.targets.triton.block_mask import block_mask_fields
 from kgen.targets.triton.decode import decode_fields
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
@@ -23,7 +24,7 @@ from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     decode = plan_decode(loaded) if decodes(loaded) else None
-    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded), decode))]
+    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded), decode), rank=1)]
 
 
 def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
@@ -42,7 +43,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         ),
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
-        "has_optional": plan.backward,
+        "typing": ", ".join(["NamedTuple"] * (plan.block_mask is not None) + ["Optional"] * plan.backward),
         "bf16": spec.dtype == "bf16",
         "grouped": spec.gqa != 1,
         "gqa_words": "a multiple of"
@@ -83,7 +84,9 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         packed = KernelFields(decode.attention)
         context["decode"] = decode_fields(decode, packed)
         helpers = packed.helpers if decode.alone else helpers | packed.helpers
-    context |= LauncherFields(plan).fields()
+    launcher = LauncherFields(plan)
+    context |= launcher.fields()
+    context["block_mask"] = plan.block_mask and block_mask_fields(plan.block_mask, kernels, launcher)
     context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
     return context
 

@@ -23,6 +23,14 @@ LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
+NO_LISTS = {"list_params": "", "list_args": ""}
+
+
+def lists_of(inner: str) -> tuple[str, str, str]:
+    """What a block mask calls its lists of blocks of keys (`kv`) or of queries (`q`), as FlexAttention does."""
+    return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
+
+
 @dataclass(frozen=True)
 class _Load:
     """One block of columns in a load or store: its place, and what guards it."""
@@ -67,10 +75,12 @@ class KernelFields:
         printer = self.printer(loop)
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
-        searches, found = self._searches(loop, printer)
+        searches, found = ([], []) if loop.listed else self._searches(loop, printer)
         spans = [
             self._span(s, loop, printer, first=i == 0, last=i == len(found) - 1) for i, s in enumerate(found)
         ]
+        if loop.listed:
+            spans = [self._lists(loop)]
         if outer == "kv":
             # What is searched for may depend on the query head.
             spans[0]["bounds"], searches = searches + spans[0]["bounds"], []
@@ -101,6 +111,8 @@ class KernelFields:
         streamed = ("q", "do") if inner == "q" else ("k", "v")
         fields |= {
             "gapped": gapped,
+            "listed": loop.listed,
+            **self._range(loop, outer, inner, gapped),
             "searches": searches,
             "state": state,
             "rotated": loop.rotated,
@@ -369,6 +381,44 @@ class KernelFields:
         lines.append(f"{x}_gap = tl.maximum({full_hi} - {full_lo}, 0)")
         ends = {"lo": lo, "hi": f"{x}_hi", "masked": True, "gap": f"{full_lo}, {x}_gap"}
         return {"bounds": lines, "loops": [ends, full]}
+
+    def _range(self, loop: TileLoop, outer: str, inner: str, gapped: bool) -> dict[str, str]:
+        """What a tile function is told of the tiles to visit, and the lists that its kernel takes."""
+        words = {"q": "query", "kv": "KV"}[inner]
+        if not loop.listed:
+            names = [f"{inner}_lo", f"{inner}_hi", *["turn"] * loop.rotated, *["gap_lo", "gap"] * gapped]
+            visited = f"{words} tiles of [{inner}_lo, {inner}_hi)"
+            return {"range_params": "".join(f"{n}, " for n in names), "visited": visited} | NO_LISTS
+        lists = lists_of(inner)
+        return {
+            "range_params": f"{inner}_blocks, n_blocks, ",
+            "visited": f"{words} tiles of n_blocks listed blocks",
+            "list_params": "".join(f"{n}_ptr, " for n in lists),
+            "list_args": "".join(f"{n}, " for n in lists),
+        }
+
+    def _lists(self, loop: TileLoop) -> dict[str, Any]:
+        """The loops over what the block mask lists for a tile: blocks with the mask, and blocks without it."""
+        assert self.plan.block_mask is not None
+        outer, inner = (axis.index.name.removesuffix("_idx") for axis in (loop.outer, loop.inner))
+        num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
+        head = {(True, True): "(b * HQ + h)", (True, False): "b", (False, True): "h", (False, False): ""}
+        plane = head[self.plan.block_mask.by_batch, self.plan.block_mask.by_head]
+        blocks = {"q": "tl.cdiv(SQ, BLOCK_SIZE)", "kv": "tl.cdiv(SK, BLOCK_SIZE)"}
+        own = f"{loop.outer.start.name} // BLOCK_SIZE"
+        lines = [
+            f"row = {plane} * {blocks[outer]} + {own}" if plane else f"row = {own}",
+            f"n_partial, n_full = tl.load({num_blocks} + row), tl.load({full_num_blocks} + row)",
+            f"{inner}_blocks = {indices} + row.to(tl.int64) * {blocks[inner]}",
+        ]
+        listed = f"{inner}_blocks"
+        return {
+            "bounds": lines,
+            "loops": [
+                {"lo": listed, "hi": "n_partial", "masked": loop.masked},
+                {"lo": f"{listed} + n_partial", "hi": "n_full", "masked": False},
+            ],
+        }
 
     def _divisible(self, x: str) -> bool:
         return (self.plan.kv if x == "kv" else self.plan.q).bound == TRUE

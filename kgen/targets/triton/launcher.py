@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from kgen.expr.nodes import Const, Node, Var, substitute, variables
 from kgen.plan.attention import AttentionPlan, ReadGradient
 from kgen.plan.positions import KV_LENS
+from kgen.targets.triton.kernels import lists_of
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
+
+Check = dict[str, str]
+"""A condition that is `wrong`, the `message` about it, and the `error` to raise."""
+
+
+def _check(wrong: str, message: str, error: str = "ValueError") -> Check:
+    return {"wrong": wrong, "message": message, "error": error}
 
 
 class LauncherFields:
@@ -38,11 +46,16 @@ class LauncherFields:
         tables = ["block_table"] if paged else []
         sinks = ("sinks",) * spec.sinks
         operands = ["q", "k", "v", *("cu_seqlens_q", "cu_seqlens_k") * spec.varlen]
-        tensors = [*operands, *tables, *spec.buffers, *sinks]
+        listed = plan.block_mask is not None
+        sides = ("kv", "q")[: 1 + plan.backward] if listed else ()
+        lists = [name for side in sides for name in lists_of(side)]
+        passed = [*operands, *tables, *spec.buffers, *sinks]
+        tensors = [*passed, *lists]
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*tables, *spec.buffers, *sinks, *self.runtime, "scale=None", "return_lse=False"]
+        keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
+        keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
         learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         problem_args = [
@@ -56,7 +69,7 @@ class LauncherFields:
             "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
             "op_params": ", ".join(op_params),
             "op_names": ", ".join(tensors + scalars),
-            "call_names": ", ".join(tensors + scalars),
+            "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join(scalars),
             "problem_args": ", ".join(problem_args),
@@ -80,7 +93,7 @@ class LauncherFields:
                     "dk",
                     "dv",
                     *("None" for _ in operands[3:]),
-                    *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks)),
+                    *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks, *lists)),
                     *("None" for _ in scalars),
                 ]
             ),
@@ -113,23 +126,34 @@ class LauncherFields:
         words = []
         if spec.paged_kv is not None:
             words.append("block_table: [B, n] int32, the pages of each sequence in order; SK is n pages.")
-        for name, b in spec.buffers.items():
-            shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
-            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
-            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        words += self.argument_words(spec.buffers, ())
         if spec.sinks:
             words.append(
                 "sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."
             )
-        words += [f"{n}: {p.type}." for n, p in self.runtime.items()]
+        words += self.argument_words((), self.runtime)
+        if self.plan.block_mask is not None:
+            words.append(
+                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is built at every call."
+            )
         if spec.aligned_to_end:
             keys = "kv_lens[b]" if spec.per_batch else "SK"
             words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
         return words
 
-    def _checks(self) -> list[dict[str, str]]:
+    def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
+        """What a docstring says of some buffers and run-time params."""
+        words = []
+        for name in buffers:
+            b = self.spec.buffers[name]
+            shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
+            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        return words + [f"{n}: {self.runtime[n].type}." for n in scalars]
+
+    def _checks(self) -> list[Check]:
         spec = self.spec
-        checks = []
+        checks: list[Check] = []
 
         def check(wrong: str, message: str, error: str = "ValueError") -> None:
             checks.append({"wrong": wrong, "message": message, "error": error})
@@ -147,31 +171,8 @@ class LauncherFields:
             )
         if spec.varlen:
             self._check_packed(check)
-        for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
-            multiple = getattr(length, "multiple_of", None)
-            if multiple and multiple > 1:
-                check(f"{size} % {multiple}", f"{size} must be a multiple of {multiple}, got {{{size}}}")
-        if self.plan.self_attention:
-            check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}")
-        for name, param in self.runtime.items():
-            if param.type == "int":
-                # Tile ranges add it to positions in 32 bits.
-                check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
-        sequences = "len(cu_seqlens_q) - 1"
-        for name, buffer in spec.buffers.items():
-            # Packed tensors have no batch dimension.
-            sizes = [sequences if s == "B" and spec.varlen else str(s) for s in buffer.shape]
-            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
-            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
-            check(
-                f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
-                f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
-                "TypeError",
-            )
-            check(
-                f"{name}.shape != ({shape}) or {name}.device != q.device",
-                f"{name} must be [{words}] on {{q.device}}, got {{list({name}.shape)}} on {{{name}.device}}",
-            )
+        checks += self.length_checks() + self.scalar_checks(self.runtime)
+        checks += self.buffer_checks(spec.buffers, "q.device")
         if spec.sinks:
             check(
                 "not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16)",
@@ -181,6 +182,52 @@ class LauncherFields:
             check(
                 "sinks.shape != (HQ,) or sinks.device != q.device",
                 "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
+            )
+        return checks
+
+    def length_checks(self) -> list[Check]:
+        """Of what is promised of SQ and SK, or follows from the buffers."""
+        checks = []
+        for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
+            multiple = getattr(length, "multiple_of", None)
+            if multiple and multiple > 1:
+                message = f"{size} must be a multiple of {multiple}, got {{{size}}}"
+                checks.append(_check(f"{size} % {multiple}", message))
+        if self.plan.self_attention:
+            checks.append(_check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}"))
+        return checks
+
+    def scalar_checks(self, names: Iterable[str]) -> list[Check]:
+        """Of run-time params."""
+        # Tile ranges add it to positions in 32 bits.
+        return [
+            _check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+            for name in names
+            if self.runtime[name].type == "int"
+        ]
+
+    def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
+        """Of buffers, which have to be on a device."""
+        checks = []
+        sequences = "len(cu_seqlens_q) - 1"
+        for name in names:
+            buffer = self.spec.buffers[name]
+            # Packed tensors have no batch dimension.
+            sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
+            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
+            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
+            checks.append(
+                _check(
+                    f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
+                    f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
+                    "TypeError",
+                )
+            )
+            checks.append(
+                _check(
+                    f"{name}.shape != ({shape}) or {name}.device != {device}",
+                    f"{name} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
+                )
             )
         return checks
 

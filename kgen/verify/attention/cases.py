@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kgen.verify import compare
+from kgen.verify.attention.block_mask import BLOCK_MASKS
 from kgen.verify.attention.checks import reaches_far, refuses_misuse
 from kgen.verify.attention.inputs import Case, Inputs, call, cases, differentiable, draw, sized
 from kgen.verify.attention.problem import Problem
@@ -33,8 +34,9 @@ def groups(problem: Problem) -> tuple[str, ...]:
 
 
 def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
-    """The same for each group."""
-    return tuple(case.name for case in cases(problem, quick))
+    """The same for each group; block masks are checked with the first."""
+    lists = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
+    return (*(case.name for case in cases(problem, quick)), *lists)
 
 
 def example(subject: Subject, name: str) -> Example:
@@ -49,6 +51,9 @@ def example(subject: Subject, name: str) -> Example:
 
 def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     """The verdicts on each output of a call: `out` and `lse`, or the gradients for `backward`."""
+    if name in BLOCK_MASKS:
+        BLOCK_MASKS[name](subject)
+        return []
     problem, device = subject.problem, subject.device
     (case,) = (case for case in cases(problem, quick=False) if case.name == name)
     inputs = draw(problem, case, device)

@@ -29,11 +29,11 @@ class Case:
     """One call of the kernel.
 
     `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
-    `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `zero` or `past` (beyond
-    every length). `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
-    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a gradient through it. `packed` are
-    the lengths (queries, keys) of packed sequences, whose longest are `sq` and `sk`; `tail` the numbers of
-    tokens after them.
+    `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
+    the positions), `zero` or `past` (beyond every length). `hidden` puts NaN into the rows of K and V that no query
+    can see, whatever its position. `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
+    gradient through it. `packed` are the lengths (queries, keys) of packed sequences, whose longest are `sq` and
+    `sk`; `tail` the numbers of tokens after them.
     """
 
     name: str
@@ -112,7 +112,7 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     found: dict[str, Case] = {}
     wanted = packed_cases(problem, quick) if problem.varlen else _wanted(problem, quick)
     for number, case in enumerate(wanted):
-        fitted = _fit(problem, case, number)
+        fitted = fit(problem, case, number)
         # Promises about lengths can make two shapes the same.
         if not any(replace(fitted, name=name) == other for name, other in found.items()):
             found[fitted.name] = fitted
@@ -139,6 +139,9 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
         yield Case("ints-past", 70, 70, batch=2, ints="past")
+    if problem.block_mask:
+        yield Case("blocks", 300, 417, batch=2, heads_kv=2, lse=True)
+        yield Case("blocks-in-runs", 520, 390, ints="runs", lse=True)
     if problem.key_conjuncts:
         yield Case("nan-hidden", 68, 90, batch=2, heads_kv=2, hidden=True)
     if problem.runtime_params:
@@ -162,6 +165,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("decode-alone", 1, 70_000, heads_kv=1, lse=True)
     yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
     yield Case("offset", 99, 131, layout="offset")
+    if problem.block_mask:
+        yield Case("long-blocks", 5000, 4500, heads_kv=2, ints="runs", lse=True)
     yield Case("127", 127, 127, batch=3, heads_kv=2)
     yield Case("257", 257, 257, batch=2, heads_kv=3, lse=True)
     yield Case("1000", 1000, 1000, batch=2, heads_kv=2)
@@ -217,7 +222,7 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("long-guarded", (1025, 1025), (129, 640), heads_kv=3, layout="guarded", dout="strided")
 
 
-def _fit(problem: Problem, case: Case, number: int) -> Case:
+def fit(problem: Problem, case: Case, number: int) -> Case:
     """Lengths that keep the spec's promises, and a group of query heads that it allows."""
     sq, sk = case.sq, case.sk
     if problem.tied_lengths:
@@ -323,7 +328,7 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
         return (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
     if dtype == torch.bool:
-        chance = {"mixed": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
+        chance = {"mixed": 0.6, "runs": 0.3, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
     longest = max(case.sq, case.sk)
     values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
@@ -331,7 +336,9 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
     if buffer.sorted:
         values = values.sort(-1).values
-    elif case.ints != "mixed":
+    elif case.ints == "runs" and per_token:
+        values = ((torch.arange(shape[-1]) + values.view(-1)[0]) // 150 % 3).expand(shape)
+    elif case.ints in ("zero", "past"):
         values = torch.full_like(values, {"zero": 0, "past": longest + 5}[case.ints])
     return values.to(dtype)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kgen.expr.nodes import Call, Node, variables
-from kgen.plan.attention import ties_lengths
+from kgen.plan.attention import plan_attention, ties_lengths
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Problem:
     """Query i is at position SK - SQ + i, or kv_lens[b] - SQ + i."""
     per_batch: bool = False
     """The function takes `kv_lens` [B] int32."""
+    block_mask: bool = False
+    """The function walks lists of blocks, and another function makes them."""
     page_size: int | None = None
     """The function takes pages of so many positions, and a `block_table`."""
     kernel: ClassVar[str] = "attention"
@@ -104,6 +106,11 @@ def _multiple(length: Any) -> int:
     return int(getattr(length, "multiple_of", None) or 1)
 
 
+def _has_block_mask(loaded: Any) -> bool:
+    wanted = getattr(loaded.spec, "block_mask", "never")
+    return wanted != "never" and plan_attention(loaded).block_mask is not None
+
+
 def problem_of(loaded: Any) -> Problem:
     """The `Problem` of a `kgen.spec.load.Loaded`."""
     spec = loaded.spec
@@ -133,5 +140,6 @@ def problem_of(loaded: Any) -> Problem:
         mask_mod=loaded.trees.get("mask_mod"),
         aligned_to_end=spec.aligned_to_end,
         per_batch=spec.per_batch,
+        block_mask=_has_block_mask(loaded),
         page_size=None if spec.paged_kv is None else spec.paged_kv.page_size,
     )
