@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import jinja2
 import pytest
+import torch
 from cuda.core import Program, ProgramOptions
 
-from kgen.diagnostics import KgenError
 from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Type, Var
@@ -70,6 +71,14 @@ NORMS = {
     "rms": ("norm: rms", "width: any", "dtype: bf16"),
     "layer": ("norm: layer", "width: any", "bias: true", "dtype: fp16"),
     "heads": ("norm: rms", "width: [64, 128]", "heads: any", "dtype: bf16"),
+    "eight bits": (
+        "norm: layer",
+        "width: any",
+        "dtype: fp16",
+        "quantize: {dtype: fp8_e4m3, scale: per_row}",
+        "passes: [forward]",
+    ),
+    "recomputed": ("norm: layer", "width: any", "dtype: bf16", "statistics: recompute"),
     "mods": (
         "norm: layer",
         "width: 4096",
@@ -99,12 +108,17 @@ def norm(folder: Path, *lines: str) -> Path:
 def test_norms_compile_and_do_not_spill(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
     module = import_file(path, f"emitted_{which}")
-    names = {"sample_kernels::columns_kernel": 80, "sample_kernels::finalize_kernel": 80}
+    first = 89 if which == "eight bits" else 80
+    sums = ("columns", "finalize") if "backward" in module._SHAPES else ()
+    names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
     for kernel, shapes in module._SHAPES.items():
         assert [s["width"] for s in shapes] == sorted(s["width"] for s in shapes)
         # One shape for each way of sharing rows: several a block, one, and a cluster for one; and rows of any layout.
-        names |= {module._name(kernel, s): 90 if s["cluster"] > 1 else 80 for s in (shapes[0], *shapes[-1:])}
-        names |= {module._name(kernel, module._NARROW, vector=1): 80}
+        names |= {
+            module._name(kernel, s): 90 if s["cluster"] > 1 else first for s in (shapes[0], *shapes[-1:])
+        }
+        singles = [s for s in shapes if s["single"] and s["cluster"] == 1]
+        names |= {module._name(kernel, s, vector=1): first for s in (*singles[-1:], module._NARROW)}
     for name, least in names.items():
         for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
             registers, spills, _ = usage(bytes(module._compiled(name, arch).code))
@@ -113,32 +127,69 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
             assert spills == 0 or which == "mods", (name, arch, spills)
 
 
-def test_what_norms_in_cuda_do_not_support(tmp_path):
-    lines = ("norm: rms", "width: any", "dtype: bf16")
-    for more in (
-        ("passes: [forward]", "quantize: {dtype: fp8_e4m3, scale: per_row}"),
-        ("statistics: recompute",),
-    ):
-        with pytest.raises(KgenError, match="the target `cuda` does not support"):
-            render_spec(load(norm(tmp_path, *lines, *more)))
-
-
-def nvcc(path: Path, folder: Path) -> str:
+def nvcc(path: Path, folder: Path, *options: str) -> str:
     """Compile for C++ repositories, warnings being errors; the symbols that there are then."""
     if (compiler := shutil.which("nvcc")) is None:
         pytest.skip("nvcc is not installed")
-    command = [compiler, "-std=c++17", "-arch=sm_90", "-Xptxas", "-O0", "-Werror", "all-warnings", "-c"]
+    options = options or ("-arch=sm_90", "-Xptxas", "-O0", "-c")
+    command = [compiler, "-std=c++17", "-Werror", "all-warnings", *options]
     done = subprocess.run([*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return subprocess.run(["nm", str(folder / "x.o")], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("which", ["heads", "mods"])
+@pytest.mark.parametrize("which", ["heads", "mods", "eight bits"])
 def test_norms_are_for_nvcc_too(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
     symbols = nvcc(path, tmp_path)
     assert " T sample_forward\n" in symbols
-    assert " T sample_backward\n" in symbols
+    assert (" T sample_backward\n" in symbols) == (which != "eight bits")
+
+
+@pytest.mark.parametrize("width", [1024, 1023])
+def test_norms_run_from_c(tmp_path, width):
+    """The C launchers, called on device memory as a program in C++ would call them."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    spec = norm(tmp_path, "norm: layer", f"width: {width}", "bias: true", "dtype: bf16")
+    nvcc(
+        emitted(spec, tmp_path / "out") / "sample" / "cuda.cu",
+        tmp_path,
+        "-arch=native",
+        "-shared",
+        "-Xcompiler",
+        "-fPIC",
+    )
+    library = ctypes.CDLL(str(tmp_path / "x.o"))
+    rows, long = 1001, ctypes.c_longlong
+    x, dout = (torch.randn(rows, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight, bias = (torch.randn(width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    dweight, dbias = torch.full_like(weight, torch.nan), torch.full_like(bias, torch.nan)
+    mean, rstd = (torch.full((rows,), torch.nan, device="cuda") for _ in range(2))
+
+    def at(*tensors):
+        return [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    size, stride = (long(rows), long(width)), long(width)
+    outputs = at(weight, bias, out, mean, rstd)
+    assert library.sample_forward(*at(x), stride, *outputs, *size, ctypes.c_float(1e-5), stream) == 0
+    saved = at(weight, mean, rstd, dx)
+    assert (
+        library.sample_backward(*at(dout), stride, *at(x), stride, *saved, *size, *at(dweight, dbias), stream)
+        == 0
+    )
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    want = torch.nn.functional.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-5)
+    for got, right in zip(
+        (out, dx, dweight, dbias), (want, *torch.autograd.grad(want, leaves, dout.double())), strict=True
+    ):
+        assert float((got.double() - right).norm() / right.norm()) < 4e-3
+    assert (
+        library.sample_forward(*at(x), stride, *outputs, long(-1), long(width), ctypes.c_float(1e-5), stream)
+        != 0
+    )
 
 
 def test_deltas_are_for_nvcc_too(tmp_path):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +32,7 @@ def bench_specs(
     progress: Progress | None = None,
     device: str = "cuda",
     timeout: float = 900.0,
+    jobs: int = 1,
     first_call: bool = False,
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers, by default those of the family.
@@ -38,11 +42,11 @@ def bench_specs(
     a peer that fails is a row with an error, one that cannot compute a spec is left out. `shape` is text that
     the family reads, as `2x16x8192`; of several with commas each is measured, and rows have it too. Writes
     `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and `<family>.png`, or
-    `<family>-shapes.json` alone for several shapes; `output=None` writes nothing. `first_call` times the first
-    call in a fresh process instead, where the family can, and writes `<family>-first-call.json`. `device="cpu"`
-    is a dry run in Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises
-    `KgenError` for a spec that is not rendered, an unknown peer or a bad shape, `MissingError` without torch,
-    triton or the device.
+    `<family>-shapes.json` alone for several shapes, anew whenever a worker is done; `output=None` writes nothing.
+    `jobs` workers prepare side by side, and measure one after the other. `first_call` times the first call in a
+    fresh process instead, where the family can, and writes `<family>-first-call.json`. `device="cpu"` is a dry
+    run in Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises `KgenError` for a
+    spec that is not rendered, an unknown peer or a bad shape, `MissingError` without torch, triton or the device.
     """
     work = []
     shapes = [text.strip() for text in shape.split(",")] if shape else [""]
@@ -56,25 +60,54 @@ def bench_specs(
         sizes = {text: family.Shape.parse(text) if text else family.Shape() for text in shapes}
         work += [(problem, files, peers, text, size) for text, size in sizes.items()]
     device = pick_device(device)
-    reports = []
-    for number, (problem, files, peers, text, size) in enumerate(work):
+    tasks = [
+        (place, text, part)
+        for place, (problem, _, _, text, size) in enumerate(work)
+        for part in size.parts(getattr(problem, "widths", ()))
+    ]
+    found: dict[int, list[tuple[int, dict[str, Any]]]] = {place: [] for place in range(len(work))}
+    done, lock = 0, threading.Lock()
+
+    def reports() -> Iterator[dict[str, Any]]:
+        return (_merged([one for _, one in sorted(own, key=lambda o: o[0])]) for own in found.values() if own)
+
+    def run(number: int) -> None:
+        nonlocal done
+        place, text, part = tasks[number]
+        problem, files, peers = work[place][:3]
         able = {file: file.rank for file in files if file.rank is not None and not file.unable(device)}
         best_first = sorted(able, key=lambda file: -able[file])
-        job = replace(_job(problem, best_first, peers, size, device), first_call=first_call)
+        turns = Path(folder) / "turns" if jobs > 1 else None
+        job = replace(_job(problem, best_first, peers, part, device, turns), first_call=first_call)
 
-        def tell(row: dict[str, Any], number: int = number) -> None:
-            if progress is not None:
-                progress(number, len(work), f"{row['spec']} {row['pass']} {row['peer']}")
+        def tell(row: dict[str, Any]) -> None:
+            with lock:
+                if progress is not None:
+                    progress(done, len(tasks), f"{row['spec']} {row['pass']} {row['peer']}")
 
-        reports.append(_report(job, timeout, tell))
+        report = _report(job, timeout, tell)
         if len(shapes) > 1:
-            for row in reports[-1]["rows"]:
+            for row in report["rows"]:
                 row["shape"] = text
-        if progress is not None:
-            progress(number + 1, len(work), problem.name)
-    if output is not None:
-        _write(Path(output), reports, "shapes" if len(shapes) > 1 else "first-call" if first_call else "")
-    return [row for report in reports for row in report["rows"]]
+        with lock:
+            found[place].append((number, report))
+            done += 1
+            if output is not None:
+                kind = "shapes" if len(shapes) > 1 else "first-call" if first_call else ""
+                _write(Path(output), list(reports()), kind, plot=done == len(tasks))
+
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, ThreadPoolExecutor(max(1, jobs)) as pool:
+        list(pool.map(run, range(len(tasks))))
+    return [row for report in reports() for row in report["rows"]]
+
+
+def _merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The reports of the parts of one spec as one."""
+    merged = dict(reports[0], rows=[row for report in reports for row in report["rows"]])
+    if len(reports) > 1:
+        sizes = [size for report in reports for size in report["workload"].get("sizes", [])]
+        merged["workload"] = {**reports[0]["workload"], "sizes": sizes}
+    return merged
 
 
 def _family(kernel: str) -> Any:
@@ -82,16 +115,21 @@ def _family(kernel: str) -> Any:
 
 
 def _job(
-    problem: Any, files: Sequence[Emitted], against: tuple[str, ...], shape: Any, device: str
+    problem: Any,
+    files: Sequence[Emitted],
+    against: tuple[str, ...],
+    shape: Any,
+    device: str,
+    turns: Path | None,
 ) -> BenchJob:
     from kgen.bench.timing import BenchJob  # imports torch
 
     paths = {file.stem: file.path.resolve() for file in files}
     own = {file: f"kgen-{file.stem}" if number else "kgen" for number, file in enumerate(files)}
-    effort = (20, 1.5) if device == "cuda" else (3, 0.0)
+    effort = (20, 1.5 if turns is None else 0.5) if device == "cuda" else (3, 0.0)
     forward_only = frozenset(name for file, name in own.items() if file.forward_only)
     names = (*own.values(), *against)
-    return BenchJob(problem, paths, names, shape, device, *effort, forward_only=forward_only)
+    return BenchJob(problem, paths, names, shape, device, *effort, forward_only=forward_only, turns=turns)
 
 
 def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -102,6 +140,8 @@ def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None
     report["files"] = dict(zip(job.peers, job.files, strict=False))
     report |= {"facts": {}, "workload": {}, "rows": []}
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
+    if job.turns is not None:
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many workers as the cores take
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
             if "peer" in message:
@@ -132,7 +172,7 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 
-def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str) -> None:
+def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: bool) -> None:
     """A file for each spec, and one with a plot for a family; of another `kind` one for the family."""
     devices = [report["facts"].get("device") for report in reports]
     device = next((name for name in devices if name), "unknown")
@@ -146,7 +186,8 @@ def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str) -> None:
             _dump(folder / f"{kernel}-{kind}.json", {"format": 1, "reports": own})
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
-            import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
+            if plot:
+                import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
 
 
 def _dump(path: Path, value: Any) -> None:

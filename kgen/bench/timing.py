@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,8 @@ class BenchJob:
 
     `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default on the device and is
     called `kgen` among the peers, the others `kgen-cuda` and the like. Those in `forward_only` have no gradients.
-    `shape` belongs to the family.
+    `shape` belongs to the family. Workers that share a file `turns` prepare side by side and
+    measure one at a time, when none prepares any more.
     """
 
     problem: Any
@@ -35,10 +38,35 @@ class BenchJob:
     first_call: bool = False
     """Whether to time the first call in a fresh process instead, where the family can."""
     forward_only: frozenset[str] = frozenset()
+    turns: Path | None = None
 
     def peers_of(self, backward: bool) -> tuple[str, ...]:
         """The peers that have a pass."""
         return tuple(name for name in self.peers if not (backward and name in self.forward_only))
+
+
+@contextlib.contextmanager
+def preparing(job: BenchJob) -> Iterator[None]:
+    """While peers are compiled and called first: others may do the same, none measures."""
+    with _locked(job, fcntl.LOCK_SH):
+        yield
+
+
+@contextlib.contextmanager
+def measuring(job: BenchJob) -> Iterator[None]:
+    """While peers are timed: the device is this worker's."""
+    with _locked(job, fcntl.LOCK_EX):
+        yield
+
+
+@contextlib.contextmanager
+def _locked(job: BenchJob, how: int) -> Iterator[None]:
+    if job.turns is None:
+        yield
+        return
+    with open(job.turns, "a") as file:  # closing it gives the lock back, as the end of the process does
+        fcntl.flock(file, how)
+        yield
 
 
 @dataclass

@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import chain
 from typing import IO
 
-from kgen.bench.timing import BenchJob, driver
+from kgen.bench.timing import BenchJob, driver, preparing
 from kgen.verify import interpreter
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
@@ -35,13 +35,17 @@ def main(job: BenchJob, lines: IO[str]) -> None:
     if job.device == "cpu":
         interpreter.mend()
     name = job.problem.name
-    functions = {
-        f"kgen-{stem}" if number else "kgen": getattr(import_file(path, f"kgen_emitted_{name}_{stem}"), name)
-        for number, (stem, path) in enumerate(job.files.items())
-    }
-    facts = {
-        "facts": {**describe(job.device), "driver": driver(job.device), "versions": versions() | _beside()}
-    }
+    with preparing(job):
+        functions = {
+            f"kgen-{stem}" if number else "kgen": getattr(
+                import_file(path, f"kgen_emitted_{name}_{stem}"), name
+            )
+            for number, (stem, path) in enumerate(job.files.items())
+        }
+        tools = {k: v for stem in job.files for k, v in versions(stem.partition("_")[0]).items()}
+        facts = {
+            "facts": {**describe(job.device), "driver": driver(job.device), "versions": tools | _beside()}
+        }
     race = import_module(f"kgen.bench.{job.problem.kernel}.race").race
     for line in chain([facts], race(job, functions)):
         print(json.dumps(line), file=lines, flush=True)

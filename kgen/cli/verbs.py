@@ -302,6 +302,9 @@ def bench(
         bool, typer.Option("--first-call", help="Attention: the first call in a fresh process instead.")
     ] = False,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
+    jobs: Annotated[
+        int, typer.Option("-j", "--jobs", help="Workers that compile side by side; they measure in turn.")
+    ] = 1,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
@@ -311,7 +314,9 @@ def bench(
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
     loaded = _load(specs)
     with terminal.progress_bar() as progress:
-        rows = bench_specs(loaded, generated, peers, shape, output, progress, first_call=first_call)
+        rows = bench_specs(
+            loaded, generated, peers, shape, output, progress, jobs=jobs, first_call=first_call
+        )
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
     terminal.table(rows, ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error"), form)

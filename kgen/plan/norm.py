@@ -155,11 +155,15 @@ class NormPlan:
         return tuple(Operand(n, self.spec.dtypes[of], Type.FLOAT, "element") for n, of in names.items())
 
     @property
-    def saves(self) -> tuple[str, ...]:
-        """The statistics [rows] in fp32 that forward stores for backward."""
-        if self.backward is None or self.spec.statistics == "recompute":
-            return ()
+    def statistics(self) -> tuple[str, ...]:
+        """What a row is normed by, one number each [rows] in fp32."""
         return ("mean", "rstd") if self.layer else ("rstd",)
+
+    @property
+    def saves(self) -> tuple[str, ...]:
+        """The statistics that forward stores for backward."""
+        saved = self.backward is not None and self.spec.statistics == "save"
+        return self.statistics if saved else ()
 
     def operand(self, name: str) -> Operand:
         """The argument of that name."""

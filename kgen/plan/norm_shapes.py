@@ -15,8 +15,7 @@ from kgen.plan.norm import NormPlan
 class Shape:
     """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements.
 
-    `stages` rows are in shared memory or under way; at least `blocks` blocks fit on a multiprocessor. Blocks that
-    `stay` go on to further rows; others end with their row.
+    `stages` rows are in shared memory or under way; at least `blocks` blocks fit on a multiprocessor.
     """
 
     threads: int
@@ -25,12 +24,20 @@ class Shape:
     cluster: int = 1
     stages: int = 1
     blocks: int = 1
-    stay: bool = False
 
     @property
     def width(self) -> int:
         """Elements of the widest row that it takes."""
         return self.threads * self.elements * self.cluster
+
+    def fits_registers(self, held: int) -> bool:
+        """Whether a multiprocessor's 65536 registers hold a block whose threads keep `held` for each element."""
+        return self.threads * self.rows * (self.elements * held + 48) <= 65536
+
+    @property
+    def stay(self) -> bool:
+        """Whether blocks go on to further rows: those with several under way, and clusters. Others end with theirs."""
+        return self.stages > 1 or self.cluster > 1
 
     @property
     def stay_word(self) -> str:
@@ -41,50 +48,55 @@ class Shape:
 def _backward(
     threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1
 ) -> Shape:
-    return Shape(threads, rows, elements, cluster, stages, blocks, stay=True)
+    return Shape(threads, rows, elements, cluster, stages, blocks)
 
 
 FORWARD: dict[str, tuple[Shape, ...]] = {
     "rms": (
         Shape(8, 16, 8),
         Shape(8, 16, 16),
-        Shape(16, 8, 16),
-        Shape(32, 4, 16),
+        Shape(16, 8, 16, blocks=12),
+        Shape(32, 4, 16, blocks=12),
         Shape(32, 4, 24),
-        Shape(64, 2, 16),
+        Shape(64, 2, 16, blocks=16),
         Shape(96, 2, 16),
-        Shape(128, 1, 16),
-        Shape(192, 1, 16),
-        Shape(256, 1, 16),
-        Shape(384, 1, 16),
+        Shape(128, 1, 16, blocks=12),
+        Shape(96, 1, 32, blocks=10),
+        Shape(256, 1, 16, blocks=6),
+        Shape(128, 1, 40),
+        Shape(224, 1, 32, blocks=4),
         Shape(512, 1, 16, blocks=4),
-        Shape(384, 1, 32),
-        Shape(512, 1, 32),
+        Shape(512, 1, 24, blocks=3),
+        Shape(1024, 1, 16, blocks=2),
         Shape(384, 1, 64),
-        Shape(512, 1, 64),
-        Shape(512, 1, 64, cluster=2, blocks=3, stay=True),
-        Shape(512, 1, 64, cluster=4, blocks=3, stay=True),
-        Shape(512, 1, 64, cluster=8, blocks=3, stay=True),
+        Shape(512, 1, 64, blocks=2),
+        Shape(1024, 1, 64),
+        Shape(288, 1, 32, cluster=8, stages=2, blocks=5),
+        Shape(512, 1, 64, cluster=4, blocks=3),
+        Shape(512, 1, 64, cluster=8, blocks=3),
     ),
     "layer": (
         Shape(8, 16, 8),
         Shape(8, 16, 16),
-        Shape(8, 16, 32),
+        Shape(16, 8, 16, blocks=12),
         Shape(16, 8, 32),
         Shape(32, 4, 24),
-        Shape(32, 4, 32),
+        Shape(32, 8, 32, blocks=4),
         Shape(64, 2, 24),
-        Shape(64, 2, 32),
-        Shape(96, 1, 32),
-        Shape(128, 1, 32),
-        Shape(192, 1, 32),
-        Shape(256, 1, 32),
-        Shape(384, 1, 32),
-        Shape(1024, 1, 16, stages=2, stay=True),
-        Shape(1024, 1, 32, stages=2, stay=True),
-        Shape(512, 1, 32, cluster=4, stages=2, stay=True),
-        Shape(512, 1, 32, cluster=8, stages=2, stay=True),
-        Shape(512, 1, 32, cluster=16, stages=2, blocks=2, stay=True),
+        Shape(64, 2, 32, blocks=8),
+        Shape(128, 1, 24, blocks=8),
+        Shape(128, 1, 32, blocks=8),
+        Shape(128, 1, 40, blocks=8),
+        Shape(128, 1, 56, blocks=8),
+        Shape(256, 1, 32, blocks=4),
+        Shape(256, 1, 48, blocks=4),
+        Shape(256, 1, 56, blocks=4),
+        Shape(512, 1, 32, blocks=2),
+        Shape(1024, 1, 32, stages=2),
+        Shape(512, 1, 64, cluster=2, blocks=2),
+        Shape(288, 1, 64, cluster=4, stages=2, blocks=3),
+        Shape(512, 1, 64, cluster=4, blocks=2),
+        Shape(512, 1, 64, cluster=8, blocks=2),
     ),
 }
 """By the norm, narrowest first: the first that is wide enough and fits in shared memory is taken."""
@@ -93,39 +105,42 @@ BACKWARD: dict[str, tuple[Shape, ...]] = {
     "rms": (
         _backward(8, 16, 8),
         _backward(8, 16, 16),
-        _backward(16, 16, 16),
+        _backward(32, 4, 8),
         _backward(64, 2, 8),
         _backward(32, 4, 24),
-        _backward(128, 1, 8),
+        _backward(32, 8, 32, stages=3),
         _backward(192, 1, 8),
-        _backward(128, 2, 16),
+        _backward(256, 1, 8, blocks=2),
         _backward(384, 1, 8),
-        _backward(512, 1, 8),
-        _backward(384, 1, 16),
+        _backward(512, 1, 8, blocks=2),
+        _backward(640, 1, 8, stages=3),
         _backward(512, 1, 16, stages=3),
-        _backward(384, 1, 16, cluster=2),
+        _backward(512, 1, 24),
+        _backward(608, 1, 24),
         _backward(512, 1, 16, cluster=2, blocks=2),
         _backward(256, 1, 16, cluster=8, blocks=4),
-        _backward(512, 1, 16, cluster=8, blocks=2),
-        _backward(512, 1, 32, cluster=8),
+        _backward(256, 1, 32, cluster=8, blocks=2),
+        _backward(544, 1, 32, cluster=4),
+        _backward(256, 1, 32, cluster=16, blocks=2),
         _backward(512, 1, 32, cluster=16),
     ),
     "layer": (
         _backward(8, 16, 8),
         _backward(8, 16, 16),
-        _backward(16, 8, 16),
+        _backward(16, 8, 16, stages=3),
         _backward(32, 4, 16),
         _backward(32, 4, 24),
         _backward(32, 4, 32),
         _backward(96, 2, 16),
         _backward(128, 2, 16),
-        _backward(192, 1, 16),
-        _backward(256, 1, 16),
+        _backward(96, 2, 32, blocks=2),
+        _backward(256, 1, 16, stages=3, blocks=2),
+        _backward(320, 1, 16, stages=3, blocks=2),
         _backward(384, 1, 16),
-        _backward(512, 1, 16),
-        _backward(384, 1, 32),
+        _backward(512, 1, 16, stages=3),
+        _backward(512, 1, 24),
         _backward(256, 1, 32, cluster=2, blocks=2),
-        _backward(512, 1, 32, cluster=2),
+        _backward(256, 1, 32, cluster=4, blocks=2),
         _backward(256, 1, 32, cluster=8, blocks=2),
         _backward(512, 1, 32, cluster=8),
         _backward(512, 1, 32, cluster=16),
@@ -155,5 +170,6 @@ def _plain(plan: NormPlan) -> bool:
         spec.input_mod is None
         and spec.output_mod is None
         and not spec.residual
+        and spec.statistics == "save"
         and spec.dtypes["input"] != "fp32"
     )

@@ -50,6 +50,8 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             if shape["cluster"] == 1 or job.capability >= 90:
                 variant = f"width {shape['width']}"
                 compile_only(None, module._name(kernel, shape))
+                if shape["single"]:
+                    compile_only(None, module._name(kernel, shape, 1))
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -57,10 +58,18 @@ def pick_device(device: str) -> str:
     )
 
 
+TOOLS = {"cuda": ("cuda-core", "nvidia-cuda-nvrtc"), "cute": ("nvidia-cutlass-dsl",)}
+"""What compiles for a target beside torch and triton, as packages are called."""
+
+
 def versions(target: str = "triton") -> dict[str, str]:
-    """Versions of what a result for a target depends on."""
-    packages = ("torch", "triton", *(("nvidia-cutlass-dsl",) if target == "cute" else ()))
-    return {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in packages}
+    """Versions of what a result for a target depends on: Python, and those of the packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in ("torch", "triton", *TOOLS.get(target, ())):
+        # A compiler may come from a toolkit that is no package.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def describe(device: str) -> dict[str, str]:

@@ -32,3 +32,7 @@ class Shape:
             raise KgenError(Diagnostic("bad-shape", f"`{text}` is not a shape", hint=hint))
         batch, heads, length = (int(number) for number in match.groups())
         return cls(batch, heads, length, (batch, heads), (length,))
+
+    def parts(self, _widths: tuple[int, ...] = ()) -> list[Shape]:
+        """One worker measures all of it."""
+        return [self]

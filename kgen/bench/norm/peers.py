@@ -125,14 +125,26 @@ def _liger(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> 
 def _quack(problem: Problem, x: Tensor, weight: Tensor, bias: Tensor | None) -> Norm:
     if problem.weight_offset:
         raise DoesNotApply
-    quack: Any = importlib.import_module("quack")
-    # Its layer norm takes weights in fp32 and has no backward pass.
-    if problem.norm == "layer":
-        if "backward" in problem.passes and x.requires_grad:
-            raise DoesNotApply
-        wide = [None if t is None else t.detach().float() for t in (weight, bias)]
-        return lambda: (quack.layernorm(x, wide[0], wide[1], eps=problem.eps),)
-    return lambda: (quack.rmsnorm(x, weight, eps=problem.eps),)
+    quack: Any = importlib.import_module("quack.rmsnorm")
+    if problem.norm == "rms":
+        return lambda: (quack.rmsnorm(x, weight, eps=problem.eps),)
+
+    # Its layer norm takes weights in fp32, and is two functions that nobody has joined to a differentiable one.
+    wide = [None if t is None else t.detach().float() for t in (weight, bias)]
+
+    class LayerNorm(torch.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, *_: Tensor | None) -> Tensor:
+            out, *saved = quack.layernorm_fwd(x, *wide, problem.eps, return_rstd=True, return_mean=True)
+            ctx.save_for_backward(x, *saved)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, *douts: Tensor) -> Any:
+            x, rstd, mean = ctx.saved_tensors
+            return quack.layernorm_bwd(x, wide[0], douts[0], rstd, mean, bias is not None)
+
+    return lambda: (LayerNorm.apply(x, weight, bias),)
 
 
 def _formula(workload: Workload) -> tuple[Tensor, ...]:

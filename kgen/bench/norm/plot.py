@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from kgen.bench import plotting
+from kgen.bench.norm.shape import ODD_WIDTHS
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Draw TB/s of every peer over the width. False, with a note, where matplotlib is missing."""
+    """Draw TB/s of every peer over the width, odd widths as rings. False, with a note, where matplotlib is missing."""
     pyplot = plotting.pyplot()
     if pyplot is None:
         return False
@@ -35,7 +36,10 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
             style = (
                 {"linestyle": "--", "color": "grey"} if peer == "copy" else {"marker": "o", "markersize": 3}
             )
-            axis.plot(*zip(*points, strict=True), label=peer, **style)
+            line = axis.plot(*_columns(p for p in points if p[0] not in ODD_WIDTHS), label=peer, **style)[0]
+            # Between powers of two a line would say more than was measured.
+            odd = _columns(p for p in points if p[0] in ODD_WIDTHS)
+            axis.plot(*odd, linestyle="", marker="o", markersize=4, fillstyle="none", color=line.get_color())
         axis.set_xscale("log", base=2)
         axis.set_title(f"{spec}, {pass_}", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
@@ -47,3 +51,8 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         axis.set_xlabel("width")
     plotting.save(figure, path)
     return True
+
+
+def _columns(points: Iterable[tuple[int, float]]) -> tuple[list[int], list[float]]:
+    points = list(points)
+    return [x for x, _ in points], [y for _, y in points]

@@ -10,7 +10,18 @@ import torch
 
 from kgen.bench.norm.peers import DoesNotApply, Norm, Workload, draw_workload, prepare
 from kgen.bench.norm.shape import SMALL
-from kgen.bench.timing import AGREE, BenchJob, Contender, distance, first, measure, message, rows
+from kgen.bench.timing import (
+    AGREE,
+    BenchJob,
+    Contender,
+    distance,
+    first,
+    measure,
+    measuring,
+    message,
+    preparing,
+    rows,
+)
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -18,20 +29,25 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
     problem = job.problem
     sizes = job.shape.sizes(problem.widths)
     yield {"workload": {"sizes": sizes, "dtypes": dict(problem.dtypes), "norm": problem.norm}}
+    passes = ("forward", *(["backward"] if "backward" in problem.passes else []))
     for n_rows, width in sizes:
         graph = (n_rows, width) == SMALL and job.device == "cuda"
         place = {"rows": n_rows, "width": width, "graph": graph}
-        for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
-            workload = draw_workload(problem, n_rows, width, job.device)
-            contenders, failed = _contenders(pass_, workload, job, functions, graph)
-            if contenders:
-                measure(contenders, job)
+        ready = []
+        with preparing(job):
+            for pass_ in passes:
+                workload = draw_workload(problem, n_rows, width, job.device)
                 work = {"tbps": workload.bytes_moved(pass_) / 1e9}
-                yield from ({**row, **place} for row in rows(pass_, contenders, work))
-            yield from ({"pass": pass_, "peer": n, "error": text, **place} for n, text in failed.items())
-            del contenders, workload
+                ready.append((pass_, work, *_contenders(pass_, workload, job, functions, graph)))
+        with measuring(job):
+            for pass_, work, contenders, failed in ready:
+                if contenders:
+                    measure(contenders, job)
+                    yield from ({**row, **place} for row in rows(pass_, contenders, work))
+                yield from ({"pass": pass_, "peer": n, "error": text, **place} for n, text in failed.items())
             if job.device == "cuda":
                 torch.cuda.empty_cache()
+        del ready, contenders, workload
 
 
 def _contenders(
@@ -82,7 +98,8 @@ def _gradients(norm: Norm, workload: Workload) -> Callable[[], Any]:
 
 def _copy(size: int, device: str) -> Callable[[], Any]:
     """As many bytes read and written together as the norm has to: what the device's memory allows."""
-    source = torch.zeros(size // 2, dtype=torch.uint8, device=device)
+    # A copy of an odd number of bytes is a slower one.
+    source = torch.zeros(-(-size // 8192) * 4096, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 

@@ -10,8 +10,10 @@ from kgen.diagnostics import Diagnostic, KgenError
 PEERS = ("torch", "compile", "liger", "quack", "eager", "copy")
 DEFAULT_PEERS = ("torch", "compile", "liger", "quack", "copy")
 WIDTHS = (256, 512, 1024, 2048, 4096, 5120, 8192, 16384, 32768, 65536, 131072, 262144)
-ELEMENTS = 2**28
-"""Of a tensor, where the rows are not given: ten times the L2 of an H200 in 16 bits."""
+ODD_WIDTHS = (257, 4095, 65544)
+"""Widths that peers like less: rows that are no whole number of 16 bytes, and one just above a power of two."""
+ELEMENTS = 2**27
+"""Of a tensor, where the rows are not given: five times the L2 of an H200 in 16 bits."""
 SMALL = (4096, 1024)
 """Rows and width of the case that is timed as a CUDA graph."""
 
@@ -36,5 +38,9 @@ class Shape:
         """The (rows, width) to measure, for a spec with those widths (none for any)."""
         if self.rows is not None and self.width is not None:
             return [(self.rows, self.width)]
-        large = [(ELEMENTS // width, width) for width in widths or WIDTHS]
+        large = [(ELEMENTS // width, width) for width in widths or (*WIDTHS, *ODD_WIDTHS)]
         return large if widths else [SMALL, *large]
+
+    def parts(self, widths: tuple[int, ...]) -> list[Shape]:
+        """The same, each size by itself: what one worker measures."""
+        return [Shape(*size) for size in self.sizes(widths)]

@@ -26,6 +26,8 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "element": ELEMENTS[spec.dtype],
         "elements": used({spec.dtype}),
         "rounds": False,
+        "least_major_minor": "8, 0",
+        "least_words": "8.0",
         "plan": plan,
         "rows": plan.rows,
         "divisible": "" if spec.head_dim.v % plan.vector == 0 else "False and ",

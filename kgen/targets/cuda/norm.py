@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from kgen.diagnostics import Diagnostic, KgenError
 from kgen.plan.norm import NormPlan, plan_norm
 from kgen.plan.sizes import ELEMENT_SIZE
 from kgen.spec.load import Loaded
@@ -16,26 +15,12 @@ HELPERS = ("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu")
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """`cuda.cu` with the kernels, `cuda.py` with the operators. Raises `KgenError` for what is not supported yet."""
-    plan = plan_norm(loaded)
-    _refuse(loaded, plan)
-    context = _context(plan)
+    """`cuda.cu` with the kernels, `cuda.py` with the operators."""
+    context = _context(plan_norm(loaded))
     return [
         Source("cuda.cu", "cuda/norm.cu.j2", context),
         Source("cuda.py", "cuda/norm.py.j2", context, rank=0, needs="cuda.core"),
     ]
-
-
-def _refuse(loaded: Loaded, plan: NormPlan) -> None:
-    unsupported = {
-        "an output in eight bits": plan.spec.quantize is not None,
-        "`statistics: recompute`": plan.spec.statistics == "recompute" and plan.backward is not None,
-    }
-    for what, asked in unsupported.items():
-        if asked:
-            message = f"the target `cuda` does not support {what} yet"
-            hint = "remove the target: `triton` supports it"
-            raise KgenError(Diagnostic("unsupported-target", message, file=str(loaded.path), hint=hint))
 
 
 def _context(plan: NormPlan) -> dict[str, object]:
@@ -60,7 +45,14 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "backward": backward,
         "helpers": {h: h in kernels.printer.helpers for h in HELPERS},
         "row_gradients": bool(backward and backward["row_sums"]),
-        "vector": 16 // min(sizes),
+        # Accesses of 16 bytes for the narrowest tensor; eight bits are stored 8 bytes at a time.
+        "vector": 16 // max(2, min(sizes)),
+        "quantized": spec.quantize is not None,
+        "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
+        "per_tensor": bool(spec.quantize and spec.quantize.scale == "per_tensor"),
+        "least_capability": 89 if spec.quantize else 80,
+        "least_major_minor": "8, 9" if spec.quantize else "8, 0",
+        "least_words": "8.9" if spec.quantize else "8.0",
         "dynamic_shared": True,
         "shared_argument": "shared",
         "config_arguments": "grid, block, shared, cluster",

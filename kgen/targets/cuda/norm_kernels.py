@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,12 +14,15 @@ from kgen.targets.cuda.printer import Printer, literal
 TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
 SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.BOOL: "bool"}
 ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.BOOL: "false"}
-# Names of the kernels' own, and words of C++ that are none of Python's.
+# Names of the kernels' own (those of constants in lower case), and words of C++ that are none of Python's.
 TAKEN = frozenset(
     """
-    t v i n p s to from first stage stages turn step begin live rank vector vectors column prefetch
-    ring moments sums sum squares hs outs head lane stripe total shared means statistic finish one
-    mine theirs load store rounded bf16 fp16 auto bool char const constexpr default delete do double
+    t v i n p s to from left most share place first round turn step begin live rank vector vectors
+    column prefetch ring moments stage stages sums sum squares deviations largest inverse scale scratch
+    hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
+    row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
+    threads elements cluster blocks block single stays early unroll stride
+    load store rounded bf16 fp16 auto bool char const constexpr default delete do double
     enum extern float goto inline int long namespace new operator private protected public register
     short signed sizeof static struct switch template this throw typedef union unsigned using
     virtual void volatile
@@ -34,11 +38,15 @@ class KernelFields:
         constants = {n: p for n, p in self.spec.params.items() if not p.runtime}
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         names = {n: self.local(n) for n in (*self.spec.buffers, *self.runtime)} | {
-            n: n.upper() for n in constants
+            n: self.local(n).upper() for n in constants
         }
         self.printer = Printer(names, self.spec.fast_math)
         self.constants = [
-            {"name": n.upper(), "type": SCALARS[p.scalar], "value": literal(Const(p.value or 0, p.scalar))[0]}
+            {
+                "name": self.local(n).upper(),
+                "type": SCALARS[p.scalar],
+                "value": literal(Const(p.value or 0, p.scalar))[0],
+            }
             for n, p in constants.items()
         ]
 
@@ -53,9 +61,8 @@ class KernelFields:
         """A line that names one element of an access."""
         name = self.local(operand.name)
         element = f"{name}_at.at[i]"
-        value = {Type.FLOAT: f"to_float({element})", Type.INT: f"(int){element}", Type.BOOL: element}[
-            operand.type
-        ]
+        numbers = {Type.FLOAT: f"to_float({name}_at, i)", Type.INT: f"(int){element}", Type.BOOL: element}
+        value = numbers[operand.type]
         return f"const {SCALARS[operand.type]} {name} = {value};"
 
     def _value(self, value: Value) -> str:
@@ -82,11 +89,7 @@ class KernelFields:
         """The accesses that some lines use."""
         text = "\n".join(lines)
         names = [self.local(o.name) for o in operands if o.along != "row"]
-        return [
-            {"name": n, "read": f"read_{n}(v)"}
-            for n in names
-            if f"({n}_at.at" in text or f" {n}_at.at" in text or f"){n}_at.at" in text
-        ]
+        return [{"name": n, "read": f"read_{n}(v)"} for n in names if re.search(rf"\b{n}_at\b", text)]
 
     # --- operands ---
 
@@ -146,6 +149,9 @@ class KernelFields:
         h_lines = self._body(f.loads, [], [(f"const float h = {self._rounding(f.h)};", f.h.tree)])
         out_lines = self._body(f.loads, f.normed, [("outs[i] = {};", f.out.tree)])
         outputs = [f"{TYPES[self.spec.dtypes['output']]}* __restrict__ out_ptr"]
+        if self.spec.quantize:
+            const = "const " if self.spec.quantize.scale == "per_tensor" else ""
+            outputs.append(f"{const}float* __restrict__ scale_ptr")
         if plan.stores_h:
             outputs.append(f"{TYPES[self.spec.dtypes['residual']]}* __restrict__ h_ptr")
         outputs += [f"float* __restrict__ {s}_ptr" for s in plan.saves]
@@ -168,6 +174,10 @@ class KernelFields:
             "saves_mean": "mean" in plan.saves,
             "stores_h": plan.stores_h,
             "heads": bool(self.spec.heads) and any(o.along == "column" for o in f.loads),
+            # With heads, rows of one block have different columns.
+            "reads": str(sum(o.along != "row" for o in f.loads)),
+            "early_words": "a row is on its way" if self.spec.heads else "the first row is on its way",
+            "early_once": "" if self.spec.heads else " && round == 0",
             "parts": 2 if plan.layer else 1,
             "params": params,
             "loads": loads,
@@ -178,7 +188,7 @@ class KernelFields:
         lines = [line.replace(" __restrict__", "") for line in params.split(",\n")]
         lines = [line for line in lines if line.split()[-1] not in ours]
         # C has no types of ours.
-        lines = [line.replace("bf16*", "void*").replace("fp16*", "void*") for line in lines]
+        lines = [re.sub(r"\b(bf16|fp16|fp8_e4m3)\*", "void*", line) for line in lines]
         names = [part.split()[-1] for line in params.split(",\n") for part in line.split(", ")]
         return {"host_params": ",\n".join(lines), "host_names": ", ".join(names)}
 
@@ -222,24 +232,32 @@ class KernelFields:
         alone = self._body(
             loads, values, [(f"d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in b.columns]
         )
-        scratch = any(late(g) for g in b.columns)
+        # What a thread of columns_kernel needs of each row.
+        recomputes = not plan.saves
+        scratch = [m.name for m in b.means] if any(late(g) for g in b.columns) else []
+        scratch += plan.statistics if recomputes else ()
         streams = self._streams(o for o in loads if o.along == "element")
         columns = [o for o in loads if o.along == "column"]
         sums = [
             {"name": f"d{self.local(g.of)}", "index": str(i), "element": TYPES[g.dtype]}
             for i, g in enumerate(b.columns)
         ]
+        if plan.stores_h:
+            h_lines = [self._scalar(o) for o in b.loads if o.name == "h"]
+        else:
+            h = plan.forward.h
+            h_lines = self._body(loads, [], [(f"const float h = {self._rounding(h)};", h.tree)])
         saved = [f"const float* __restrict__ {s}_ptr" for s in plan.saves]
         outputs = [
             *saved,
             *(f"{TYPES[g.dtype]}* __restrict__ d{self.local(g.of)}_ptr" for g in (*b.elements, *b.rows)),
         ]
         outputs += [f"float* __restrict__ {s['name']}_part" for s in sums]
-        outputs += ["float* __restrict__ means_ptr"] * scratch
+        outputs += ["float* __restrict__ scratch_ptr"] * bool(scratch)
         finalize = [f"const float* __restrict__ {s['name']}_part" for s in sums]
         finalize += [f"{s['element']}* __restrict__ {s['name']}_ptr" for s in sums]
-        params = self._params(loads, outputs, self._sizes())
-        ours = [f"{s['name']}_part" for s in sums] + ["means_ptr"] * scratch
+        params = self._params(loads, outputs, [*self._sizes(), *(["float eps"] if recomputes else [])])
+        ours = [*(f"{s['name']}_part" for s in sums), "scratch_ptr"]
         host = self._host(params, ours)
         host["host_params"] += "".join(
             f",\n{'void' if s['element'] in ('bf16', 'fp16') else s['element']}* {s['name']}_ptr"
@@ -247,8 +265,8 @@ class KernelFields:
         )
         parts = [{"name": s["name"] + "_part", "begin": f"{i} * parts * width_"} for i, s in enumerate(sums)]
         if scratch:
-            parts.append({"name": "means_ptr", "begin": f"{len(sums)} * parts * width_"})
-        floats = f"{len(sums)} * parts * width_" + (f" + {len(b.means)} * rows" if scratch else "")
+            parts.append({"name": "scratch_ptr", "begin": f"{len(sums)} * parts * width_"})
+        floats = f"{len(sums)} * parts * width_" + (f" + {len(scratch)} * rows" if scratch else "")
         vectors = [f"{self.local(o.name)}_ptr" for o in columns]
         return {
             **host,
@@ -296,7 +314,11 @@ class KernelFields:
                 for i, g in enumerate(b.rows)
             ],
             "row_sums_count": str(len(b.rows)),
-            "scratch": scratch,
+            "scratch": [{"name": n, "index": str(i)} for i, n in enumerate(scratch)],
+            "recomputes": recomputes,
+            "statistic_parts": 2 if plan.layer else 1,
+            "h_lines": h_lines,
+            "early": self._reads(loads, h_lines),
             "heads": bool(spec.heads) and bool(columns),
             "held_words": " of a head" if spec.heads else "",
             "params": params,

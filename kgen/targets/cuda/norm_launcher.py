@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.nodes import Type
@@ -11,6 +12,7 @@ from kgen.plan.norm_shapes import Shape, backward_shapes, forward_shapes
 from kgen.plan.sizes import ELEMENT_SIZE
 from kgen.spec.norm import MAX_WIDTH
 from kgen.targets.cuda.norm_kernels import KernelFields
+from kgen.targets.triton.norm_launcher import FP8
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -34,7 +36,10 @@ class LauncherFields:
         runtime = list(self.runtime)
         positional = [o.name for o in plan.operands if o.name in ("x", "weight", "bias")]
         keyword = [o.name for o in plan.operands if o.name not in positional]
-        tensors = [o.name for o in plan.operands]
+        # One number for the whole output; a scale for each row is an output itself.
+        scale = ["scale"] if spec.quantize and spec.quantize.scale == "per_tensor" else []
+        keyword += scale
+        tensors = [*(o.name for o in plan.operands), *scale]
         scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
         keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
         return {
@@ -72,17 +77,16 @@ class LauncherFields:
             "widths": f"({_tuple([str(w) for w in ([spec.width] if isinstance(spec.width, int) else spec.width)])})",
             "fixed_width": spec.width != "any",
             "dtype_words": TORCH_DTYPES[spec.dtypes["input"]],
-            "out_dtype": TORCH_DTYPES[spec.dtypes["output"]],
+            "out_dtype": (TORCH_DTYPES | FP8)[spec.dtypes["output"]],
             "h_dtype": TORCH_DTYPES[spec.dtypes["residual"]],
             "stores_h": plan.stores_h,
             "saves": list(plan.saves),
             "save_mean": "mean" in plan.saves,
             "save_rstd": "rstd" in plan.saves,
-            "forward_table": self._table(forward_shapes(plan)),
-            "backward_table": self._table(backward_shapes(plan)) if plan.backward else [],
+            "forward_table": self._table(forward_shapes(plan), self._held(plan.forward.loads)),
+            "backward_table": self._backward_table(),
             "has_backward": plan.backward is not None,
             "runtime_names": runtime,
-            "runtime_tuple": _tuple(runtime),
             "max_width": MAX_WIDTH,
             "width_words": " or ".join(map(str, [spec.width] if isinstance(spec.width, int) else spec.width)),
             "variance_words": "variance" if plan.layer else "mean of squares",
@@ -94,7 +98,8 @@ class LauncherFields:
     def _outputs(self) -> dict[str, object]:
         """An operator with one output returns a tensor, not a tuple of one."""
         plan = self.plan
-        returned = ["out", *(["h"] if plan.stores_h else [])]
+        per_row = plan.spec.quantize is not None and plan.spec.quantize.scale == "per_row"
+        returned = ["out", *["scale"] * per_row, *["h"] * plan.stores_h]
         names = [*returned, *plan.saves]
         one = len(names) == 1
         return {
@@ -103,17 +108,46 @@ class LauncherFields:
             "first_of_outputs": "[0]" if one else "",
             "as_tuple": "," if one else "",
             "returned": ", ".join(returned),
-            "returns_words": "out and h, what was normed" if plan.stores_h else "out",
+            "returns_words": self._returns(per_row),
         }
 
-    def _table(self, shapes: Sequence[Shape]) -> list[Shape]:
+    def _returns(self, per_row: bool) -> str:
+        words = ["out"]
+        if per_row:
+            words.append("scale [..., 1], what out is to be multiplied by")
+        if self.plan.stores_h:
+            words.append("h, what was normed")
+        return " and ".join(words) if len(words) < 3 else f"{words[0]}, {words[1]}, and {words[2]}"
+
+    @staticmethod
+    def _held(loads: Iterable[Operand]) -> int:
+        """Registers for an element of a row whose elements come one at a time."""
+        return sum(o.along != "row" for o in loads)
+
+    def _backward_table(self) -> list[dict[str, object]]:
+        plan, b = self.plan, self.plan.backward
+        if b is None:
+            return []
+        return self._table(backward_shapes(plan), len(plan.upstream) + self._held(b.loads) + len(b.columns))
+
+    def _table(self, shapes: Sequence[Shape], held: int) -> list[dict[str, object]]:
+        """The shapes that the widths of the spec need; `single` are those whose registers hold single elements too."""
         widths = [self.spec.width] if isinstance(self.spec.width, int) else self.spec.width
-        if widths == "any":
-            return list(shapes)
-        # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
-        least, most = min(widths), max(widths)
-        enough = [s for s in shapes if s.width >= most][:2]
-        return [s for s in shapes if least <= s.width < most or s in enough]
+        if widths != "any":
+            # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
+            least, most = min(widths), max(widths)
+            enough = [s for s in shapes if s.width >= most][:2]
+            shapes = [s for s in shapes if least <= s.width < most or s in enough]
+        return [
+            {
+                **asdict(s),
+                "width": s.width,
+                "stay": s.stay,
+                "stay_word": s.stay_word,
+                "single": s.fits_registers(held),
+            }
+            for s in shapes
+        ]
 
     def _bytes(self, loads: Iterable[Operand]) -> int:
         return sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
@@ -130,7 +164,8 @@ class LauncherFields:
     def _forward(self) -> dict[str, object]:
         plan = self.plan
         loads: list[Operand] = self.forward["loads"]
-        outputs = ["out", *(["h"] if plan.stores_h else []), *plan.saves]
+        outputs = ["out", *["scale"] * (self.spec.quantize is not None)]
+        outputs += [*["h"] * plan.stores_h, *plan.saves]
         sizes = ["rows", "width", *(["heads"] if self.spec.heads else []), "ctypes.c_float(eps)"]
         return {
             "forward_arguments": [
@@ -162,6 +197,7 @@ class LauncherFields:
             *(f"{n}: Tensor" for n in (*optional, *given)),
         ]
         scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
+        scalars += ["eps: float"] * fields["recomputes"]
         results = [*b.elements, *b.rows, *b.columns]
         returned = {g.of: f"d_{g.of}" for g in results}
         for g in b.gradients:
@@ -184,6 +220,7 @@ class LauncherFields:
             if like[g.of] is None and g.along == "row":
                 o["shape"] = "dout.shape[:-1]"
         sizes = ["rows", "width", *(["heads"] if spec.heads else [])]
+        sizes += ["ctypes.c_float(eps)"] * fields["recomputes"]
         fixed = [*(self._argument(o) for o in loads), *(f"{s}.data_ptr()" for s in plan.saves)]
         fixed += [f"d_{g.of}.data_ptr()" for g in (*b.elements, *b.rows)]
         return {
@@ -214,8 +251,9 @@ class LauncherFields:
             "column_results": [f"d_{g.of}" for g in b.columns],
             "column_count": len(b.columns),
             "has_columns": bool(b.columns),
-            "has_scratch": fields["scratch"],
-            "means_count": len(b.means),
+            "has_scratch": bool(fields["scratch"]),
+            "scratch_count": len(fields["scratch"]),
+            "backward_scalars": _tuple([*self.runtime, *["eps"] * fields["recomputes"]]) if scalars else "",
             "gradient_words": ", ".join(g.of for g in results),
             "width_used": any("width" in o["shape"] for o in outputs),
             "heads_used": any("heads" in o["shape"] for o in outputs),
