@@ -230,13 +230,42 @@ def verify(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Only this case; not recorded. Repeatable."),
     ] = None,
+    target: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--target", help="Only the files of this target. Repeatable."),
+    ] = None,
+    sanitizer: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            help="One call under this tool of compute-sanitizer, as racecheck, instead. Repeatable."
+        ),
+    ] = None,
     generated: Generated = GENERATED,
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    from kgen.verify.sanitizing import sanitize_specs
     from kgen.verify.verifying import verify_specs
 
     loaded = _load(specs)
+    if sanitizer and (case or quick is not None):
+        message = "a sanitizer has no cases, quick or not"
+        raise KgenError(Diagnostic("usage", message, hint="leave out `--case` and `--quick`"))
+    if sanitizer:
+        with terminal.progress_bar() as progress:
+            rows = sanitize_specs(
+                loaded,
+                generated,
+                sanitizer,
+                device.value,
+                jobs,
+                timeout,
+                progress,
+                record,
+                lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
+                target,
+            )
+        return _judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
     with terminal.progress_bar() as progress:
         rows = verify_specs(
             loaded,
@@ -248,6 +277,7 @@ def verify(
             progress=progress,
             record=record,
             cases=case or None,
+            targets=target,
             skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")

@@ -1,6 +1,6 @@
 """Tile shapes of chunk_output by chip: how many columns of a head a program holds at once, its warps and stages.
 
-A program always has a whole chunk of BT rows. Row 90 follows a sweep on an H200 (docs/performance/chunk-output.md), 100
+A program always has a whole chunk of BT rows. Row 90 follows a sweep on an H200 (docs/performance/chunk_output.md), 100
 is reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
 """
 

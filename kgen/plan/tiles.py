@@ -217,7 +217,8 @@ _STREAMS = [(32, 2), (32, 3), (32, 4), (64, 2), (64, 3), (128, 2), (128, 3)]
 def _streamed(problem: Problem, tile: Tile, rows: int) -> int:
     columns = problem.element_size * rows * (problem.width_qk + problem.width_v)
     reads = 4 * problem.tile_reads * tile.BLOCK_M * tile.BLOCK_N
-    return tile.num_stages * (columns + reads) + 2 * KIB
+    # Lists of blocks go through the pipeline as well.
+    return tile.num_stages * (columns + reads) + (4 if problem.mask == "listed" else 2) * KIB
 
 
 def _forward_shared(problem: Problem, tile: Tile) -> int:

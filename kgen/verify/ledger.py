@@ -1,8 +1,9 @@
 """`generated/verified.json`: which emitted file was verified where, with which error.
 
 A file is known by the hash of its text, so a record can never speak for another text. Each hash has a record
-per device; Triton's interpreter is the device `interpreter`, and `compiled sm_90` says that it compiled for
-that architecture. A machine without a GPU reads here what a machine with one has found.
+per device; Triton's interpreter is the device `interpreter`. `compiled sm_90` says that it compiled for that
+architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. A machine without
+a GPU reads here what a machine with one has found.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of an emitted file, but for its line `inputs`, and of what lies beside it under its stem (`cuda.cu`)."""
+    """The sha256 of an emitted file without its line `inputs`, and of what is beside it under its stem (`cuda.cu`)."""
     path = Path(path)
     beside = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path and p.is_file())
     return hashlib.sha256(b"".join(without_inputs(p.read_bytes()) for p in (path, *beside))).hexdigest()
@@ -110,6 +111,29 @@ def record_compiled(
             for what in ("registers", "spills", "shared"):
                 use[what] = max(use.get(what, 0), int(row[what]))
         records[f"compiled {arch}"] = {"versions": dict(versions), "kernels": kernels}
+
+    update(generated, change)
+
+
+def record_sanitized(
+    generated: Path,
+    path: Path,
+    digest: str,
+    tool: str,
+    clean: bool,
+    *,
+    device: str,
+    capability: str,
+    versions: Mapping[str, str],
+) -> None:
+    """Enter that a tool of compute-sanitizer found nothing in one file, or take away that it did."""
+
+    def change(files: Ledger) -> None:
+        records = _records(files, generated, path, digest)
+        if clean:
+            records[f"{tool} {device}"] = {"capability": capability, "versions": dict(versions)}
+        else:
+            records.pop(f"{tool} {device}", None)
 
     update(generated, change)
 

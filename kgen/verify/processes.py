@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -24,19 +24,23 @@ class WorkerError(Exception):
 
 
 def messages(
-    module: str, job: object, timeout: float, environment: Mapping[str, str | None]
+    module: str,
+    job: object,
+    timeout: float,
+    environment: Mapping[str, str | None],
+    under: Sequence[str] = (),
 ) -> Iterator[dict[str, Any]]:
     """Run `python -m module JOB` and yield the JSON objects that it prints, one a line.
 
     `timeout` is in seconds and counts anew with every line. `environment` is added to this process's; `None`
-    takes a variable away. Raises `WorkerError`, with the end of the worker's standard error, when it goes
-    wrong.
+    takes a variable away. `under` is a command that runs the worker. Raises `WorkerError`, with the end of the
+    worker's standard error, when it goes wrong.
     """
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder, open(f"{folder}/stderr", "w+b") as stderr:
         path = Path(folder) / "job"
         path.write_bytes(pickle.dumps(job))
         process = subprocess.Popen(
-            [sys.executable, "-m", module, str(path)],
+            [*under, sys.executable, "-m", module, str(path)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=stderr,

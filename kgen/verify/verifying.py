@@ -35,6 +35,7 @@ def verify_specs(
     record: bool | None = None,
     skipped: Callable[[Emitted, str], None] | None = None,
     cases: Collection[str] | None = None,
+    targets: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Verify the emitted files of some specs, each pass in a process of its own.
 
@@ -42,19 +43,14 @@ def verify_specs(
     takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
     true on `cuda`. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file
     that cannot run on the device is handed to `skipped`, with why. `cases` names those to run, of all passes;
-    the ledger hears of whole runs alone, not of some cases. Raises `KgenError` for a spec that is not rendered
-    and a case that no spec has, `MissingError` without torch, triton or the device, and where every file is
-    skipped.
+    the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. Raises
+    `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
+    or the device, and where every file is skipped.
     """
     if cases is not None and record:
         message = "only a run of every case is recorded"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
-    for one in loaded:
-        problem_of(one)  # a family without a reference is the first thing to say
-    files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
-    device = pick_device(device)
-    work = [(problem, file) for problem, file in files if not file.unable(device)]
-    _tell([file for _, file in files], device, skipped)
+    device, work = files_to_run(loaded, generated, device, skipped, targets)
     quick = device == "cpu" if quick is None else quick
     record = device == "cuda" and cases is None if record is None else record
     tasks = [
@@ -93,6 +89,30 @@ def verify_specs(
                 versions=versions(file.target),
             )
     return rows
+
+
+def files_to_run(
+    loaded: Sequence[Any],
+    generated: Path,
+    device: str,
+    skipped: Callable[[Emitted, str], None] | None,
+    targets: Collection[str] | None,
+) -> tuple[str, list[tuple[Any, Emitted]]]:
+    """The device, and the emitted files of specs that run there, each with its problem.
+
+    Says and raises what `verify_specs` does.
+    """
+    for one in loaded:
+        problem_of(one)  # a family without a reference is the first thing to say
+    files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
+    files = [(problem, file) for problem, file in files if targets is None or file.target in targets]
+    if not files:
+        message = f"no file is for the target {', '.join(targets or ())}"
+        raise KgenError(Diagnostic("nothing-to-run", message))
+    device = pick_device(device)
+    work = [(problem, file) for problem, file in files if not file.unable(device)]
+    _tell([file for _, file in files], device, skipped)
+    return device, work
 
 
 def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:

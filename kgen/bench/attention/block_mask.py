@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kgen.bench.attention.peers import Workload, create_block_mask, emitted_block_mask
-from kgen.bench.timing import BenchJob, Contender, first, measure, message, rows
+from kgen.bench.timing import BenchJob, Contender, first, measure, measuring, message, preparing, rows
 
 
 def race_block_mask(
@@ -26,18 +26,20 @@ def race_block_mask(
     found: list[Contender] = []
     failed: dict[str, str] = {}
     want: list[Tensor] | None = None
-    for name, make in makers.items():
-        try:
-            run, result, seconds = first(lambda: make, job.device)  # noqa: B023
-            got = listed(result)
-            want = got if want is None else want
-            if not all(torch.equal(a, b) for a, b in zip(got, want, strict=True)):
-                raise ArithmeticError(f"lists other blocks than {found[0].name}")
-            found.append(Contender(name, run, seconds))
-        except Exception as error:
-            traceback.print_exc()
-            failed[name] = message(error)
-    measure(found, job)
+    with preparing(job):
+        for name, make in makers.items():
+            try:
+                run, result, seconds = first(lambda: make, job.device)  # noqa: B023
+                got = listed(result)
+                want = got if want is None else want
+                if not all(torch.equal(a, b) for a, b in zip(got, want, strict=True)):
+                    raise ArithmeticError(f"lists other blocks than {found[0].name}")
+                found.append(Contender(name, run, seconds))
+            except Exception as error:
+                traceback.print_exc()
+                failed[name] = message(error)
+    with measuring(job):
+        measure(found, job)
     yield from rows("block mask", found, {})
     yield from ({"pass": "block mask", "peer": name, "error": text} for name, text in failed.items())
 

@@ -14,7 +14,7 @@ import torch
 
 from kgen.bench.attention.peers import draw_workload, visible
 from kgen.bench.attention.race import contenders, prepared
-from kgen.bench.timing import BenchJob, Contender, measure, rows
+from kgen.bench.timing import BenchJob, Contender, measure, measuring, preparing, rows
 
 
 def race_decode(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -27,10 +27,12 @@ def race_decode(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[st
         # Each visible key is read once for a KV head, whatever the number of query heads.
         keys = visible(workload) * size["HKV"] // size["HQ"]
         work = keys * (problem.head_qk + problem.head_v) * workload.k.element_size()
-        attentions, failed = prepared(job, workload, functions)
-        found = contenders("decode", workload, attentions, failed, job.device)
-        copy = _copy(job.device)
-        measure([*found, copy], job)
+        with preparing(job):
+            attentions, failed = prepared(job, workload, functions)
+            found = contenders("decode", workload, attentions, failed, job.device)
+            copy = _copy(job.device)
+        with measuring(job):
+            measure([*found, copy], job)
         pass_ = f"decode {size['SK']}"
         yield from rows(pass_, found, {"tbps": work / 1e9})
         yield from rows(pass_, [copy], {"tbps": 2 * copy.run().nbytes / 1e9})

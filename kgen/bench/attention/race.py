@@ -9,7 +9,18 @@ from typing import Any
 import torch
 
 from kgen.bench.attention.peers import Attention, DoesNotApply, Workload, draw_workload, prepare, visible
-from kgen.bench.timing import AGREE, BenchJob, Contender, distance, first, measure, message, rows
+from kgen.bench.timing import (
+    AGREE,
+    BenchJob,
+    Contender,
+    distance,
+    first,
+    measure,
+    measuring,
+    message,
+    preparing,
+    rows,
+)
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -25,23 +36,29 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
     if job.first_call:
         from kgen.bench.attention.first_call import first_calls
 
-        yield from first_calls(job, workload)
+        with measuring(job):
+            yield from first_calls(job, workload)
         return
     flops = 2.0 * pairs * (problem.head_qk + problem.head_v)
     if problem.block_mask:
         from kgen.bench.attention.block_mask import race_block_mask
 
         yield from race_block_mask(job, workload, functions)
-    attentions, failed = prepared(job, workload, functions)
-    for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
-        work = flops * (2.5 if pass_ == "backward" else 1.0)
-        found = contenders(pass_, workload, attentions, failed, job.device)
-        measure(found, job)
-        yield from rows(pass_, found, {"tflops": work / 1e9})
-        yield from ({"pass": pass_, "peer": name, "error": text} for name, text in failed.items())
-        found.clear()
-        if job.device == "cuda":
-            torch.cuda.empty_cache()
+    ready = []
+    with preparing(job):
+        attentions, failed = prepared(job, workload, functions)
+        for pass_ in ("forward", *(["backward"] if "backward" in problem.passes else [])):
+            found = contenders(pass_, workload, attentions, failed, job.device)
+            ready.append((pass_, found, dict(failed)))
+    with measuring(job):
+        for pass_, found, without in ready:
+            measure(found, job)
+            work = flops * (2.5 if pass_ == "backward" else 1.0)
+            yield from rows(pass_, found, {"tflops": work / 1e9})
+            yield from ({"pass": pass_, "peer": name, "error": text} for name, text in without.items())
+            found.clear()
+            if job.device == "cuda":
+                torch.cuda.empty_cache()
     if "decode" in problem.passes:
         from kgen.bench.attention.decode import race_decode
 

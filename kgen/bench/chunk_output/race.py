@@ -9,7 +9,18 @@ from typing import Any
 import torch
 
 from kgen.bench.chunk_output.peers import DoesNotApply, Workload, draw_workload, nbytes, prepare
-from kgen.bench.timing import AGREE, BenchJob, Contender, distance, first, measure, message, rows
+from kgen.bench.timing import (
+    AGREE,
+    BenchJob,
+    Contender,
+    distance,
+    first,
+    measure,
+    measuring,
+    message,
+    preparing,
+    rows,
+)
 
 
 def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -39,21 +50,23 @@ def _pass_rows(
     failed: dict[str, str] = {}
     found: list[Contender] = []
     want: Any = None
-    for name in job.peers_of(backward):
-        try:
-            run, got, seconds = first(lambda: prepare(name, workload, functions, backward), job.device)  # noqa: B023
-            want = got if want is None else want
-            if (apart := distance(got, want[: len(got)])) > AGREE:
-                raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
-            found.append(Contender(name, run, seconds, distance=apart))
-        except DoesNotApply:
-            continue
-        except Exception as error:
-            traceback.print_exc()
-            failed[name] = message(error)
-    source = torch.ones(moved // 2, dtype=torch.uint8, device=job.device)
-    target = torch.empty_like(source)
-    found.append(Contender("copy", lambda: target.copy_(source), 0.0))
-    measure(found, job)
+    with preparing(job):
+        for name in job.peers_of(backward):
+            try:
+                run, got, seconds = first(lambda: prepare(name, workload, functions, backward), job.device)  # noqa: B023
+                want = got if want is None else want
+                if (apart := distance(got, want[: len(got)])) > AGREE:
+                    raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
+                found.append(Contender(name, run, seconds, distance=apart))
+            except DoesNotApply:
+                continue
+            except Exception as error:
+                traceback.print_exc()
+                failed[name] = message(error)
+        source = torch.ones(moved // 2, dtype=torch.uint8, device=job.device)
+        target = torch.empty_like(source)
+        found.append(Contender("copy", lambda: target.copy_(source), 0.0))
+    with measuring(job):
+        measure(found, job)
     yield from rows(label, found, {"tbps": moved / 1e9})
     yield from ({"pass": label, "peer": name, "error": text} for name, text in failed.items())

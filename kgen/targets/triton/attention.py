@@ -71,6 +71,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "sinks": _sinks(spec),
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
+        "narrow_values": _narrow_values(plan),
         "by_tma": not spec.varlen and (decode is None or not decode.alone),
         "decode_always": decode is not None and decode.alone,
         "decode_few": decode is not None and not decode.alone,
@@ -117,6 +118,12 @@ def _sinks(spec: AttentionSpec) -> dict[str, object]:
         if there
         else "Rows that saw no key: zeros, and a log-sum-exp of -inf.",
     }
+
+
+def _narrow_values(plan: AttentionPlan) -> bool:
+    """Whether heads of the values are one whole block of 16 or 32 columns, beside wider heads of the keys."""
+    (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
+    return not rest and first.width == first.size < min(64, keys.size)
 
 
 def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[str, Any]]:
