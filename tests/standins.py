@@ -65,7 +65,11 @@ def loaded(name: str, **changes: Any) -> Any:
 
 def _sources(loaded: Any, target: str, real: Any = emitted.sources) -> list[Source]:
     """A stand-in is never planned: its file is `triton.py`."""
-    return [Source("triton.py", "", {})] if isinstance(loaded.spec, SimpleNamespace) else real(loaded, target)
+    return (
+        [Source("triton.py", "", {}, rank=1)]
+        if isinstance(loaded.spec, SimpleNamespace)
+        else real(loaded, target)
+    )
 
 
 emitted.sources = _sources

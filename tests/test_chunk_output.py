@@ -18,6 +18,9 @@ from kgen.plan.chunk_output import bytes_per_token, plan_chunk_output
 from kgen.plan.explaining import explain
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
+from kgen.verify.chunk_output.cases import reference
+from kgen.verify.chunk_output.inputs import cases, draw
+from kgen.verify.chunk_output.problem import problem_of
 from kgen.verify.chunk_output.reference import chunk_indices_of, chunk_output, chunks_of
 from kgen.verify.toolchain import import_file
 
@@ -91,6 +94,20 @@ def test_layouts_of_the_reference_agree():
     assert (got.grads["v"][0, ~chunks.live.reshape(-1)] == 0).all()
 
 
+def test_a_steep_gate_of_a_chunk_that_is_not_full():
+    """Rows behind the end have no exponent to be subtracted: they once made infinities, and NaN of them."""
+    t = drawn([BT - 1], 1)
+    t["g"] = -torch.arange(1.0, BT, dtype=torch.float64)[None, :, None].expand(1, -1, HV) * 1e4
+    do, decay = torch.randn_like(t["v"]), spec("decay: g[i]\n").trees["decay"]
+    wanted = ("q", "k", "v", "h", "g")
+    got, want = (
+        chunk_output(t, chunks_of([BT - 1], size), decay=decay, do=do, wanted=wanted) for size in (BT, BT - 1)
+    )
+    assert got.natural is not None
+    assert torch.isfinite(got.natural).all()
+    torch.testing.assert_close([got.o, *got.grads.values()], [want.o, *want.grads.values()])
+
+
 def test_plan_of_a_gate():
     plan = plan_chunk_output(spec("decay: g[i]\ngate_base: 2\n"))
     assert plan.plain_gate
@@ -124,6 +141,25 @@ def test_bytes_of_the_shape_that_is_measured():
 CHUNKED = [
     path for path in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: chunk_output" in path.read_text()
 ]
+
+
+CORNERS = sorted((ROOT / "tests" / "specs").glob("chunk_*.yaml"))
+
+
+@pytest.mark.parametrize("path", CHUNKED + CORNERS, ids=lambda path: path.stem)
+def test_what_is_expected_can_be_stored(path):
+    """No case asks for what is not finite in the dtype of the result, in float64 to begin with."""
+    problem = problem_of(load(path))
+    names = {case.name for case in cases(problem, quick=True)} | {"large"}
+    for case in cases(problem, quick=False):
+        if case.name in names:
+            inputs = draw(problem, case, "cpu")
+            wanted = tuple(inputs.tensors) if "backward" in problem.passes else ()
+            wanted = tuple(name for name in wanted if name != "g_gamma")
+            truth = reference(problem, inputs, wanted, exact=True)
+            for name, value in {"o": truth.o, **truth.grads}.items():
+                stored = value.to(inputs.tensors.get(name, inputs.tensors["q"]).dtype)
+                assert torch.isfinite(stored).all(), f"{case.name}: {name}"
 
 
 @pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.stem)

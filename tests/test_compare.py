@@ -69,6 +69,12 @@ def test_an_eager_overflow_is_no_licence():
     assert not check("out", GOOD * 1.05, WANT, eager, ALLOWED).ok
 
 
+def test_a_reference_that_is_not_finite_judges_nothing():
+    truth = WANT.clone()
+    truth[0, 0, 0, 0] = torch.nan
+    assert "the reference is not finite in 1 of" in check("out", GOOD, truth, EAGER, ALLOWED).message
+
+
 def test_what_cancels_is_judged_by_what_cancelled():
     want = torch.zeros(4, 8, dtype=torch.float64)
     noise = torch.full((4, 8), 1e-7)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
@@ -21,11 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def emitted(name: str, folder: Path) -> Path:
-    """The generated folder of a stock spec, every tile of it for TMA."""
+    """The generated folder of a stock spec, its tiles for TMA wherever tensors allow it."""
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     (folder / name).mkdir(parents=True)
     for file, text in render_spec(loaded).items():
-        (folder / name / file).write_text(text.replace("TMA=False)", "TMA=True)"))
+        rows = re.compile(r"^( +\(0, dict\(.*)TMA=False\)\),$", re.MULTILINE)
+        (folder / name / file).write_text(rows.sub(r"\1TMA=True)),\n\g<0>", text))
     return folder
 
 
@@ -34,7 +36,7 @@ def emitted(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefill"])
 def test_verified(name: str, tmp_path: Path) -> None:
     folder = emitted(name, tmp_path)
-    assert "TMA=True)" in (folder / name / "triton.py").read_text()
+    assert len(re.findall(r"\(0, dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
     rows = verify_specs([load(ROOT / "specs" / f"{name}.yaml")], folder, device="cpu", timeout=200.0)
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)
@@ -68,12 +70,16 @@ def test_descriptors(causal: Any) -> None:
         torch.zeros(1, 2, 9, 136, dtype=torch.bfloat16)[..., 1:129],  # the first row does
         torch.zeros(1, 2, 128, 9, dtype=torch.bfloat16).mT,  # elements of a row lie apart
         torch.zeros(1, 2, 1, 128, dtype=torch.bfloat16).expand(1, 2, 9, 128),  # one row for all
+        torch.zeros(1, 2, 0, 128, dtype=torch.bfloat16),  # nothing to load
     ],
-    ids=["rows", "start", "elements", "broadcast"],
+    ids=["rows", "start", "elements", "broadcast", "empty"],
 )
-def test_no_descriptor(x: torch.Tensor, causal: Any) -> None:
+def test_tile_without_descriptors(x: torch.Tensor, causal: Any) -> None:
     good = torch.zeros(1, 2, 9, 128, dtype=torch.bfloat16)
-    assert causal._descriptors(TILE, (good, 64, 128), (x, 64, 128)) == [None, None]
+    table = [(90, {"TMA": True}), (90, {"TMA": False}), (0, {})]
+    assert causal._tile(table, 90, good, good) == {"TMA": True}
+    assert causal._tile(table, 90, good, x) == {"TMA": False}
+    assert causal._tile(table, 80, good, x) == {}
 
 
 def test_searches_of_sorted_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -34,14 +34,15 @@ def bench_specs(
     """Time the emitted files of some specs against peers, by default those of the family.
 
     Returns rows of spec, pass, peer, milliseconds, tflops or tbps, ratio (the peer's time over kgen's: above
-    one kgen is faster), quartiles, rounds, first_call (seconds) and error; a peer that fails is a row with an
-    error, one that cannot compute a spec is left out. `shape` is text that the family reads, as `2x16x8192`; of
-    several with commas each is measured, and rows have it too. Writes `<output>/<device>/<spec>.json`, and for
-    several specs of a family `<family>.json` and `<family>.png`, or `<family>-shapes.json` alone for several
-    shapes; `output=None` writes nothing. `first_call` times the first call in a fresh process instead, where the
-    family can, and writes `<family>-first-call.json`. `device="cpu"` is a dry run in Triton's interpreter, whose
-    times mean nothing. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
-    `MissingError` without torch, triton or the device.
+    one kgen is faster), quartiles, rounds, first_call (seconds), distance (of the result from kgen's) and error;
+    a peer that fails is a row with an error, one that cannot compute a spec is left out. `shape` is text that
+    the family reads, as `2x16x8192`; of several with commas each is measured, and rows have it too. Writes
+    `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and `<family>.png`, or
+    `<family>-shapes.json` alone for several shapes; `output=None` writes nothing. `first_call` times the first
+    call in a fresh process instead, where the family can, and writes `<family>-first-call.json`. `device="cpu"`
+    is a dry run in Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises
+    `KgenError` for a spec that is not rendered, an unknown peer or a bad shape, `MissingError` without torch,
+    triton or the device.
     """
     work = []
     shapes = [text.strip() for text in shape.split(",")] if shape else [""]
@@ -57,10 +58,15 @@ def bench_specs(
     device = pick_device(device)
     reports = []
     for number, (problem, files, peers, text, size) in enumerate(work):
-        able = [file for file in files if not file.unable(device)]
-        reports.append(
-            _report(replace(_job(problem, able, peers, size, device), first_call=first_call), timeout)
-        )
+        able = {file: file.rank for file in files if file.rank is not None and not file.unable(device)}
+        best_first = sorted(able, key=lambda file: -able[file])
+        job = replace(_job(problem, best_first, peers, size, device), first_call=first_call)
+
+        def tell(row: dict[str, Any], number: int = number) -> None:
+            if progress is not None:
+                progress(number, len(work), f"{row['spec']} {row['pass']} {row['peer']}")
+
+        reports.append(_report(job, timeout, tell))
         if len(shapes) > 1:
             for row in reports[-1]["rows"]:
                 row["shape"] = text
@@ -81,21 +87,26 @@ def _job(
     from kgen.bench.timing import BenchJob  # imports torch
 
     paths = {file.stem: file.path.resolve() for file in files}
-    own = tuple(f"kgen-{stem}" if number else "kgen" for number, stem in enumerate(paths))
+    own = {file: f"kgen-{file.stem}" if number else "kgen" for number, file in enumerate(files)}
     effort = (20, 1.5) if device == "cuda" else (3, 0.0)
-    return BenchJob(problem, paths, (*own, *against), shape, device, *effort)
+    forward_only = frozenset(name for file, name in own.items() if file.forward_only)
+    names = (*own.values(), *against)
+    return BenchJob(problem, paths, names, shape, device, *effort, forward_only=forward_only)
 
 
-def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
-    """Everything that one worker says."""
+def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Everything that one worker says; `tell` hears of each row."""
     name = job.problem.name
     report: dict[str, Any] = {"format": 1, "spec": name, "kernel": job.problem.kernel}
+    # Which file is called by which name is said, for that of the default depends on the device.
+    report["files"] = dict(zip(job.peers, job.files, strict=False))
     report |= {"facts": {}, "workload": {}, "rows": []}
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
             if "peer" in message:
                 report["rows"].append(_row(name, message))
+                tell(report["rows"][-1])
             else:
                 report.update(message)
     except WorkerError as error:
@@ -107,7 +118,17 @@ def _report(job: BenchJob, timeout: float) -> dict[str, Any]:
 
 
 def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
-    known = ("milliseconds", "tflops", "tbps", "ratio", "quartiles", "rounds", "first_call", "error")
+    known = (
+        "milliseconds",
+        "tflops",
+        "tbps",
+        "ratio",
+        "quartiles",
+        "rounds",
+        "first_call",
+        "distance",
+        "error",
+    )
     return {"spec": spec, **dict.fromkeys(known), **found}
 
 

@@ -20,8 +20,9 @@ AGREE = 5e-2
 class BenchJob:
     """What one worker measures. Timing one pass takes `budget` seconds, or `rounds` calls of each peer.
 
-    `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default and is called
-    `kgen` among the peers, the others `kgen-cuda` and the like. `shape` belongs to the family.
+    `files` are the emitted files by stem (`triton`, `cuda`); the first is the spec's default on the device and is
+    called `kgen` among the peers, the others `kgen-cuda` and the like. Those in `forward_only` have no gradients.
+    `shape` belongs to the family.
     """
 
     problem: Any
@@ -33,6 +34,11 @@ class BenchJob:
     budget: float = 1.5
     first_call: bool = False
     """Whether to time the first call in a fresh process instead, where the family can."""
+    forward_only: frozenset[str] = frozenset()
+
+    def peers_of(self, backward: bool) -> tuple[str, ...]:
+        """The peers that have a pass."""
+        return tuple(name for name in self.peers if not (backward and name in self.forward_only))
 
 
 @dataclass
@@ -43,6 +49,8 @@ class Contender:
     run: Callable[[], Any]
     first_call: float
     samples: list[float] = field(default_factory=list)
+    distance: float | None = None
+    """Of its result from kgen's, as `distance` has it; None where that was not looked at."""
 
 
 def synchronize(device: str) -> None:
@@ -100,8 +108,11 @@ def distance(got: Sequence[Any], want: Sequence[Any]) -> float:
 
 
 def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float]) -> list[dict[str, Any]]:
-    """A row for each contender; `work` is by name what one millisecond at a rate of 1 does: {"tflops": FLOP / 1e9}."""
-    own = next((statistics.median(c.samples) for c in contenders if c.name == "kgen"), None)
+    """A row for each contender, `ratio` being its time over that of kgen's default.
+
+    `work` is by name what one millisecond at a rate of 1 does: {"tflops": FLOP / 1e9}.
+    """
+    own = next((statistics.median(c.samples) for c in contenders if c.name.startswith("kgen")), None)
     found = []
     for contender in contenders:
         low, middle, high = statistics.quantiles(contender.samples, n=4, method="inclusive")
@@ -115,6 +126,7 @@ def rows(pass_: str, contenders: Sequence[Contender], work: Mapping[str, float])
                 **{name: round(amount / middle, 3) for name, amount in work.items()},
                 "ratio": None if own is None else round(middle / own, 4),
                 "first_call": round(contender.first_call, 3),
+                "distance": None if contender.distance is None else float(f"{contender.distance:.2e}"),
                 "error": None,
             }
         )

@@ -6,6 +6,8 @@ pass and peer.
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 from importlib import import_module
 from itertools import chain
@@ -15,6 +17,17 @@ from kgen.bench.timing import BenchJob, driver
 from kgen.verify import interpreter
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
+
+BESIDE = ("nvidia-cutlass-dsl", "cuda-core", "fla-core", "flash-attn-4", "liger-kernel", "quack-kernels")
+"""What targets and peers come from: recorded where it is installed."""
+
+
+def _beside() -> dict[str, str]:
+    found = {}
+    for package in BESIDE:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
 
 
 def main(job: BenchJob, lines: IO[str]) -> None:
@@ -26,7 +39,9 @@ def main(job: BenchJob, lines: IO[str]) -> None:
         f"kgen-{stem}" if number else "kgen": getattr(import_file(path, f"kgen_emitted_{name}_{stem}"), name)
         for number, (stem, path) in enumerate(job.files.items())
     }
-    facts = {"facts": {**describe(job.device), "driver": driver(job.device), "versions": versions()}}
+    facts = {
+        "facts": {**describe(job.device), "driver": driver(job.device), "versions": versions() | _beside()}
+    }
     race = import_module(f"kgen.bench.{job.problem.kernel}.race").race
     for line in chain([facts], race(job, functions)):
         print(json.dumps(line), file=lines, flush=True)

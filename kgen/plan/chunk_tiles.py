@@ -6,7 +6,7 @@ is reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of sha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
 from kgen.spec.chunk_output import ChunkOutputSpec
 
@@ -19,6 +19,13 @@ class Tile:
     BLOCK_V: int
     num_warps: int
     num_stages: int
+    maxnreg: int | None = None
+    """Registers of a thread at most, where that was faster: what the compiler does with more is not always better."""
+
+    @property
+    def spelled(self) -> str:
+        """As keyword arguments of a launch."""
+        return ", ".join(f"{name}={value}" for name, value in asdict(self).items() if value is not None)
 
 
 @dataclass(frozen=True)
@@ -36,11 +43,13 @@ def tile_tables(spec: ChunkOutputSpec) -> TileTables:
     warps = 8 if BT == 128 else 4
     small = {0: Tile(32 if BT == 128 else min(k, 64), 64, warps, 1)}
     # A program that has all columns of v reads q and k once; halves of K overlap their products with loads.
-    wide = Tile(min(k, 64), min(v, 128), warps, 1)
-    # Four warps would spill the accumulators of dq and dk.
-    pipelined = Tile(min(k, 128 if BT <= 64 else 64), 64, 8, 2)
+    halves = Tile(min(k, 64), min(v, 128), warps, 1)
+    # All of K at once, where the accumulators leave room for it.
+    whole = Tile(min(k, 128), min(v, 128), warps, 1) if BT <= 64 else halves
+    # Four warps would spill the accumulators of dq and dk. Narrow blocks of v leave shared memory for many.
+    deep = Tile(min(k, 128 if BT <= 64 else 64), 32, 8, 5)
     return TileTables(
-        forward=small | dict.fromkeys((100, 90), wide),
-        dvdh=small | dict.fromkeys((100, 90), wide),
-        dqdk=small | dict.fromkeys((100, 90), pipelined),
+        forward=small | {100: halves, 90: replace(halves, maxnreg=240 if warps == 4 else None)},
+        dvdh=small | dict.fromkeys((100, 90), whole),
+        dqdk=small | dict.fromkeys((100, 90), deep),
     )

@@ -39,17 +39,19 @@ def blaming(spec: str) -> Iterator[None]:
 def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[str, str]:
     """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
     from kgen.targets import asked_targets, sources
+    from kgen.targets.package import package
 
     files: dict[str, str] = {}
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
-        for target in asked_targets(loaded):
-            if targets is not None and target not in targets:
-                continue
-            for source in sources(loaded, target):
-                if not FILENAME.fullmatch(source.filename) or source.filename in files:
-                    raise ValueError(f"target {target} emits a file called {source.filename!r}")
-                files[source.filename] = _render_source(env, loaded, source)
+        asked = [target for target in asked_targets(loaded) if targets is None or target in targets]
+        found = [source for target in asked for source in sources(loaded, target)]
+        if targets is None and (whole := package(loaded, found)):
+            found.append(whole)
+        for source in found:
+            if not FILENAME.fullmatch(source.filename) or source.filename in files:
+                raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
+            files[source.filename] = _render_source(env, loaded, source)
     return files
 
 

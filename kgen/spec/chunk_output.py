@@ -8,10 +8,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kgen.diagnostics import did_you_mean, shown
+from kgen.diagnostics import shown
 from kgen.expr.nodes import Node, Read, Type, Var, reads
 from kgen.expr.parse import BufferType, Scope
-from kgen.spec.common import Expression, License, Summary, checked_name, is_integer, refuse
+from kgen.spec.common import (
+    Expression,
+    License,
+    Summary,
+    checked_name,
+    checked_passes,
+    checked_targets,
+    is_integer,
+    refuse,
+)
 from kgen.spec.problems import SpecModel, problem
 
 SIZES = ("H", "HV")
@@ -114,35 +123,7 @@ class Targets(SpecModel):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        for name in value:
-            if name in PLANNED_TARGETS:
-                message = f"the target `{name}` is not supported yet for chunk_output"
-                hint = f"remove it; the targets are: {', '.join(f'`{n}`' for n in cls.model_fields)}"
-                raise problem("unsupported-target", message, hint, at=(name,), key=True)
-            if name not in cls.model_fields:
-                hint = (
-                    did_you_mean(name, cls.model_fields)
-                    or f"the targets are: {', '.join(f'`{n}`' for n in cls.model_fields)}"
-                )
-                message = f"there is no target {shown(name)}"
-                raise problem("unknown-target", message, hint, at=(name,), key=True)
-        if not value:
-            raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
-        # `triton:` with nothing after it asks for the target without options.
-        return {name: {} if options is None else options for name, options in value.items()}
-
-
-def _passes(value: Any) -> Any:
-    if isinstance(value, list | tuple) and list(value) not in (["forward"], list(PASSES)):
-        unknown = [i for i, name in enumerate(value) if name not in PASSES]
-        hint = "write `[forward]` or `[forward, backward]`"
-        if unknown:
-            message = f"there is no pass {shown(value[unknown[0]])}"
-            raise problem("unknown-pass", message, hint, at=(unknown[0],))
-        raise problem("bad-value", "`passes` names each pass once, forward first", hint)
-    return value
+        return checked_targets(value, "chunk_output", cls.model_fields, PLANNED_TARGETS)
 
 
 # --- the spec ------------------------
@@ -191,7 +172,9 @@ class ChunkOutputSpec(SpecModel):
     varlen: bool = False
     """Whether sequences of different lengths are packed into one row, with `cu_seqlens`."""
     passes: Annotated[
-        tuple[Literal["forward", "backward"], ...], Field(strict=False), BeforeValidator(_passes)
+        tuple[Literal["forward", "backward"], ...],
+        Field(strict=False),
+        BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
     """Which kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets(triton=TritonTarget())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -18,12 +18,18 @@ class Source:
     """One file to emit: its name, the template that writes it, and the names that the template uses.
 
     `arch` is the one architecture that the file is for, as sm_90a; None for a file that runs on several.
+    `rank` says which file is the default where several can run: the highest, the fastest as measured. It is None for a
+    file without the spec's function. `needs` is the package that it imports beside those of the target `triton`.
+    `forward_only` files have no gradients, whatever the spec asks of others.
     """
 
     filename: str
     template: str
     context: dict[str, object]
     arch: str | None = None
+    rank: int | None = None
+    needs: str | None = None
+    forward_only: bool = False
 
 
 TARGETS: dict[str, Mapping[str, str]] = {
@@ -36,6 +42,11 @@ TARGETS: dict[str, Mapping[str, str]] = {
     "cute": {"chunk_output": "kgen.targets.cute.chunk_output"},
 }
 """Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
+
+
+def callable_files(sources: Iterable[Source]) -> list[Source]:
+    """Those that offer the spec's function, the default first."""
+    return sorted((s for s in sources if s.rank is not None), key=lambda s: -(s.rank or 0))
 
 
 def asked_targets(loaded: Loaded) -> list[str]:

@@ -109,6 +109,8 @@ def check(
         return Check(name, True, 0.0, 0.0, 0.0)
     got64, eager64 = got.detach().double(), eager.detach().double()
     infinite = want == -torch.inf
+    if not (torch.isfinite(want) | infinite).all():
+        return wrong(f"the reference is not finite in {_count(~torch.isfinite(want) & ~infinite)}")
     if (infinite != (got64 == -torch.inf)).any():
         return wrong(f"-inf in {_count(got64 == -torch.inf)}, expected in {_count(infinite)}")
     bad = ~torch.isfinite(got64) & ~infinite

@@ -23,6 +23,9 @@ class Emitted:
     path: Path
     arch: str | None = None
     """The one architecture that it is for, as sm_90a."""
+    rank: int | None = None
+    """Which is called where several can run: the highest. None for a file without the spec's function."""
+    forward_only: bool = False
 
     @property
     def stem(self) -> str:
@@ -55,7 +58,14 @@ def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
     """Every file of a spec that can be called, whether it was rendered or not."""
     name = loaded.spec.name
     return [
-        Emitted(name, target, Path(generated) / name / source.filename, source.arch)
+        Emitted(
+            name,
+            target,
+            Path(generated) / name / source.filename,
+            source.arch,
+            source.rank,
+            source.forward_only,
+        )
         for target in asked_targets(loaded)
         for source in sources(loaded, target)
         if source.filename.endswith(".py")

@@ -103,8 +103,6 @@ def _emitted(function: Any, workload: Workload, backward: bool) -> Callable[[], 
     if not backward:
         return lambda: [function(**tensors, **workload.keywords)]
     o = function(**tensors, **workload.keywords)
-    if not o.requires_grad:
-        raise DoesNotApply
     wanted = [tensors[n] for n in workload.learned]
     return lambda: torch.autograd.grad(o, wanted, workload.do, retain_graph=True)
 

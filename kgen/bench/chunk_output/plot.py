@@ -1,49 +1,47 @@
-"""Bars of bytes moved per second, by workload and peer."""
+"""Bars of bytes moved per second, for each spec and pass, by workload and peer."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kgen.bench import plotting
+
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Draw TB/s of every peer for each spec and pass. False, with a note, where matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("kgen bench: no plot, matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+    """Draw TB/s of every peer, a copy as a line above them. False where there is nothing to draw, or no matplotlib."""
+    pyplot = plotting.pyplot()
+    measured = [report for report in reports if any(row["tbps"] is not None for row in report["rows"])]
+    if pyplot is None or not measured:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    measured = [
-        (report["spec"], rows)
-        for report in reports
-        if (rows := [row for row in report["rows"] if row.get("tbps") is not None])
-    ]
-    if not measured:
-        return False
-    figure, axes = pyplot.subplots(len(measured), 1, figsize=(12.0, 2.6 * len(measured)), squeeze=False)
-    for axis, (spec, rows) in zip(axes[:, 0], measured, strict=True):
-        passes = list(dict.fromkeys(row["pass"] for row in rows))
-        peers = list(dict.fromkeys(row["peer"] for row in rows))
-        width = 0.8 / len(peers)
-        for number, peer in enumerate(peers):
-            heights = {row["pass"]: row["tbps"] for row in rows if row["peer"] == peer}
-            places = [i + (number - (len(peers) - 1) / 2) * width for i in range(len(passes))]
-            bars = axis.bar(places, [heights.get(pass_, 0.0) for pass_ in passes], width, label=peer)
-            axis.bar_label(bars, fmt=lambda height: f"{height:.2f}" if height else "", fontsize=7)
-        axis.set_xticks(range(len(passes)), passes, fontsize=7)
-        axis.set_ylabel("TB/s")
-        axis.set_title(spec, fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(frameon=False, ncols=len(peers), fontsize=7, loc="upper right")
-    device = next((r["facts"]["device"] for r in reports if r["facts"].get("device")), "")
-    figure.suptitle(f"Chunk output on {device}" if device else "Chunk output")
-    figure.tight_layout()
-    # Without the version of matplotlib the same numbers give the same file.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    pyplot.close(figure)
+    size = (12.0, 0.4 + 2.6 * len(measured))
+    figure, axes = pyplot.subplots(len(measured), 2, figsize=size, sharey=True, squeeze=False)
+    for line, report in zip(axes, measured, strict=True):
+        for axis, pass_ in zip(line, ("forward", "backward"), strict=True):
+            _panel(axis, report, pass_)
+        line[0].set_ylabel("TB/s")
+    for axis in axes[-1]:
+        axis.set_xlabel("tokens, and sequences where there are several", fontsize=8)
+    axes[0, 0].legend(frameon=False, ncols=2, fontsize=7, loc="lower left", bbox_to_anchor=(0, 1.08))
+    figure.suptitle(plotting.on_device("Chunk output", reports), x=0.75)
+    plotting.save(figure, path)
     return True
+
+
+def _panel(axis: Any, report: Mapping[str, Any], pass_: str) -> None:
+    rows = [row for row in report["rows"] if row["tbps"] is not None and row["pass"].split()[0] == pass_]
+    # What a pass is called goes on with its tokens, and with the number of sequences where there are several.
+    groups = list(dict.fromkeys(row["pass"].removeprefix(f"{pass_} ") for row in rows))
+    series: dict[str, dict[str, float]] = {row["peer"]: {} for row in report["rows"] if row["peer"] != "copy"}
+    copies: dict[str, float] = {}
+    for row in rows:
+        heights = copies if row["peer"] == "copy" else series[row["peer"]]
+        heights[row["pass"].removeprefix(f"{pass_} ")] = row["tbps"]
+    files = report.get("files", {})
+    named = {f"kgen: {files[name]}" if name in files else name: heights for name, heights in series.items()}
+    plotting.bars(axis, groups, named, "%.2f", label_type="center", color="white")
+    for at, group in enumerate(groups):
+        axis.hlines(copies[group], at - 0.45, at + 0.45, "grey", "--", label="" if at else "copy")
+    axis.set_xticks(range(len(groups)), [group.replace(" ", "\n", 1) for group in groups], fontsize=7)
+    axis.set_title(f"{report['spec']}, {pass_}", fontsize=9)

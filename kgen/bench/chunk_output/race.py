@@ -39,14 +39,13 @@ def _pass_rows(
     failed: dict[str, str] = {}
     found: list[Contender] = []
     want: Any = None
-    for name in job.peers:
+    for name in job.peers_of(backward):
         try:
             run, got, seconds = first(lambda: prepare(name, workload, functions, backward), job.device)  # noqa: B023
-            if want is None:
-                want = got
-            elif (apart := distance(got, want[: len(got)])) > AGREE:
+            want = got if want is None else want
+            if (apart := distance(got, want[: len(got)])) > AGREE:
                 raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
-            found.append(Contender(name, run, seconds))
+            found.append(Contender(name, run, seconds, distance=apart))
         except DoesNotApply:
             continue
         except Exception as error:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from kgen.bench import plotting
+
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
     """Draw TB/s of every peer over the width. False, with a note, where matplotlib is missing."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("kgen bench: no plot, matplotlib is not installed (pip install matplotlib)", file=sys.stderr)
+    pyplot = plotting.pyplot()
+    if pyplot is None:
         return False
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows = [
         row
         for report in reports
@@ -49,8 +45,5 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         axis.set_ylabel("TB/s")
     for axis in axes[-1, :]:
         axis.set_xlabel("width")
-    figure.tight_layout()
-    # Without the version of matplotlib the same numbers give the same file.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    pyplot.close(figure)
+    plotting.save(figure, path)
     return True

@@ -20,7 +20,10 @@ def sources(loaded: Loaded) -> list[Source]:
     plan = plan_norm(loaded)
     _refuse(loaded, plan)
     context = _context(plan)
-    return [Source("cuda.cu", "cuda/norm.cu.j2", context), Source("cuda.py", "cuda/norm.py.j2", context)]
+    return [
+        Source("cuda.cu", "cuda/norm.cu.j2", context),
+        Source("cuda.py", "cuda/norm.py.j2", context, rank=0, needs="cuda.core"),
+    ]
 
 
 def _refuse(loaded: Loaded, plan: NormPlan) -> None:

@@ -11,6 +11,8 @@ from kgen.targets.cute.printer import spell
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
+RANKS = {"sm_90a": 2, "sm_100a": 0}
+"""Triton's is 1. On an H200 the kernel for sm_90a is faster; that for sm_100a has not run (docs/performance)."""
 
 ELEMENTS = {"fp32": "Float32", "bf16": "BFloat16", "fp16": "Float16"}
 WARPGROUPS = 2
@@ -28,7 +30,15 @@ def sources(loaded: Loaded) -> list[Source]:
     """A file for each architecture that the spec asks for."""
     context = _context(plan_chunk_output(loaded))
     return [
-        Source(f"cute_{FILES[arch]}.py", f"cute/chunk_output_{FILES[arch]}.j2", context, arch)
+        Source(
+            f"cute_{FILES[arch]}.py",
+            f"cute/chunk_output_{FILES[arch]}.j2",
+            context,
+            arch,
+            rank=RANKS[arch],
+            needs="cutlass",
+            forward_only=True,
+        )
         for arch in loaded.spec.targets.cute.arch
     ]
 

@@ -24,7 +24,7 @@ from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     decode = plan_decode(loaded) if decodes(loaded) else None
-    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded), decode))]
+    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded), decode), rank=1)]
 
 
 def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:

@@ -66,7 +66,7 @@ _NAMES = frozenset(
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
-    return [Source("triton.py", "triton/chunk_output.j2", _context(plan_chunk_output(loaded)))]
+    return [Source("triton.py", "triton/chunk_output.j2", _context(plan_chunk_output(loaded)), rank=1)]
 
 
 def _context(plan: ChunkOutputPlan) -> dict[str, object]:
@@ -95,7 +95,10 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "before": f"{power.format('c(i)')} * " if plan.decay is not None else "",
         "between": f"{power.format('c(i) - c(j)')} * " if plan.decay is not None else "",
         "tile_tables": [
-            {"name": name, "rows": [{"chip": c, "tile": t} for c, t in sorted(table.items(), reverse=True)]}
+            {
+                "name": name,
+                "rows": [{"chip": c, "tile": t.spelled} for c, t in sorted(table.items(), reverse=True)],
+            }
             for name, table in names.items()
         ],
         "helpers": defaultdict(bool, dict.fromkeys(helpers, True)),

@@ -25,7 +25,7 @@ ROW_VALUES = ("mean", "rstd", "c1", "c2")
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     plan = plan_norm(loaded)
-    return [Source("triton.py", "triton/norm.j2", _Fields(plan).context())]
+    return [Source("triton.py", "triton/norm.j2", _Fields(plan).context(), rank=1)]
 
 
 class _Fields:

@@ -138,8 +138,9 @@ def _output(
         env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
         exponent = evaluate(substitute(decay, _VALUES), env, torch, real)
         exponent = exponent * (1.0 if base == "e" else math.log(2.0))
-    causal = i[:, None] >= i[None, :]
-    gamma = (exponent[..., :, None] - exponent[..., None, :]).masked_fill(~causal, -torch.inf).exp()
+    # A row behind the end has no exponent: its difference to one far down would be a power that overflows.
+    pair = (i[:, None] >= i[None, :]) & chunks.live[:, None, :, None]
+    gamma = torch.where(pair, exponent[..., :, None] - exponent[..., None, :], -torch.inf).exp()
     start = exponent.exp()[..., None]
 
     before = start * (q @ state.to(store)).to(real)

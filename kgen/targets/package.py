@@ -1,0 +1,108 @@
+"""`__init__.py` of an emitted folder: the spec's function, from the fastest of its files that can run.
+
+It is there where several files offer that function, one for each target or architecture
+(docs/decisions/one-function-for-a-folder.md).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from kgen.targets import Source, callable_files
+
+if TYPE_CHECKING:
+    from kgen.spec.load import Loaded
+
+LEAST = (8, 0)
+"""The compute capability that files need which are for every architecture of a CUDA device."""
+
+
+def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
+    """The source of `__init__.py`, given those of all targets of a spec; None where there is no choice."""
+    spec, files = loaded.spec, callable_files(sources)
+    if len(files) < 2:
+        return None
+    gradients = "backward" in spec.passes and any(file.forward_only for file in files)
+    (signature,) = {str(file.context["signature"]) for file in files}
+    positional, keywords = _parameters(signature)
+    tried = list(_tried(files))
+    choices = [file for file in tried if not _runs_anywhere(file)]
+    last = None if tried[-1] in choices else _stem(tried[-1])
+    refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{positional[0]}.device}}")'
+    return Source(
+        "__init__.py",
+        "package.j2",
+        {
+            "name": spec.name,
+            "summary": (spec.summary or spec.name).rstrip(".") + ".",
+            "lead": "that can run where the tensors are" if choices else "that runs anywhere",
+            "words": [_words(file, gradients) for file in tried],
+            "choices": [
+                {
+                    "word": "elif" if number else "if",
+                    "file": _stem(file),
+                    "runs": _runs(file),
+                    "test": "not gradients and " * (gradients and file.forward_only)
+                    + f"_runs_{_stem(file)}({positional[0]}.device)",
+                }
+                for number, file in enumerate(choices)
+            ],
+            "file": last,
+            "otherwise": f"from .{last} import {spec.name} as function" if last else refusal,
+            "gradients": gradients,
+            "signature": signature,
+            "tensors": ", ".join(positional),
+            "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
+        },
+    )
+
+
+def _stem(file: Source) -> str:
+    return PurePath(file.filename).stem
+
+
+def _runs_anywhere(file: Source) -> bool:
+    return file.arch is None and file.needs is None
+
+
+def _tried(files: Sequence[Source]) -> Iterator[Source]:
+    """The files up to the first that takes any device and every call: none behind it would be asked."""
+    for file in files:
+        yield file
+        if _runs_anywhere(file):
+            return
+
+
+def _runs(file: Source) -> str:
+    """Whether a file can run on a device, as Python."""
+    wanted = f"== {_capability(file.arch)}" if file.arch else f">= {LEAST}"
+    return f"_capability(device) {wanted}" + f' and _installed("{file.needs}")' * bool(file.needs)
+
+
+def _words(file: Source, gradients: bool) -> str:
+    """A file, and what it takes to run it."""
+    words = [f"{_stem(file)}.py"]
+    if not _runs_anywhere(file):
+        major, minor = _capability(file.arch) if file.arch else LEAST
+        words.append(f"on compute capability {major}.{minor}" + " or newer" * (file.arch is None))
+    if file.needs:
+        words.append(f"with the package {file.needs}")
+    if gradients and file.forward_only:
+        words.append("where no gradient is asked for")
+    return ", ".join(words)
+
+
+def _capability(arch: str) -> tuple[int, int]:
+    """(9, 0) of sm_90a."""
+    digits = arch.removeprefix("sm_").rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
+
+
+def _parameters(signature: str) -> tuple[list[str], list[str]]:
+    """The names in a signature: positional ones, which are tensors, and those after the `*`."""
+    function = ast.parse(f"def f({signature}): pass").body[0]
+    assert isinstance(function, ast.FunctionDef)
+    return [a.arg for a in function.args.args], [a.arg for a in function.args.kwonlyargs]
