@@ -43,12 +43,12 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         axis.set_xscale("log", base=2)
         axis.set_title(f"{spec}, {pass_}", fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
-        if own:
-            axis.legend(frameon=False, fontsize=7)
     for axis in axes[:, 0]:
         axis.set_ylabel("TB/s")
     for axis in axes[-1, :]:
         axis.set_xlabel("width")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=7)
     plotting.save(figure, path)
     return True
 

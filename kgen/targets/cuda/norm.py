@@ -19,7 +19,7 @@ def sources(loaded: Loaded) -> list[Source]:
     context = _context(plan_norm(loaded))
     return [
         Source("cuda.cu", "cuda/norm.cu.j2", context),
-        Source("cuda.py", "cuda/norm.py.j2", context, rank=0, needs="cuda.core"),
+        Source("cuda.py", "cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
     ]
 
 
