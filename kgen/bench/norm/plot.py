@@ -47,8 +47,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         axis.set_ylabel("TB/s")
     for axis in axes[-1, :]:
         axis.set_xlabel("width")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=7)
+    axes[0, 0].legend(frameon=False, fontsize=7, ncols=2, loc="lower center")
     plotting.save(figure, path)
     return True
 

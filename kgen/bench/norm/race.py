@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -60,6 +61,8 @@ def _contenders(
     found: list[Contender] = []
     failed: dict[str, str] = {}
     want: Sequence[Any] | None = None
+    # A backward pass runs on the stream of its forward pass, which has to be the one that is captured.
+    stream = torch.cuda.Stream() if graph else None
     for name in job.peers:
         try:
             if name == "copy":
@@ -67,13 +70,14 @@ def _contenders(
             else:
                 norm = prepare(name, workload, functions)
                 make = (lambda n: lambda: _gradients(n, workload))(norm) if backward else _forward(norm)
-                run, result, seconds = first(make, job.device)
+                with torch.cuda.stream(stream) if stream is not None else nullcontext():
+                    run, result, seconds = first(make, job.device)
                 got = [t.detach().float() for t in result]
                 if want is None:
                     want = got
                 elif (apart := distance(got[: len(want)], want[: len(got)])) > AGREE:
                     raise ArithmeticError(f"disagrees with {found[0].name}: relative distance {apart:.2e}")
-            found.append(Contender(name, _graphed(run) if graph else run, seconds))
+            found.append(Contender(name, _graphed(run, stream) if stream is not None else run, seconds))
         except DoesNotApply:
             continue
         except Exception as error:
@@ -104,15 +108,14 @@ def _copy(size: int, device: str) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-def _graphed(run: Callable[[], Any]) -> Callable[[], Any]:
+def _graphed(run: Callable[[], Any], stream: Any) -> Callable[[], Any]:
     """The same as a CUDA graph, without the time that Python takes to launch."""
-    stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
             run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         run()
     replay: Callable[[], Any] = graph.replay
     return replay
