@@ -30,6 +30,8 @@ from standins import (
 
 from kgen.bench.attention import first_call, packed, peers, plot
 from kgen.bench.attention.shape import Shape
+from kgen.bench.attention.source import modification
+from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.nodes import Const, Read, Var
@@ -71,13 +73,13 @@ TREES = [
 
 def workload():
     problem = problem_of(loaded("w", buffers=BUFFERS, params=PARAMS))
-    return peers.draw_workload(problem, 2, 4, 8, "cpu")
+    return draw_workload(problem, 2, 4, 8, "cpu")
 
 
 @pytest.mark.parametrize("tree", TREES, ids=range(len(TREES)))
 def test_printed_source_is_the_tree(tree):
     load = workload()
-    made = peers.modification(tree, load, score=True)
+    made = modification(tree, load, score=True)
     score = torch.randn(2, 4, 8, 8)
     b, h, q, k = (
         torch.arange(n).view([-1 if i == axis else 1 for i in range(4)])
@@ -101,9 +103,9 @@ def test_printed_source_is_the_tree(tree):
 
 def test_visible_counts_exactly():
     problem = problem_of(loaded("c", mask_mod=CAUSAL))
-    assert peers.visible(peers.draw_workload(problem, 2, 3, 2000, "cpu")) == 2 * 3 * 2000 * 2001 // 2
-    load = peers.draw_workload(problem_of(plain()), 2, 4, 100, "cpu")
-    assert peers.visible(load) == 2 * 4 * 100 * 75
+    assert visible(draw_workload(problem, 2, 3, 2000, "cpu")) == 2 * 3 * 2000 * 2001 // 2
+    load = draw_workload(problem_of(plain()), 2, 4, 100, "cpu")
+    assert visible(load) == 2 * 4 * 100 * 75
 
 
 def test_sdpa_only_where_it_applies():
@@ -114,7 +116,7 @@ def test_sdpa_only_where_it_applies():
         (None, ALIBI, False),
     ]:
         problem = problem_of(loaded("s", mask_mod=mask, score_mod=score, buffers=BUFFERS))
-        load = peers.draw_workload(problem, 1, 2, 16, "cpu")
+        load = draw_workload(problem, 1, 2, 16, "cpu")
         if applies:
             assert peers.prepare("sdpa", load, {})(load.q, load.k, load.v).shape == load.q.shape
         else:
@@ -201,7 +203,7 @@ def test_packed_sequences_are_documents_to_the_peers():
     slopes = {"slopes": buffer(("HQ",), "fp32"), "lens": buffer(("B",), "int32")}
     shown = call("and", mask, call("ge", K, call("sub", Read("lens", (B,), INT), 60)))
     problem = replace(problem_of(loaded("v", mask_mod=shown, score_mod=ALIBI, buffers=slopes)), varlen=True)
-    load = peers.draw_workload(problem, 2, 4, 100, "cpu")
+    load = draw_workload(problem, 2, 4, 100, "cpu")
     load.buffers["lens"].copy_(torch.arange(len(load.buffers["lens"])) % 60)
     got = peers.prepare("eager", load, {})(load.q, load.k, load.v)
     assert load.packing is not None
@@ -210,13 +212,13 @@ def test_packed_sequences_are_documents_to_the_peers():
     assert len(ends) > 4
     pairs = 0
     for i, (start, end) in enumerate(pairwise(ends)):
-        one = peers.draw_workload(replace(problem, varlen=False), 1, 4, end - start, "cpu")
+        one = draw_workload(replace(problem, varlen=False), 1, 4, end - start, "cpu")
         one.buffers["slopes"].copy_(load.buffers["slopes"])
         one.buffers["lens"].copy_(load.buffers["lens"][i])
         part = [x[:, :, start:end] for x in (load.q, load.k, load.v)]
         torch.testing.assert_close(got[:, :, start:end], peers.prepare("eager", one, {})(*part))
-        pairs += peers.visible(one)
-    assert peers.visible(load) == pairs
+        pairs += visible(one)
+    assert visible(load) == pairs
 
 
 def test_varlen_attn_only_where_it_applies():
@@ -230,7 +232,7 @@ def test_varlen_attn_only_where_it_applies():
         problem = replace(
             problem_of(loaded("s", mask_mod=mask, score_mod=score, buffers=BUFFERS)), varlen=True
         )
-        load = peers.draw_workload(problem, 1, 2, 16, "cpu")
+        load = draw_workload(problem, 1, 2, 16, "cpu")
         if wanted is None:
             with pytest.raises(peers.DoesNotApply):
                 peers.prepare("varlen", load, {})

@@ -39,15 +39,12 @@ def emitted(path: Path, folder: Path) -> Path:
 
 
 SLOW = {
-    "chunk_wide": 5,
-    "gated_delta_output_varlen": 5,
-    "packed": 5,
-    "decode_small_pages": 2,
-    "clusters": 5,
-    "listed_heads": 5,
-    "listed_anyway": 3,
+    **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen", "packed"), 5),
+    **dict.fromkeys(
+        ("chunk_mixed", "clusters", "decode_small_pages", "listed_heads", "ragged_cache", "sunk"), 2
+    ),
 }
-"""Specs whose cases take minutes in the interpreter: of these every fifth or second one runs here."""
+"""Specs whose cases take a minute or more in the interpreter: of these every fifth or second one runs here."""
 
 
 @pytest.mark.parametrize("path", CORNERS + STOCK, ids=lambda p: p.stem)

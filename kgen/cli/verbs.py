@@ -244,7 +244,6 @@ def verify(
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
-    from kgen.verify.sanitizing import sanitize_specs
     from kgen.verify.verifying import verify_specs
 
     loaded = _load(specs)
@@ -252,6 +251,8 @@ def verify(
         message = "a sanitizer has no cases, quick or not"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case` and `--quick`"))
     if sanitizer:
+        from kgen.verify.sanitizing import sanitize_specs
+
         with terminal.progress_bar() as progress:
             rows = sanitize_specs(
                 loaded,

@@ -17,7 +17,7 @@ import torch
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from kgen.bench.attention.peers import draw_workload
+from kgen.bench.attention.workload import draw_workload
 from kgen.bench.timing import distance
 from kgen.plan.tuned import Tile
 from kgen.tune.job import TuneJob

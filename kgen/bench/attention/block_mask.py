@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.bench.attention.peers import Workload, create_block_mask, emitted_block_mask
+from kgen.bench.attention.peers import create_block_mask, emitted_block_mask
+from kgen.bench.attention.workload import Workload
 from kgen.bench.timing import BenchJob, Contender, first, measure, measuring, message, preparing, rows
 
 

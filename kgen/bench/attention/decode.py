@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from kgen.bench.attention.peers import draw_workload, visible
-from kgen.bench.attention.race import contenders, prepared
+from kgen.bench.attention.contenders import contenders, prepared
+from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.timing import BenchJob, Contender, measure, measuring, preparing, rows
 
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from kgen.bench.attention.peers import Workload, modification_source
+from kgen.bench.attention.source import modification_source
+from kgen.bench.attention.workload import Workload
 from kgen.bench.timing import BenchJob
 from kgen.expr.nodes import variables
 
