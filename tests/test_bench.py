@@ -245,13 +245,12 @@ def test_first_calls_run_in_fresh_processes(tmp_path):
     one = causal_alibi()
     render(one, tmp_path / "generated")
     rows = bench_specs(
-        [one], tmp_path / "generated", ["flex", "sdpa"], "1x2x40", tmp_path, device="cpu", first_call=True
+        [one], tmp_path / "generated", ["sdpa"], "1x2x40", tmp_path, device="cpu", first_call=True
     )
     assert [(row["pass"], row["peer"], row["error"]) for row in rows] == [
         ("first call", "kgen", None),
-        ("first call", "flex", None),
     ]
-    assert all(row["milliseconds"] > 100 for row in rows)
+    assert rows[0]["milliseconds"] > 100
     assert [path.name for path in tmp_path.glob("*/*.json") if "first" in path.name] == [
         "attention-first-call.json"
     ]
