@@ -122,3 +122,29 @@ def _search(path: Path) -> None:
                 module._search_kernel[(1,)](spaced, spaced.stride(0), size, a, b, found)
                 wanted = torch.searchsorted(row[:size], torch.tensor([a, b], dtype=torch.int32))
                 assert found.tolist() == wanted.tolist(), (size, step, a, b)
+
+
+def test_narrow_values_are_copied_where_they_are_not_aligned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 32 columns beside keys of 64; heads of 32 for both are multiplied as they lie."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreter.mend()
+    texts = {
+        n: render_spec(load(ROOT / "tests" / "specs" / f"{n}.yaml"))["triton.py"]
+        for n in ("clusters", "sunk")
+    }
+    assert "_aligned" not in texts["sunk"]
+    path = tmp_path / "triton.py"
+    path.write_text(texts["clusters"])
+    module: Any = import_file(path, "kgen_test_narrow")
+    good = torch.randn(2, 3, 9, 32)
+    assert module._aligned(good) is good
+    rows, start = torch.zeros(2, 3, 9, 40)[..., :32], torch.zeros(2 * 3 * 9 * 32 + 1)[1:].view(2, 3, 9, 32)
+    for x in (rows, start):
+        copy = module._aligned(x.copy_(good))
+        assert copy.data_ptr() != x.data_ptr()
+        assert copy.data_ptr() % 16 == 0
+        assert all(step % 16 == 0 for step in copy.stride()[:-1])
+        assert torch.equal(copy, good)
+    assert texts["clusters"].count("_aligned(v)") == 2
