@@ -9,12 +9,14 @@ from typing import Any
 
 from kgen.plan.attention import AttentionPlan, plan_attention
 from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.plan.hopper import hopper_tile
 from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
 from kgen.targets import Source
 from kgen.targets.triton.block_mask import block_mask_fields
 from kgen.targets.triton.decode import decode_fields
+from kgen.targets.triton.hopper import hopper_fields
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
 from kgen.targets.triton.placement import placement
@@ -29,7 +31,9 @@ def sources(loaded: Loaded) -> list[Source]:
 
 def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
     """Every name of the template."""
-    spec, kernels = plan.spec, KernelFields(plan)
+    spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
+    forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
+    hopper = None if decode is not None and decode.alone else hopper_tile(plan)
     context: dict[str, object] = {
         "name": spec.name,
         "summary": spec.summary.rstrip(".") + ".",
@@ -68,7 +72,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
         **placement(spec.varlen, spec.head_dim.v),
-        "sinks": _sinks(spec),
+        "sinks": sinks,
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
         "narrow_values": _narrow_values(plan),
@@ -76,7 +80,9 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "decode_always": decode is not None and decode.alone,
         "decode_few": decode is not None and not decode.alone,
         "decode": False,
-        "forward": kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)]),
+        "forward": forward,
+        "multiprocessors": hopper is not None or decode is not None,
+        "hopper": hopper and hopper_fields(hopper, kernels, forward, sinks),
     }
     if plan.backward:
         context |= _backward(plan, kernels)
