@@ -21,8 +21,10 @@ def hopper_fields(
     (span,) = forward["spans"]
     plain = next((part for part in span["loops"] if not part["masked"]), None)
     ends = span["loops"][0] if "gap" in span["loops"][0] else span["loops"][-1]
-    bounds = [*forward["searches"], *span["bounds"]]
+    lo, hi = span["loops"][0]["lo"], ends["hi"]
+    full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else ("", "")
     prologue = [line for line in forward["prologue"] if not line.startswith("offs_n = ")]
+    bounds = _needed([*prologue, *forward["searches"], *span["bounds"]], [lo, hi, full_lo, full_hi])
     mask_lines = forward["mask_lines"]
     mask = next((line for line in mask_lines if line.startswith("mask = ")), "")
     problem = list(kernels.problem)
@@ -31,12 +33,12 @@ def hopper_fields(
     used = set(re.findall(r"\w+", body))
     passed = [n for n in dict.fromkeys(["b", "h", "q_idx", "q_start", *made, *problem]) if n in used]
     fields: dict[str, Any] = {
-        "lo": span["loops"][0]["lo"],
-        "hi": ends["hi"],
+        "lo": lo,
+        "length": _less(hi, lo),
         "has_full": plain is not None,
-        "full_lo": plain and plain["lo"],
-        "full_hi": plain and plain["hi"],
-        "bounds": [*_needed(prologue, bounds), *bounds],
+        "head": "" if full_lo == lo else _less(full_lo, lo),
+        "full_length": _less(full_hi, full_lo),
+        "bounds": bounds,
         "searches": any("_first_at_least(" in line for line in bounds),
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
@@ -68,12 +70,16 @@ def hopper_fields(
     }
 
 
+def _less(a: str, b: str) -> str:
+    return a if b == "0" else f"{a} - {b}"
+
+
 def _needed(lines: list[str], by: list[str]) -> list[str]:
     """The lines whose names others use, directly or not."""
     used = set(re.findall(r"\w+", "\n".join(by)))
     found: list[str] = []
     for line in reversed(lines):
-        if line.partition(" = ")[0] in used:
+        if used & set(re.findall(r"\w+", line.partition(" = ")[0])):
             used |= set(re.findall(r"\w+", line))
             found.insert(0, line)
     return found
