@@ -241,6 +241,14 @@ def test_varlen_attn_only_where_it_applies():
             assert peers._varlen_mask(mask) == wanted
 
 
+def test_gradients_of_packed_views_are_views():
+    """What a peer's backward pass writes is the gradient, without a copy that its time would have."""
+    x = torch.randn(1, 2, 16, 8, requires_grad=True)
+    grad = torch.randn(16, 2, 8)
+    (found,) = torch.autograd.grad(peers._packed(x), x, grad)
+    assert found.data_ptr() == grad.data_ptr()
+
+
 def test_first_calls_run_in_fresh_processes(tmp_path):
     one = causal_alibi()
     render(one, tmp_path / "generated")

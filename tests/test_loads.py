@@ -34,8 +34,11 @@ def emitted(name: str, folder: Path) -> Path:
 
 
 # A mask with a bias, ranges that are searched, keys that hold NaN where the mask alone hides them, groups of heads,
-# a head dim in two blocks.
-@pytest.mark.parametrize("name", ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefill"])
+# a head dim in two blocks, packed sequences.
+STOCK = ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefill", "varlen_causal"]
+
+
+@pytest.mark.parametrize("name", STOCK)
 def test_verified(name: str, tmp_path: Path) -> None:
     folder = emitted(name, tmp_path)
     assert len(re.findall(r"\(0, dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
@@ -66,6 +69,38 @@ def test_descriptors(causal: Any) -> None:
         [1, 1, 64, 128],
     )
     assert causal._descriptors({"TMA": False}, (x, 64, 128), (x, 64, 128)) == [None, None]
+
+
+def test_sequences_do_not_see_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By TMA: a sequence of NaN between two others, each as if it were alone, bit by bit."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    path = emitted("varlen_causal", tmp_path) / "varlen_causal" / "triton.py"
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        pool.submit(_neighbours, path).result()
+
+
+def _neighbours(path: Path) -> None:
+    interpreter.mend()
+    module: Any = import_file(path, "kgen_test_neighbours")
+    lengths = (70, 33, 45)
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(sum(lengths), 2, 128).bfloat16() for _ in range(4))
+    middle = slice(lengths[0], lengths[0] + lengths[1])
+    for x in (q, k, v, dout):
+        x[middle] = float("nan")
+
+    def run(rows: slice, *ends: int) -> list[torch.Tensor]:
+        inputs = [x[rows].clone().requires_grad_() for x in (q, k, v)]
+        offsets = torch.tensor([0, *ends], dtype=torch.int32)
+        out = module.varlen_causal(*inputs, offsets, offsets)
+        return [out.detach(), *torch.autograd.grad(out, inputs, dout[rows])]
+
+    together = run(slice(0, sum(lengths)), 70, 103, 148)
+    for rows in (slice(0, 70), slice(103, 148)):
+        alone = run(rows, rows.stop - rows.start)
+        for got, want in zip(together, alone, strict=True):
+            assert torch.equal(got[rows], want)
+    assert all(x[middle].isnan().all() for x in together)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kgen.bench.attention.shape import Shape
 from kgen.plan import tuned
 from kgen.plan.attention import plan_attention
 from kgen.plan.tiles import SHARED_MEMORY, candidates, tile_tables
@@ -18,7 +19,8 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.tune.job import TuneJob
 from kgen.tune.tuning import tune_specs
-from kgen.verify.processes import WorkerError
+from kgen.verify.families import problem_of
+from kgen.verify.processes import WorkerError, messages
 
 ROOT = Path(__file__).resolve().parent.parent
 BIG, SMALL, OTHER = Tile(128, 128, 8, 3, True), Tile(64, 64, 4, 3, True), Tile(64, 32, 4, 2)
@@ -150,9 +152,9 @@ def test_table_on_disk(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
     assert len(first.read_text().splitlines()) == 4
     assert tuned.read(first) == {CLASS: BIG, other: SMALL}
-    second.write_text(json.dumps({"format": 3, "rows": []}))
+    second.write_text(json.dumps({"format": 2, "rows": []}))
     tuned.read.cache_clear()
-    with pytest.raises(ValueError, match="format 3"):
+    with pytest.raises(ValueError, match="format 2"):
         tuned.read(second)
 
 
@@ -174,6 +176,17 @@ def test_nearest() -> None:
     assert tuned.nearest(of("all", "plain", "dq"), table) is None
 
 
+def test_nearest_of_packed_sequences() -> None:
+    def of(mask: str, score: str, packed: bool) -> Class:
+        return Class(90, 16, 128, 128, mask, score, "forward", packed=packed)
+
+    table = {of("band", "bias", packed=True): SMALL, of("triangle", "plain", packed=False): BIG}
+    assert tuned.nearest(of("triangle", "plain", packed=True), table) == SMALL  # their length decides more
+    assert tuned.nearest(of("band", "bias", packed=False), table) == BIG
+    del table[of("band", "bias", packed=True)]
+    assert tuned.nearest(of("triangle", "plain", packed=True), table) == BIG
+
+
 def test_candidates_fit() -> None:
     problem = plan_attention(load(ROOT / "specs" / "gemma2.yaml")).problem
     for kernel in ("forward", "dq", "dkdv"):
@@ -192,9 +205,32 @@ def test_timed_tiles_are_for_newer_chips_alone() -> None:
         assert set(table) <= set(SHARED_MEMORY)
 
 
-def test_packed_sequences_load_by_pointers() -> None:
-    problem = plan_attention(load(ROOT / "specs" / "varlen_causal.yaml")).problem
+@pytest.mark.parametrize("name", ["varlen_causal", "varlen_alibi"])
+def test_packed_sequences_have_tiles_of_their_own(name: str) -> None:
+    problem = plan_attention(load(ROOT / "specs" / f"{name}.yaml")).problem
     tables = tile_tables(problem)
     for kernel, table in (("forward", tables.forward), ("dq", tables.dq), ("dkdv", tables.dkdv)):
-        assert all(len(tiles) == 1 and not tiles[0].TMA for tiles in table.values())
-        assert not any(tile.TMA for tile in candidates(problem, kernel, 90))
+        timed = problem.timed_as(90, kernel)
+        assert timed.packed
+        assert timed in tuned.read()
+        assert table[90][0] == tuned.read()[timed]
+        assert not table[90][-1].TMA
+        assert {tile.TMA for tile in candidates(problem, kernel, 90)} == {True, False}
+
+
+@pytest.mark.parametrize("name", ["varlen_alibi", "block_sparse"])
+def test_the_worker_compiles(name: str) -> None:
+    """Packed sequences, which are called by their offsets; a block mask, which is not built on the way."""
+    loaded = load(ROOT / "specs" / f"{name}.yaml")
+    trials = tuple(
+        (kernel, Tile(64, 32, 4, 2, tma)) for kernel in ("forward", "dkdv") for tma in (True, False)
+    )
+    path = ROOT / "generated" / name / "triton.py"
+    job = TuneJob(problem_of(loaded), path, Shape(1, 2, 256), trials, 90)
+    found = [
+        line
+        for line in messages("kgen.tune.worker", job, 120.0, {"TRITON_INTERPRET": None})
+        if "trial" in line
+    ]
+    assert [(line["trial"], line["error"]) for line in found] == [(i, None) for i in range(len(trials))]
+    assert all(line["registers"] and line["shared"] for line in found)

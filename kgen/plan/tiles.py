@@ -43,8 +43,8 @@ class Problem:
     (both), `search` (it is searched for in a sorted buffer), `listed` (it is a list of blocks), or `scan` where every
     tile computes the mask. `score`
     says what an element costs beside the product: `plain` nothing, `bias` an addition, `function` more, `reads` a
-    load. `tile_reads` counts the buffers read for each (query, key). Tiles of packed sequences (`varlen`) are not for
-    TMA, which would run on into the next sequence.
+    load. `tile_reads` counts the buffers read for each (query, key). `varlen`: sequences are packed, and a thousand
+    tokens long rather than ten thousand.
     """
 
     element_size: int
@@ -65,7 +65,7 @@ class Problem:
     def timed_as(self, chip: int, kernel: str, loads: str = "any") -> Class:
         """Where the table of timed tiles has this problem."""
         bits, widths = 8 * self.element_size, (self.width_qk, self.width_v)
-        return Class(chip, bits, *widths, self.mask, self.score, kernel, "pointers" if self.varlen else loads)
+        return Class(chip, bits, *widths, self.mask, self.score, kernel, loads, self.varlen)
 
 
 def tile_tables(problem: Problem) -> TileTables:
@@ -108,11 +108,7 @@ def candidates(problem: Problem, kernel: str, chip: int) -> list[Tile]:
         for num_warps in (4, 8):
             tile = Tile(*rows, num_warps, stages, tma)
             registers = (accumulated(tile) + scores * held * streamed) // (32 * num_warps)
-            if (
-                registers <= 200
-                and shared(problem, tile) <= SHARED_MEMORY[chip]
-                and (not tma or (chip >= 90 and not problem.varlen))
-            ):
+            if registers <= 200 and shared(problem, tile) <= SHARED_MEMORY[chip] and (not tma or chip >= 90):
                 found.append(tile)
                 # A warpgroup multiplies 64 rows at a time: two share them only where registers ask for it.
                 if held == 64:

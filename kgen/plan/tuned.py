@@ -39,7 +39,8 @@ class Class:
 
     `chip` is a compute capability (90 for 9.0), `bits` the size of an element, `width_qk` and `width_v` the padded head
     dims, `mask` and `score` as in `kgen.plan.tiles.Problem`, `kernel` one of `forward`, `dq`, `dkdv`. `loads` is `any`
-    for the best tile of all, `pointers` for the best of those without TMA.
+    for the best tile of all, `pointers` for the best of those without TMA. `packed`: sequences of a thousand tokens in
+    one row, of which a program visits few tiles.
     """
 
     chip: int
@@ -50,14 +51,15 @@ class Class:
     score: str
     kernel: str
     loads: str = "any"
+    packed: bool = False
 
 
 @cache
 def read(path: Path = PATH) -> dict[Class, Tile]:
     """The table. Raises `ValueError` for a file of another format."""
     content = json.loads(path.read_text())
-    if content.get("format") != 2:
-        raise ValueError(f"{path} has format {content.get('format')}, not 2")
+    if content.get("format") != 3:
+        raise ValueError(f"{path} has format {content.get('format')}, not 3")
     names = [field.name for field in fields(Class)]
     return {Class(**{n: row[n] for n in names}): Tile(**row["tile"]) for row in content["rows"]}
 
@@ -65,18 +67,18 @@ def read(path: Path = PATH) -> dict[Class, Tile]:
 def write(table: dict[Class, Tile], path: Path = PATH) -> None:
     """The table, sorted, one row a line."""
     rows = [json.dumps(asdict(c) | {"tile": asdict(t)}) for c, t in sorted(table.items())]
-    path.write_text('{"format": 2, "rows": [\n' + ",\n".join(rows) + "\n]}\n")
+    path.write_text('{"format": 3, "rows": [\n' + ",\n".join(rows) + "\n]}\n")
     read.cache_clear()
 
 
 def nearest(wanted: Class, table: dict[Class, Tile] | None = None) -> Tile | None:
-    """The tile of a class, or of the one that differs least in score, then in mask; None where the chip, the element
-    size, the head dims, the kernel or such loads were never timed."""
+    """The tile of a class, or of the one that differs least: in whether sequences are packed, then in score, then in
+    mask; None where the chip, the element size, the head dims, the kernel or such loads were never timed."""
     rows = read() if table is None else table
 
-    def differences(known: Class) -> tuple[int, Class]:
+    def differences(known: Class) -> tuple[bool, int, bool, Class]:
         steps = abs(SCORES.index(known.score) - SCORES.index(wanted.score))
-        return 2 * steps + (known.mask != wanted.mask), known
+        return known.packed != wanted.packed, steps, known.mask != wanted.mask, known
 
     same = ("chip", "bits", "width_qk", "width_v", "kernel", "loads")
     alike: Iterable[Class] = (c for c in rows if all(getattr(c, n) == getattr(wanted, n) for n in same))

@@ -17,6 +17,7 @@ import torch
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from kgen.bench.attention.peers import prepare
 from kgen.bench.attention.workload import draw_workload
 from kgen.bench.timing import distance
 from kgen.plan.tuned import Tile
@@ -92,12 +93,19 @@ class Bench:
         module: Any = import_file(job.path, f"kgen_emitted_{job.problem.name}")
         self.chip = chip = job.capability or module._arch(torch.device(device))
         module._arch = lambda device: chip
+        module.gluon = None  # only kernels with tiles are tuned, not the one for Hopper
         self.module = module
         shape = job.shape
         self.load = draw_workload(job.problem, shape.batch, shape.heads, shape.length, device)
         self.kernels = {
             k: getattr(self.module, name) for k, (name, _) in KERNELS.items() if hasattr(self.module, name)
         }
+        if job.capability:
+            self.use()
+            for name in ("_delta_kernel", "_block_kinds_kernel", "_block_lists_kernel"):
+                setattr(module, name, _Skipped())
+        name = job.problem.name
+        self.attention = prepare(name, self.load, {name: getattr(module, name)})
         self.out: Any = None
 
     def use(self, **watched: Any) -> None:
@@ -109,7 +117,7 @@ class Bench:
         """A forward pass, whose gradients are then taken again and again."""
         for tensor in (self.load.q, self.load.k, self.load.v):
             tensor.requires_grad_()
-        self.out = self._call()
+        self.out = self.attention(self.load.q, self.load.k, self.load.v)
 
     def run(self, kernel: str, tile: Tile) -> tuple[Any, ...]:
         """The outputs of `kernel` with a tile."""
@@ -117,13 +125,9 @@ class Bench:
         load = self.load
         if kernel == "forward":
             with torch.no_grad():
-                return (self._call(),)
+                return (self.attention(load.q, load.k, load.v),)
         grads = torch.autograd.grad(self.out, (load.q, load.k, load.v), load.dout, retain_graph=True)
         return tuple(grads[:1] if kernel == "dq" else grads[1:])
-
-    def _call(self) -> Any:
-        load = self.load
-        return getattr(self.module, load.problem.name)(load.q, load.k, load.v, **load.buffers, **load.runtime)
 
 
 def trials(job: TuneJob) -> Iterator[dict[str, Any]]:
@@ -132,12 +136,7 @@ def trials(job: TuneJob) -> Iterator[dict[str, Any]]:
         driver.set_active(OfflineDriver(job.capability))
     bench = Bench(job, "cpu" if job.capability else "cuda")
     try_one = _compiled if job.capability else _timed
-    if job.capability:
-        for name in ("_delta_kernel", "_block_kinds_kernel", "_block_lists_kernel"):
-            setattr(bench.module, name, _Skipped())
     if "dq" in bench.kernels:
-        if job.capability:
-            bench.use()
         bench.prepare_backward()
     expected: dict[str, tuple[Any, ...]] = {}
     for number, (kernel, tile) in enumerate(job.trials):

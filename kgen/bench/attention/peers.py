@@ -65,8 +65,8 @@ def _kgen(workload: Workload, function: Any) -> Attention:
 
 
 def _packed(x: Tensor) -> Tensor:
-    """[1, H, T, D] as [T, H, D]."""
-    return x[0].transpose(0, 1)
+    """[1, H, T, D] as [T, H, D], by views whose gradients are views too: those of `x[0]` would be copied."""
+    return x.squeeze(0).transpose(0, 1)
 
 
 def _kgen_packed(workload: Workload, packing: Packing, function: Any) -> Attention:

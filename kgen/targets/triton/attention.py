@@ -76,7 +76,6 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
         "narrow_values": _narrow_values(plan),
-        "by_tma": not spec.varlen and (decode is None or not decode.alone),
         "decode_always": decode is not None and decode.alone,
         "decode_few": decode is not None and not decode.alone,
         "decode": False,

@@ -15,6 +15,7 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
+from kgen.targets.triton.placement import tma_row
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.targets.triton.text import bracketed, value_of, wrapped
 
@@ -463,7 +464,7 @@ class KernelFields:
             values |= {"lse_ptr": "lse_head", "delta_ptr": "delta_head"}
         if descriptors:
             names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
-            names += ["b", "h_kv" if outer == "q_idx" else "h"]
+            names += tma_row(self.packed, SIDES[streamed[0]], "h_kv" if outer == "q_idx" else "h")[1]
         names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
         body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
         body.append(fields["scaled"])
@@ -566,7 +567,8 @@ class KernelFields:
     ) -> dict[str, Any]:
         """How a kernel loads the tiles that stream through its loop and those that it holds: by TMA, or by pointers.
 
-        TMA reads zeros past the end of a tensor. Rows that only the mask hides may hold NaN: pointers leave them out.
+        TMA reads zeros past the end of a tensor, or of a packed sequence. Rows that only the mask hides may hold NaN:
+        pointers leave them out.
         """
         hidden = {"q": self.plan.q.live != self.plan.q.bound, "kv": self.plan.kv.live != self.plan.kv.bound}
         tiles = {x: self._operand(x, guards[SIDES[x]]) for x in (*streamed, *held)}
@@ -583,9 +585,7 @@ class KernelFields:
             "desc_blocks": ", ".join(
                 f'({block["tensor"]}, tile["{rows}"], {block["size"]})' for block, rows in blocks
             ),
-            "tma_tensors": ""
-            if self.packed
-            else "".join(f", {x}" for x in dict.fromkeys(block["tensor"] for block, _ in blocks)),
+            "tma_tensors": "".join(f", {x}" for x in dict.fromkeys(block["tensor"] for block, _ in blocks)),
         }
 
     def _operand(self, x: str, guard: str) -> dict[str, Any]:
@@ -604,7 +604,7 @@ class KernelFields:
                     "tensor": "dout" if x == "do" else x,
                     "size": c.size,
                     "desc": f"{x}_desc{c.tag}",
-                    "at": f"b, {head}, {side}_start, {c.start}",
+                    "at": f"{tma_row(self.packed, side, head)[0]}, {c.start}",
                     "pointers": f"{x}_rows{c.tag}",
                     "own": f"{x}_ptr + {offsets}[:, None] * {stride}s + {c.columns}[None, :] * {stride}d",
                     "own_guard": self.load(c, guard).guard,

@@ -12,6 +12,17 @@ def placement(packed: bool, head_v: int) -> dict[str, object]:
     return {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
 
 
+def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
+    """Where a descriptor has the first row of a tile, all indices but the column; and the names in it.
+
+    `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launcher.j2`.
+    """
+    if not packed:
+        return f"b, {head}, {side}_start", ["b", head]
+    end, length = f"{side}_end", f"S{side[0].upper()}"
+    return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
+
+
 def _strides(letters: str, order: str) -> dict[str, str]:
     """Parameters, in the order of a tensor's dimensions; those that addresses are computed from are 64-bit."""
     return {
@@ -35,7 +46,7 @@ _DENSE: dict[str, object] = {
         "rows": "b_h.to(tl.int64) * SQ",
         "programs": "triton.cdiv(SQ, 64) * B * HQ",
     },
-    "axes": {"names": "[B, H, S, D]", "count": 4},
+    "axes": {"names": "[B, H, S, D]", "count": 4, "rows": 3},
     "shape": {
         "q": "B, HQ, SQ",
         "lse": "B, HQ, SQ",
@@ -47,6 +58,8 @@ _DENSE: dict[str, object] = {
         "kv": 'triton.cdiv(SK, tile["BLOCK_N"]) * B * HKV',
     },
     "like": {x: f"_empty({x}.shape, {x})" for x in "qkv"},
+    # Keys and values of four long sequences stay in L2.
+    "group": 4,
 }
 
 _PACKED: dict[str, object] = {
@@ -70,7 +83,7 @@ _PACKED: dict[str, object] = {
         "rows": "h.to(tl.int64) * TQ",
         "programs": "triton.cdiv(TQ, 64) * HQ",
     },
-    "axes": {"names": "[T, H, D]", "count": 3},
+    "axes": {"names": "[T, H, D]", "count": 3, "rows": 2},
     "shape": {
         "q": "TQ, HQ",
         "lse": "HQ, TQ",
@@ -82,4 +95,6 @@ _PACKED: dict[str, object] = {
         "kv": '(TK // tile["BLOCK_N"] + B + 1) * HKV',
     },
     "like": {x: f"{x}.new_empty({x}.shape)" for x in "qkv"},
+    # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.
+    "group": 16,
 }
