@@ -1,4 +1,4 @@
-"""Which forward passes have a kernel for Hopper alone, and with what tile: warp-specialised, TMA and asynchronous products.
+"""Which forward passes have a kernel for Hopper alone, and its tile: warp-specialised, asynchronous products.
 
 The kernel is made for heads of 128 columns of 16 bits: two consumers of 64 queries each hold an accumulator of 64
 registers a thread and scores of as many, and one K and V tile for both goes through shared memory. Other widths, and

@@ -52,7 +52,8 @@ def hopper_fields(
         "sink": forward["sink"],
         "sink_load": sinks["load"],
     }
-    return _in_gluon(fields) | {
+    spelled: dict[str, Any] = _in_gluon(fields)
+    return spelled | {
         "width": WIDTH,
         "tile_params": wrapped([*passed, *["SQ"] * (not passed)], 4),
         "tile_args": wrapped([*passed, *["SQ"] * (not passed)], 12),
