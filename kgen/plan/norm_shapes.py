@@ -166,23 +166,33 @@ def _shifted(
     return Shape(threads, rows, elements, cluster, stages, blocks, turns, shifted=True)
 
 
-SHIFTED_FORWARD: tuple[Shape, ...] = (
-    _shifted(32, 4, 40),
-    _shifted(64, 2, 40),
-    _shifted(128, 1, 40, stages=3, blocks=3),
-    _shifted(256, 1, 40, stages=3),
-    _shifted(384, 1, 40),
-    _shifted(384, 1, 40, cluster=2),
-    _shifted(384, 1, 40, cluster=4),
-    _shifted(384, 1, 40, cluster=8),
-    _shifted(384, 1, 40, cluster=16),
-)
+_SHIFTED_CLUSTERS = tuple(_shifted(384, 1, 40, cluster=n) for n in (2, 4, 8, 16))
+
+SHIFTED_FORWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        _shifted(32, 4, 40, turns=8),
+        _shifted(64, 2, 40, turns=8),
+        _shifted(128, 1, 40, turns=8),
+        _shifted(256, 1, 40, turns=8),
+        _shifted(384, 1, 40, turns=8),
+        *_SHIFTED_CLUSTERS,
+    ),
+    "layer": (
+        _shifted(16, 4, 32, turns=32),
+        _shifted(32, 4, 40),
+        _shifted(64, 2, 40),
+        _shifted(128, 1, 40, stages=3, blocks=3),
+        _shifted(256, 1, 40, stages=3),
+        _shifted(384, 1, 40),
+        *_SHIFTED_CLUSTERS,
+    ),
+}
 """For rows that begin between two accesses. Many elements a thread: what is asked at their edges costs instructions."""
 
 SHIFTED_BACKWARD: tuple[Shape, ...] = (
-    _shifted(16, 8, 32, blocks=3),
-    _shifted(32, 4, 32, blocks=3),
-    _shifted(64, 2, 32, blocks=3),
+    _shifted(16, 8, 32),
+    _shifted(32, 4, 32),
+    _shifted(64, 2, 32),
     _shifted(96, 1, 32, blocks=4),
     _shifted(160, 1, 32, blocks=3),
     _shifted(256, 1, 32, blocks=2),
@@ -197,9 +207,7 @@ SHIFTED_BACKWARD: tuple[Shape, ...] = (
 
 def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
     """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
-    # Layer norm has more to do for an element, so the edges of a row weigh less.
-    narrow = (_shifted(16, 4, 32),) if plan.spec.norm == "layer" else ()
-    return _sorted((*FORWARD[plan.spec.norm], *narrow, *SHIFTED_FORWARD), plan)
+    return _sorted((*FORWARD[plan.spec.norm], *SHIFTED_FORWARD[plan.spec.norm]), plan)
 
 
 def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
