@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kgen.expr.differentiate import is_one
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTH = 128
@@ -29,14 +30,6 @@ class HopperTile:
     """Whether programs take tiles from a counter: where some tiles take longer than others."""
 
 
-@dataclass(frozen=True)
-class HopperBackward:
-    """Registers as of `HopperTile`, of the kernel of dq and of that of dk and dv. Both stream tiles of 64 rows."""
-
-    consumer_registers: int
-    producer_registers: int
-
-
 def hopper_tile(plan: AttentionPlan) -> HopperTile | None:
     """The tile of the forward kernel for Hopper; None where there is no such kernel."""
     if not _made_for(plan, plan.forward):
@@ -48,12 +41,13 @@ def hopper_tile(plan: AttentionPlan) -> HopperTile | None:
     return HopperTile(keys, slots, *((232, 40) if lean else (240, 24)), dynamic=mask != "all")
 
 
-def hopper_backward(plan: AttentionPlan) -> HopperBackward | None:
-    """Registers of the backward kernels for Hopper; None where there are none: both kernels, or neither."""
+def hopper_backward(plan: AttentionPlan) -> bool:
+    """Whether there are backward kernels for Hopper: for dq and for dk and dv, or neither."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    if not loops or not all(_made_for(plan, loop) and not loop.gradients for loop in loops):
-        return None
-    return HopperBackward(*((232, 40) if plan.problem.mask == "search" else (240, 24)))
+    # A gradient that multiplies dS waits for dP in as many registers as P: with dk and dv those are too many.
+    return bool(loops) and all(
+        _made_for(plan, loop) and not loop.gradients and is_one(loop.dscore) for loop in loops
+    )
 
 
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:

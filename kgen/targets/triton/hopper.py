@@ -20,13 +20,14 @@ Fields = dict[str, Any]
 
 
 def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]) -> Fields | None:
-    """The names under `hopper`, from those of the kernels for every chip in `context`; None where there is no kernel."""
-    tile, backward = hopper_tile(plan), hopper_backward(plan)
+    """The names under `hopper`, from those of the kernels for every chip in `context`; None without such a kernel."""
+    tile = hopper_tile(plan)
     if tile is None:
         return None
     problem, sinks = list(kernels.problem), context["sinks"]
+    backward = hopper_backward(plan)
     loops = {"forward": _of_queries(context["forward"], problem)}
-    if backward is not None:
+    if backward:
         loops |= {"dq": _of_queries(context["dq"], problem), "dkdv": _of_keys(context["dkdv"], problem)}
     return {
         **{name: _in_gluon(fields) for name, fields in loops.items()},
