@@ -114,17 +114,70 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
     for kernel, shapes in module._SHAPES.items():
         assert [s["width"] for s in shapes] == sorted(s["width"] for s in shapes)
         # One shape for each way of sharing rows: several a block, one, and a cluster for one; and rows of any layout.
-        names |= {
-            module._name(kernel, s): 90 if s["cluster"] > 1 else first for s in (shapes[0], *shapes[-1:])
+        those = {
+            n: [s for s in shapes if n in s["layouts"] and (n != "single" or s["cluster"] == 1)]
+            for n in ("whole", "shifted", "single")
         }
-        singles = [s for s in shapes if s["single"] and s["cluster"] == 1]
-        names |= {module._name(kernel, s, vector=1): first for s in (*singles[-1:], module._NARROW)}
+        chosen = [("whole", s) for s in (those["whole"][0], those["whole"][-1])]
+        chosen += [(n, s) for n in ("shifted", "single") for s in those[n][-1:]]
+        for layout, s in chosen:
+            names[module._name(kernel, s, layout)] = 90 if s["cluster"] > 1 else first
+        names[module._name(kernel, module._NARROW, "single")] = first
     for name, least in names.items():
         for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
             registers, spills, _ = usage(bytes(module._compiled(name, arch).code))
             assert 16 <= registers <= 255
             # All gradients at once, in the widest shape, are more than a thread has registers for.
             assert spills == 0 or which == "mods", (name, arch, spills)
+
+
+@pytest.fixture(scope="module")
+def module_of_layer_norm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("norm")
+    path = emitted(norm(folder, *NORMS["layer"]), folder / "out") / "sample" / "cuda.py"
+    module = import_file(path, "emitted_layouts")
+    module._arch = lambda device: "sm_90"
+    module._resident = lambda *args: 264
+    module._shared_limit = lambda device: 220_000
+    return module
+
+
+def test_layouts_of_rows(module_of_layer_norm):
+    """Rows come 16 bytes at a time where all begin on as many, or all just as far behind; else singly."""
+    layout = module_of_layer_norm._layout
+    x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
+    assert layout((x,), (w,)) == "whole"
+    assert layout((x[:, :257],), (w,)) == "single"  # rows of the output begin elsewhere
+    assert layout((x[:, :256], x[:, 8:]), (w,)) == "whole"
+    assert layout((x[:, 1:257],), (w,)) == layout((x,), (w[1:],)) == "single"
+    odd = torch.empty(5, 265, dtype=torch.float16)
+    assert layout((odd,), (w,)) == layout((odd[:, :257],), (w,)) == "shifted"
+    assert layout((odd[1:],), (w,)) == layout((odd, x[:, :257]), (w,)) == "single"
+
+
+@pytest.mark.parametrize("width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143])
+def test_shapes_are_wide_enough(module_of_layer_norm, width):
+    plan, cuda = module_of_layer_norm._plan, torch.device("cuda", 0)
+    for kernel, layout in product(("forward", "backward"), ("shifted", "whole", "single")):
+        name, shape, shared, _ = plan(kernel, cuda, width, layout, 4)
+        shifted = name.endswith("true>")
+        assert not shifted or layout == "shifted"
+        assert shape["elements"] == 0 or shape["width"] >= width + 7 * shifted
+        assert shared <= 220_000
+        widest = 245_753 if kernel == "forward" else 196_601
+        assert shifted == (layout == "shifted" and 256 < width <= widest)
+
+
+def test_rows_of_a_thread_have_one_alignment(module_of_layer_norm):
+    groups = module_of_layer_norm._groups
+    for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
+        s = {"rows": shape_rows, "stay": True, "turns": turns}
+        for multiple in (1, 8, 24):
+            n = groups(rows, s, resident, multiple)
+            assert n > 0
+            assert n * shape_rows % multiple == 0
+            assert n <= max(resident, -(-rows // shape_rows) // 2 * (turns > 0), multiple)
+    assert groups(5000, {"rows": 4, "stay": False, "turns": 0}, 0, 1) == 1250
 
 
 def nvcc(path: Path, folder: Path, *options: str) -> str:

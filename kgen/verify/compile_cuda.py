@@ -49,9 +49,8 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
         for shape in shapes:
             if shape["cluster"] == 1 or job.capability >= 90:
                 variant = f"width {shape['width']}"
-                compile_only(None, module._name(kernel, shape))
-                if shape["single"]:
-                    compile_only(None, module._name(kernel, shape, 1))
+                for layout in shape["layouts"]:
+                    compile_only(None, module._name(kernel, shape, layout))
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

@@ -18,15 +18,16 @@ DTYPES: Mapping[str, Any] = {
     "bool": torch.bool,
 }
 
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "offset", "stepped", "broadcast")
+LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast")
 
 
 def arrange(values: Tensor, layout: str) -> Tensor:
     """The same values in a storage of another layout; what lies between and after the rows is poison.
 
     `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
-    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `offset`: contiguous,
-    one element off; `stepped`: every other element; `broadcast` and `expanded`: strides of 0 as they come.
+    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: 8 elements of poison
+    after every row, the first one aligned; `offset`: contiguous, one element off; `stepped`: every other element;
+    `broadcast` and `expanded`: strides of 0 as they come.
     """
     if layout in ("broadcast", "expanded"):
         return values
@@ -37,6 +38,8 @@ def arrange(values: Tensor, layout: str) -> Tensor:
     shape = list(values.shape)
     if layout == "offset":
         view = _poison((values.numel() + 2,), values)[1:-1].view(shape)
+    elif layout == "spaced":
+        view = _poison((*shape[:-1], shape[-1] + 8), values)[..., : shape[-1]]
     elif layout == "stepped":
         view = _poison((*shape[:-1], 2 * shape[-1]), values)[..., ::2]
     else:

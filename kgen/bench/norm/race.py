@@ -116,6 +116,10 @@ def _graphed(run: Callable[[], Any], stream: Any) -> Callable[[], Any]:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        run()
-    replay: Callable[[], Any] = graph.replay
+        result = run()
+
+    def replay() -> tuple[Any, ...]:
+        graph.replay()
+        return run, result  # the graph knows addresses alone: what lies there belongs to these two
+
     return replay

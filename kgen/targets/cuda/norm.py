@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kgen.plan.norm import NormPlan, plan_norm
-from kgen.plan.sizes import ELEMENT_SIZE
 from kgen.spec.load import Loaded
 from kgen.targets import Source
 from kgen.targets.cuda.elements import used
@@ -29,9 +28,6 @@ def _context(plan: NormPlan) -> dict[str, object]:
     forward = kernels.forward()
     backward = kernels.backward() if plan.backward else None
     dtypes = {o.dtype for o in plan.operands} | set(spec.dtypes.values())
-    sizes = [
-        ELEMENT_SIZE[spec.dtypes[n]] for n in ("input", "output", *(["residual"] if spec.residual else []))
-    ]
     return {
         "name": spec.name,
         "summary": spec.summary.rstrip(".") + "." if spec.summary else f"{spec.name}.",
@@ -45,8 +41,8 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "backward": backward,
         "helpers": {h: h in kernels.printer.helpers for h in HELPERS},
         "row_gradients": bool(backward and backward["row_sums"]),
-        # Accesses of 16 bytes for the narrowest tensor; eight bits are stored 8 bytes at a time.
-        "vector": 16 // max(2, min(sizes)),
+        "vector": kernels.vector,
+        "vector_less_one": kernels.vector - 1,
         "quantized": spec.quantize is not None,
         "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
         "per_tensor": bool(spec.quantize and spec.quantize.scale == "per_tensor"),

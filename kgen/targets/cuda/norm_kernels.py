@@ -8,6 +8,7 @@ from typing import Any
 
 from kgen.expr.nodes import Const, Node, Type, variables
 from kgen.plan.norm import Gradient, NormPlan, Operand, Value
+from kgen.plan.sizes import ELEMENT_SIZE
 from kgen.targets.cuda.elements import ELEMENTS
 from kgen.targets.cuda.printer import Printer, literal
 
@@ -22,9 +23,10 @@ TAKEN = frozenset(
     hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
     row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
     threads elements cluster blocks block single stays early unroll stride
-    load store rounded bf16 fp16 auto bool char const constexpr default delete do double
-    enum extern float goto inline int long namespace new operator private protected public register
-    short signed sizeof static struct switch template this throw typedef union unsigned using
+    shifted shift shift_of inside for_inside there low
+    load store load_inside store_inside store_sums rounded bf16 fp16 auto bool char const constexpr
+    default delete do double enum extern float goto inline int long namespace new operator private
+    protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
     virtual void volatile
     """.split()  # noqa: SIM905
 )
@@ -35,6 +37,10 @@ class KernelFields:
 
     def __init__(self, plan: NormPlan) -> None:
         self.plan, self.spec = plan, plan.spec
+        sizes = [ELEMENT_SIZE[self.spec.dtypes[n]] for n in ("input", "output")]
+        sizes += [ELEMENT_SIZE[self.spec.dtypes["residual"]]] * bool(self.spec.residual)
+        # Accesses of 16 bytes for the narrowest tensor; eight bits are stored 8 bytes at a time.
+        self.vector = 16 // max(2, min(sizes))
         constants = {n: p for n, p in self.spec.params.items() if not p.runtime}
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         names = {n: self.local(n) for n in (*self.spec.buffers, *self.runtime)} | {
@@ -196,7 +202,7 @@ class KernelFields:
         strides = [f"{s['name']}_stride" for s in streams]
         return {
             "host_pointers": ", ".join([*(f"{s['name']}_ptr" for s in streams), *pointers]),
-            "host_strides": ", ".join([*strides, "width_"]),
+            "host_strides": ", ".join(strides),
         }
 
     def _rounding(self, value: Value) -> str:
@@ -227,7 +233,7 @@ class KernelFields:
         values = [*b.before, b.dh]
         first = self._body(loads, b.before, [*ends, *adds(g for g in b.columns if not late(g))])
         stores = [(f"d{self.local(g.of)}_at[i] = {{}};", g.tree) for g in b.elements]
-        row_ends = [(f"row_sums[{i}] += {{}};", g.tree) for i, g in enumerate(b.rows)]
+        row_ends = [(f"if (inside(v, i)) row_sums[{i}] += {{}};", g.tree) for i, g in enumerate(b.rows)]
         second = self._body(loads, values, [*stores, *row_ends, *adds(g for g in b.columns if late(g))])
         alone = self._body(
             loads, values, [(f"d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in b.columns]
@@ -274,9 +280,7 @@ class KernelFields:
             "host_parts": parts,
             "host_floats": floats if sums else "",
             "host_heads": "heads" if spec.heads else "1",
-            "host_multiple": "heads / std::gcd(heads, static_cast<long long>(shape.rows))"
-            if spec.heads
-            else "1",
+            "host_multiple": "heads" if spec.heads else "1LL",
             "host_share": "(64 * heads)" if spec.heads else "64",
             "host_times_rows": " * shape.rows" if spec.heads else "",
             "host_times_heads": " * heads" if spec.heads else "",

@@ -21,6 +21,21 @@ def _tuple(names: Sequence[str]) -> str:
     return ", ".join(names) + ("," if len(names) == 1 else "")
 
 
+def _row(shape: Shape, single: bool) -> dict[str, object]:
+    """What a table of shapes says of one."""
+    layouts = ["shifted"] if shape.shifted else ["whole", *["single"] * single]
+    return {
+        **asdict(shape),
+        "least": shape.least,
+        "width": shape.width,
+        "stay": shape.stay,
+        "stay_word": shape.stay_word,
+        "layouts": f"({_tuple([repr(n).replace(chr(39), chr(34)) for n in layouts])})",
+        "whole": "whole" in layouts,
+        "single": single,
+    }
+
+
 class LauncherFields:
     """What `norm.py.j2` says: arguments, their checks, and the arguments of the kernels."""
 
@@ -28,6 +43,7 @@ class LauncherFields:
         self, kernels: KernelFields, forward: dict[str, Any], backward: dict[str, Any] | None
     ) -> None:
         self.plan, self.spec, self.runtime = kernels.plan, kernels.spec, kernels.runtime
+        self.vector = kernels.vector
         self.forward, self.backward = forward, backward
 
     def fields(self) -> dict[str, object]:
@@ -41,6 +57,7 @@ class LauncherFields:
         keyword += scale
         tensors = [*(o.name for o in plan.operands), *scale]
         scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
+        multiple = f'{self.vector} if layout == "shifted" else 1'
         keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
         return {
             "summary_line": spec.summary.rstrip(".") + "." if spec.summary else f"The norm `{spec.name}`.",
@@ -70,6 +87,8 @@ class LauncherFields:
                 for o in plan.operands
             ],
             "positional": positional,
+            "and_heads": ", and of one head in backward" if spec.heads else "",
+            "backward_multiple": f"math.lcm(heads, {multiple})" if spec.heads else multiple,
             "x_words": "[..., H, width]" if spec.heads else "[..., width]",
             "x_dims": 2 if spec.heads else 1,
             "heads": bool(spec.heads),
@@ -83,7 +102,7 @@ class LauncherFields:
             "saves": list(plan.saves),
             "save_mean": "mean" in plan.saves,
             "save_rstd": "rstd" in plan.saves,
-            "forward_table": self._table(forward_shapes(plan), self._held(plan.forward.loads)),
+            "forward_table": self._table(forward_shapes(plan), plan.forward.loads, 0),
             "backward_table": self._backward_table(),
             "has_backward": plan.backward is not None,
             "runtime_names": runtime,
@@ -119,35 +138,32 @@ class LauncherFields:
             words.append("h, what was normed")
         return " and ".join(words) if len(words) < 3 else f"{words[0]}, {words[1]}, and {words[2]}"
 
-    @staticmethod
-    def _held(loads: Iterable[Operand]) -> int:
-        """Registers for an element of a row whose elements come one at a time."""
-        return sum(o.along != "row" for o in loads)
-
     def _backward_table(self) -> list[dict[str, object]]:
         plan, b = self.plan, self.plan.backward
         if b is None:
             return []
-        return self._table(backward_shapes(plan), len(plan.upstream) + self._held(b.loads) + len(b.columns))
+        return self._table(backward_shapes(plan), (*plan.upstream, *b.loads), len(b.columns))
 
-    def _table(self, shapes: Sequence[Shape], held: int) -> list[dict[str, object]]:
-        """The shapes that the widths of the spec need; `single` are those whose registers hold single elements too."""
+    def _table(self, shapes: Sequence[Shape], loads: Sequence[Operand], sums: int) -> list[dict[str, object]]:
+        """The shapes that the widths of the spec need, for kernels that keep `sums` sums of each column.
+
+        `single` are those whose registers hold all that is loaded, one element each.
+        """
+        held = sums + sum(o.along != "row" for o in loads)
         widths = [self.spec.width] if isinstance(self.spec.width, int) else self.spec.width
         if widths != "any":
             # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
             least, most = min(widths), max(widths)
-            enough = [s for s in shapes if s.width >= most][:2]
-            shapes = [s for s in shapes if least <= s.width < most or s in enough]
-        return [
-            {
-                **asdict(s),
-                "width": s.width,
-                "stay": s.stay,
-                "stay_word": s.stay_word,
-                "single": s.fits_registers(held),
-            }
-            for s in shapes
-        ]
+            whole = [s for s in shapes if not s.shifted]
+            enough = [s for s in whole if s.width >= most][:2]
+            odd = [w + self.vector - 1 for w in widths if w % self.vector]
+            shapes = [
+                s
+                for s in shapes
+                if (any(s.least <= w <= s.width for w in odd) if s.shifted else least <= s.width < most)
+                or s in enough
+            ]
+        return [_row(s, not s.shifted and s.fits_registers(held)) for s in shapes]
 
     def _bytes(self, loads: Iterable[Operand]) -> int:
         return sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")

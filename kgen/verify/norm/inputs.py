@@ -84,6 +84,7 @@ def _wanted(quick: bool) -> Iterator[Case]:
     yield Case("one-element", 1, (5,))
     yield Case("guarded", 100, (3, 7), layout="guarded", dout="strided")
     yield Case("padded", 768, (19,), layout="padded")
+    yield Case("odd-spaced", 1003, (29,), layout="spaced")
     yield Case("transposed", 72, (3, 5, 6), layout="bshd")
     yield Case("broadcast", 96, (4, 9), layout="broadcast", dout="expanded")
     yield Case("stepped", 50, (11,), layout="stepped")
@@ -99,6 +100,8 @@ def _wanted(quick: bool) -> Iterator[Case]:
         return
     for width in (64, 128, 257, 512, 1000, 1024, 2048, 4095, 4096, 5120, 8192, 12288, 14336, 16384):
         yield Case(f"width-{width}", width, (531,))
+    for width in (8197, 20_011, 50_001, 100_003, 200_001):
+        yield Case(f"width-{width}", width, (67,), layout="spaced")
     for width in (32768, 65536, 65544, 100_000, 131072, 262144):
         yield Case(f"width-{width}", width, (67,))
         yield Case(f"few-{width}", width, (3,), layout="guarded", dout="strided")

@@ -1,0 +1,373 @@
+"""Gluon on the CPU: as much of it as the emitted kernels for Hopper use, on torch tensors.
+
+Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with
+data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
+early or filled twice gives NaN, and a barrier that nobody completes an error. Layouts, registers and fences are not
+modelled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+PATIENCE = 30.0
+"""Seconds after which a barrier that nobody completes is an error."""
+
+_own = threading.local()
+_lock = threading.Lock()
+_failed = threading.Event()
+
+
+class Memory:
+    """A view of shared memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.shape = list(tensor.shape)
+        self.dtype = tensor.dtype
+
+    def index(self, i: Any) -> Memory:
+        return Memory(self.tensor[int(i)])
+
+    def reshape(self, shape: Sequence[int]) -> Memory:
+        return Memory(self.tensor.view(*shape))
+
+    def permute(self, order: Sequence[int]) -> Memory:
+        return Memory(self.tensor.permute(*order))
+
+    def load(self, layout: Any) -> Tensor:
+        return self.tensor.clone()
+
+    def store(self, value: Tensor) -> None:
+        assert list(value.shape) == self.shape
+        assert value.dtype == self.dtype or not value.dtype.is_floating_point
+        self.tensor.copy_(value)
+
+
+class Barrier:
+    """An mbarrier: a phase ends when all have arrived and all bytes that were announced are there."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.phase = self.bytes = self.count = self.left = 0
+
+    def init(self, count: int) -> None:
+        self.count = self.left = count
+
+    def arrive(self, announced: int = 0) -> None:
+        self._change(1, announced)
+
+    def land(self, count: int) -> None:
+        self._change(0, -count)
+
+    def _change(self, arrivals: int, more: int) -> None:
+        with self.changed:
+            self.left -= arrivals
+            self.bytes += more
+            assert self.left >= 0, "more arrivals than a phase of the barrier has"
+            if self.left == 0 and self.bytes == 0:
+                self.phase, self.left = self.phase + 1, self.count
+                self.changed.notify_all()
+
+    def wait(self, parity: Any) -> None:
+        deadline = time.monotonic() + PATIENCE
+        with self.changed:
+            while self.phase & 1 == int(parity):
+                self.changed.wait(0.1)
+                if _failed.is_set() or time.monotonic() > deadline:
+                    raise RuntimeError("a barrier that nobody completes")
+
+
+class Barriers:
+    """Barriers in shared memory."""
+
+    def __init__(self, n: int) -> None:
+        self.barriers = [Barrier() for _ in range(n)]
+
+    def index(self, i: Any) -> Barrier:
+        return self.barriers[int(i)]
+
+
+class Descriptor:
+    """A TMA descriptor: `tensor` by blocks of `block`, zeros outside."""
+
+    def __init__(
+        self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int], layout: Any
+    ) -> None:
+        self.tensor, self.shape, self.block = tensor.detach().as_strided(shape, strides), shape, list(block)
+        self.dtype, self.layout = tensor.dtype, layout
+        self.block_type = SimpleNamespace(shape=self.block, nbytes=math.prod(block) * tensor.element_size())
+
+    def inside(self, at: Sequence[Any]) -> tuple[Tensor, tuple[slice, ...]]:
+        """The part of a block that exists, and where in the block it is."""
+        starts = [int(i) for i in at]
+        assert min(starts) >= 0
+        ends = [max(i, min(i + n, size)) for i, n, size in zip(starts, self.block, self.shape, strict=True)]
+        part = self.tensor[tuple(slice(i, j) for i, j in zip(starts, ends, strict=True))]
+        return part, tuple(slice(0, n) for n in part.shape)
+
+
+def _fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) -> None:
+    part, where = desc.inside(at)
+    block = torch.zeros(desc.block, dtype=desc.dtype)
+    block[where] = part
+    assert slot.shape == desc.block
+    slot.tensor.fill_(math.nan)
+
+    def land() -> None:
+        time.sleep(random.random() * 3e-4)
+        slot.tensor.copy_(block)
+        barrier.land(desc.block_type.nbytes)
+
+    threading.Thread(target=land).start()
+
+
+def _write(desc: Descriptor, at: Sequence[Any], slot: Memory) -> None:
+    part, where = desc.inside(at)
+    part.copy_(slot.tensor[where])
+
+
+class Product:
+    """A matrix product under way."""
+
+    def __init__(self, a: Any, b: Memory, acc: Tensor | None) -> None:
+        self.a, self.b, self.acc = a, b, acc
+        self.value: Tensor | None = None
+
+    def finish(self) -> None:
+        a = self.a.tensor if isinstance(self.a, Memory) else self.a
+        assert a.dtype == self.b.dtype
+        product = a.float() @ self.b.tensor.float()
+        self.value = product if self.acc is None else self.acc + product
+
+
+def _mma(a: Any, b: Memory, acc: Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:
+    assert is_async
+    product = Product(a, b, acc if use_acc else None)
+    _under_way().append(product)
+    return product
+
+
+def _mma_wait(pending: int, deps: Sequence[Any]) -> Any:
+    if random.random() < 0.5:
+        time.sleep(3e-4)  # time for others to do what they should not do yet
+    while len(_under_way()) > pending:
+        _under_way().popleft().finish()
+    found = [d.value if isinstance(d, Product) else d for d in deps]
+    assert all(x is not None for x in found), "the product is still under way"
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _under_way() -> deque[Product]:
+    if not hasattr(_own, "products"):
+        _own.products = deque()
+    products: deque[Product] = _own.products
+    return products
+
+
+class Pointer:
+    """The address of an element of a tensor."""
+
+    def __init__(self, tensor: Tensor, offset: Any = 0) -> None:
+        self.tensor, self.offset = tensor, offset
+        self.dtype = SimpleNamespace(element_ty=tensor.dtype)
+
+    def __add__(self, steps: Any) -> Pointer:
+        return Pointer(self.tensor, self.offset + steps)
+
+    def elements(self, mask: Any) -> tuple[Tensor, Tensor]:
+        offset = torch.as_tensor(self.offset)
+        live = torch.as_tensor(True if mask is None else mask).expand(offset.shape)
+        storage = self.tensor.detach().as_strided(
+            (self.tensor.untyped_storage().nbytes() // self.tensor.element_size(),), (1,), 0
+        )
+        start = self.tensor.storage_offset()
+        return storage, torch.where(live, offset + start, -1)
+
+
+def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
+    storage, at = pointer.elements(mask)
+    return torch.where(at >= 0, storage[at.clamp_min(0)], torch.as_tensor(other, dtype=storage.dtype))
+
+
+def _store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
+    storage, at = pointer.elements(mask)
+    storage[at[at >= 0]] = value.to(storage.dtype)[at >= 0]
+
+
+def _atomic_add(pointer: Pointer, value: int, sem: str) -> Tensor:
+    with _lock:
+        old = pointer.tensor[0].clone()
+        pointer.tensor[0] += value
+    return old
+
+
+def _specialize(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
+    errors: list[BaseException] = []
+    place = _own.place
+
+    def run(partition: Callable[..., None], args: tuple[Any, ...]) -> None:
+        _own.place = place
+        try:
+            partition(*args)
+            assert not _under_way(), "a partition ends with a product under way"
+        except BaseException as error:
+            errors.append(error)
+            _failed.set()
+
+    threads = [threading.Thread(target=run, args=p) for p in partitions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *args: function(*(torch.as_tensor(a) for a in args))
+
+
+def _where(condition: Any, a: Any, b: Any) -> Tensor:
+    kind = next((x.dtype for x in (a, b) if isinstance(x, Tensor)), torch.int64)
+    x, y = (v if isinstance(v, Tensor) else torch.as_tensor(v, dtype=kind) for v in (a, b))
+    return torch.where(torch.as_tensor(condition), x, y)
+
+
+def _no_layout(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _max(x: Tensor, axis: int) -> Tensor:
+    return x.amax(axis)
+
+
+_LAYOUTS = (
+    "BlockedLayout",
+    "SliceLayout",
+    "NVMMADistributedLayout",
+    "NVMMASharedLayout",
+    "DotOperandLayout",
+    "SwizzledSharedLayout",
+)
+
+gl = SimpleNamespace(
+    **{f"int{n}": getattr(torch, f"int{n}") for n in (32, 64)},
+    **{name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")},
+    **dict.fromkeys(_LAYOUTS, _no_layout),
+    **{name: _tensors(getattr(torch, name)) for name in ("exp2", "log2", "rsqrt", "minimum", "maximum")},
+    allocate_shared_memory=lambda dtype, shape, layout: (
+        Barriers(shape[0]) if dtype == torch.int64 else Memory(torch.full(shape, -7, dtype=dtype))
+    ),
+    arange=lambda start, end, layout=None: torch.arange(start, end),
+    full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
+    convert_layout=lambda x, layout: x,
+    where=_where,
+    sum=torch.sum,
+    max=_max,
+    cdiv=lambda a, b: (a + b - 1) // b,
+    load=_load,
+    store=_store,
+    atomic_add=_atomic_add,
+    static_range=range,
+    program_id=lambda axis: torch.as_tensor(_own.place[0]),
+    num_programs=lambda axis: _own.place[1],
+    thread_barrier=lambda: None,
+    warp_specialize=_specialize,
+    inline_asm_elementwise=lambda asm, constraints, args, **_: torch.tanh(args[0]),
+)
+
+
+class Kernel:
+    """A jitted function: called like any other by kernels, launched over a grid from outside."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.function(*args, **options)
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(*args: Any, num_warps: int, **options: Any) -> None:
+            _failed.clear()
+            given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
+            for number in range(grid[0]):
+                _own.place = (number, grid[0])
+                self.function(*given, **options)
+
+        return launch
+
+
+def _jit(function: Any = None, **options: Any) -> Any:
+    return Kernel(function) if function is not None else Kernel
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Have `import triton.experimental.gluon` give this module's Gluon meanwhile."""
+    mbarrier = SimpleNamespace(
+        MBarrierLayout=_no_layout,
+        init=lambda barrier, count: barrier.init(count),
+        expect=lambda barrier, count: barrier.arrive(count),
+        wait=lambda barrier, parity: barrier.wait(parity),
+        arrive=lambda barrier, count: barrier.arrive(),
+    )
+    tma = SimpleNamespace(
+        async_copy_global_to_shared=_fetch,
+        async_copy_shared_to_global=_write,
+        store_wait=lambda pending: None,
+    )
+    names: dict[str, dict[str, Any]] = {
+        "": {"jit": _jit, "language": gl},
+        ".language": vars(gl),
+        ".language.nvidia": {},
+        ".language.nvidia.hopper": {
+            "mbarrier": mbarrier,
+            "tma": tma,
+            "fence_async_shared": lambda: None,
+            "warpgroup_mma": _mma,
+            "warpgroup_mma_wait": _mma_wait,
+        },
+        ".nvidia": {},
+        ".nvidia.hopper": {"TensorDescriptor": Descriptor},
+    }
+    modules = {}
+    for name, contents in names.items():
+        module = ModuleType(f"triton.experimental.gluon{name}")
+        vars(module).update(contents)
+        modules[module.__name__] = module
+    ours = modules["triton.experimental.gluon"]
+    with mock.patch.dict(sys.modules, modules), mock.patch("triton.experimental.gluon", ours, create=True):
+        yield
+
+
+def prepare(module: Any, multiprocessors: int = 3) -> None:
+    """Have an emitted module's launcher take its kernels for Hopper, here, wherever TMA could load the operands."""
+    import triton.language as tl
+
+    module._on_hopper = lambda *tensors: all(module._by_tma(x) for x in tensors)
+    module._multiprocessors = lambda device: multiprocessors
+    for name, value in list(vars(module).items()):
+        if isinstance(value, tl.constexpr):
+            setattr(module, name, value.value)
+        elif hasattr(value, "fn") and name in ("_tanh", "_tanh_approx", "_silu", "_floor_mod", "_floor_div"):
+            setattr(module, name, _of_both(value, vars(module)))
+
+
+def _of_both(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
+    """A helper of Triton's kernels, for those of Gluon too."""
+    ours = FunctionType(function.fn.__code__, {**names, "tl": gl})
+    return lambda *args: ours(*args) if isinstance(args[0], Tensor) else function(*args)
