@@ -1,4 +1,4 @@
-"""The kernels for Hopper on the CPU, in `gluon_interpreter`, against float64."""
+"""The kernels for Hopper: on the CPU, in `gluon_interpreter`, against float64; and compiled."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify.compiling import compile_specs
+
 ROOT = Path(__file__).resolve().parent.parent
-# Searched ranges, a window, heads in groups with a mask of one end, scores that take a function, a bias of the keys.
-SPECS = ["document_causal", "sliding_window", "llama3_gqa", "softcap_causal", "causal_alibi", "full"]
+# Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask.
+BACKWARD = ["document_causal", "sliding_window", "llama3_gqa", "causal_alibi", "dilated", "full"]
+# Scores that take a function, two ranges of keys.
+SPECS = [*BACKWARD, "softcap_causal", "prefix_lm"]
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -21,6 +27,8 @@ def test_verified(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         launched, wrong = pool.submit(_verify, name).result()
     assert not wrong, "\n".join(wrong)
     assert launched["_forward_hopper_kernel"] >= 3
+    if name in BACKWARD:
+        assert launched["_dq_hopper_kernel"] == launched["_dkdv_hopper_kernel"] >= 3
 
 
 # What the interpreter is for: each of these would be a race on a GPU.
@@ -30,8 +38,16 @@ EARLY = {
         "    _free(kv_ring, 2 * i, SLOTS)\n    qk = warpgroup_mma_wait(PENDING, deps=[qk_on])\n",
     ),
     "values read before they are there": (
-        "    v = _fetched(kv_ring, 2 * i + 1, SLOTS)\n",
-        "    v = _slot(kv_ring, 2 * i + 1, SLOTS)\n",
+        "_fetched(kv_ring, 2 * n_used - 1, SLOTS)",
+        "_rows(kv_ring[0], (2 * n_used - 1) % SLOTS)",
+    ),
+    "queries freed before dk is there": (
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        _free(q_ring, n_used, SLOTS)\n",
+        "        _free(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n",
+    ),
+    "keys freed before dq is there": (
+        "    dq = warpgroup_mma_wait(0, deps=[dq_on])\n        _free(kv_ring, 2 * n_used - 2, SLOTS)\n        n_used",
+        "    _free(kv_ring, 2 * n_used - 2, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_on])\n        n_used",
     ),
 }
 
@@ -43,19 +59,10 @@ def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     text = (ROOT / "generated" / "full" / "triton.py").read_text()
     assert right in text
     path = tmp_path / "full.py"
-    path.write_text(text.replace(right, wrong) + SLOT)
+    path.write_text(text.replace(right, wrong))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
         _, found = pool.submit(_verify, "full", path).result()
     assert found
-
-
-SLOT = """
-
-def _slot(ring, i, SLOTS):
-    slots, _, _ = ring
-    tile = slots.index(i % SLOTS)
-    return tile.reshape([tile.shape[2], tile.shape[3]])
-"""
 
 
 def _verify(name: str, path: Path | None = None) -> tuple[dict[str, int], list[str]]:
@@ -105,3 +112,34 @@ class _Counted:
     def __getitem__(self, grid: Any) -> Any:
         self.launched[self.name] += 1
         return self.kernel[grid]
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("causal", True, True),
+        ("softcap_causal", True, False),  # the derivative of tanh takes too many registers
+        ("head_scale", True, False),  # a gradient of a buffer
+        ("prefix_lm", True, False),  # keys are seen by two ranges of queries
+        ("causal_d64", False, False),
+        ("causal_fp32", False, False),
+        ("varlen_causal", False, False),
+    ],
+)
+def test_where_there_are_kernels_for_hopper(name: str, forward: bool, backward: bool) -> None:
+    text = render_spec(load(ROOT / "specs" / f"{name}.yaml"))["triton.py"]
+    assert ("_forward_hopper_kernel" in text) == forward
+    assert ("_dkdv_hopper_kernel" in text) == ("_dq_hopper_kernel" in text) == backward
+
+
+def test_little_spills(tmp_path: Path) -> None:
+    """Bytes a thread of all partitions; those of dk and dv lie outside of the innermost loops."""
+    spec = ROOT / "specs" / "causal.yaml"
+    (tmp_path / "causal").mkdir()
+    for file, text in render_spec(load(spec)).items():
+        (tmp_path / "causal" / file).write_text(text)
+    rows = compile_specs([load(spec)], tmp_path, ["sm_90"], targets=["triton"])
+    spills = {row["kernel"]: row["spills"] for row in rows if "_hopper_" in row["kernel"]}
+    assert spills.keys() == {"_forward_hopper_kernel", "_dq_hopper_kernel", "_dkdv_hopper_kernel"}
+    assert spills.pop("_dkdv_hopper_kernel") <= 100
+    assert set(spills.values()) == {0}

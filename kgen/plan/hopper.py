@@ -1,19 +1,20 @@
-"""Which forward passes have a kernel for Hopper alone, and its tile: warp-specialised, asynchronous products.
+"""Which passes have kernels for Hopper alone, and with what tiles: warp-specialised, TMA and asynchronous products.
 
-The kernel is made for heads of 128 columns of 16 bits: two consumers of 64 queries each hold an accumulator of 64
-registers a thread and scores of as many, and one K and V tile for both goes through shared memory. Other widths, and
-whatever TMA cannot load or must not (rows that only the mask hides may hold NaN), keep the kernel for every chip.
+The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
+registers a thread and scores of as many, and what streams past both goes through shared memory once. Other widths, and
+whatever TMA cannot load or must not (rows that only the mask hides may hold NaN), keep the kernels for every chip.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kgen.plan.attention import AttentionPlan
+from kgen.expr.differentiate import is_one
+from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTH = 128
 ROWS = 128
-"""Queries of a tile, 64 for each consumer."""
+"""Queries of a tile (keys, in the kernel of dk and dv), 64 for each consumer."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,27 @@ class HopperTile:
 
 def hopper_tile(plan: AttentionPlan) -> HopperTile | None:
     """The tile of the forward kernel for Hopper; None where there is no such kernel."""
-    spec, loop = plan.spec, plan.forward
-    made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v == WIDTH
-    hidden = plan.kv.live != plan.kv.bound or plan.q.live != plan.q.bound
-    elsewhere = spec.varlen or spec.paged_kv is not None or loop.listed or len(loop.spans) != 1
-    if not made_for or hidden or elsewhere or plan.problem.score == "reads":
+    if not _made_for(plan, plan.forward):
         return None
     mask, searches = plan.problem.mask, plan.problem.mask == "search"
     # Ends of a range are masked, so short ranges want short tiles. Searching takes the producer's registers.
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 8)
     lean = searches or (mask == "triangle" and plan.problem.score == "plain")
     return HopperTile(keys, slots, *((232, 40) if lean else (240, 24)), dynamic=mask != "all")
+
+
+def hopper_backward(plan: AttentionPlan) -> bool:
+    """Whether there are backward kernels for Hopper: for dq and for dk and dv, or neither."""
+    loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
+    # A gradient that multiplies dS waits for dP in as many registers as P: with dk and dv those are too many.
+    return bool(loops) and all(
+        _made_for(plan, loop) and not loop.gradients and is_one(loop.dscore) for loop in loops
+    )
+
+
+def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
+    spec = plan.spec
+    made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v == WIDTH
+    hidden = plan.kv.live != plan.kv.bound or plan.q.live != plan.q.bound
+    elsewhere = spec.varlen or spec.paged_kv is not None or loop.listed or len(loop.spans) != 1
+    return made_for and not hidden and not elsewhere and plan.problem.score != "reads"

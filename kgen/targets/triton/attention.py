@@ -9,7 +9,6 @@ from typing import Any
 
 from kgen.plan.attention import AttentionPlan, plan_attention
 from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
-from kgen.plan.hopper import hopper_tile
 from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
@@ -33,7 +32,6 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
     """Every name of the template."""
     spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
     forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
-    hopper = None if decode is not None and decode.alone else hopper_tile(plan)
     context: dict[str, object] = {
         "name": spec.name,
         "summary": spec.summary.rstrip(".") + ".",
@@ -80,11 +78,11 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "decode_few": decode is not None and not decode.alone,
         "decode": False,
         "forward": forward,
-        "multiprocessors": hopper is not None or decode is not None,
-        "hopper": hopper and hopper_fields(hopper, kernels, forward, sinks),
     }
     if plan.backward:
         context |= _backward(plan, kernels)
+    context["hopper"] = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
+    context["multiprocessors"] = context["hopper"] is not None or decode is not None
     helpers = kernels.helpers
     if decode is not None:
         packed = KernelFields(decode.attention)

@@ -1,38 +1,92 @@
-"""The forward kernel for Hopper: what `_forward_hopper.j2` names, from the fields of the kernel for every chip.
+"""The kernels for Hopper: what `_forward_hopper.j2` and `_backward_hopper.j2` name, from the fields of the kernels for
+every chip.
 
-It is written in Gluon, which has Triton's functions under its own name; whatever has positions gets its layout from the
-index vectors that the template makes.
+They are written in Gluon, which has Triton's functions under its own name; whatever has positions gets its layout from
+the index vectors that the templates make.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from kgen.plan.hopper import WIDTH, HopperTile
+from kgen.plan.attention import AttentionPlan
+from kgen.plan.hopper import WIDTH, hopper_backward, hopper_tile
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.text import wrapped
 
+Fields = dict[str, Any]
 
-def hopper_fields(
-    tile: HopperTile, kernels: KernelFields, forward: dict[str, Any], sinks: dict[str, Any]
-) -> dict[str, Any]:
-    """The names under `hopper`; `forward` and `sinks` are those of the kernel for every chip."""
-    (span,) = forward["spans"]
+
+def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]) -> Fields | None:
+    """The names under `hopper`, from those of the kernels for every chip in `context`; None without such a kernel."""
+    tile = hopper_tile(plan)
+    if tile is None:
+        return None
+    problem, sinks = list(kernels.problem), context["sinks"]
+    backward = hopper_backward(plan)
+    loops = {"forward": _of_queries(context["forward"], problem)}
+    if backward:
+        loops |= {"dq": _of_queries(context["dq"], problem), "dkdv": _of_keys(context["dkdv"], problem)}
+    return {
+        **{name: _in_gluon(fields) for name, fields in loops.items()},
+        "sink_load": _in_gluon(sinks["load"]),
+        "width": WIDTH,
+        "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
+        "problem_args": wrapped(problem, 16),
+        "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
+        "searches": any(fields["searches"] for fields in loops.values()),
+        # Tiles of one length need no counter.
+        "dynamic": tile.dynamic,
+        "counter_param": "counter_ptr," if tile.dynamic else "",
+        "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if tile.dynamic else "",
+        "group": 4,
+        "tile": tile,
+        "backward": backward,
+    }
+
+
+def _of_queries(fields: Fields, problem: list[str]) -> Fields:
+    """A kernel whose tiles are queries: forward, and dq."""
+    before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
+    loop = _loop(fields, [*before, *fields["searches"]], ["b", "h", "q_idx", "q_start"], problem)
+    after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
+    prologue = _needed(before, [*_body(fields), *after, fields.get("dqk_scale", "")])
+    return loop | {
+        "prologue": prologue,
+        "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
+        **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
+    }
+
+
+def _of_keys(fields: Fields, problem: list[str]) -> Fields:
+    """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own."""
+    shared, by_head = fields["shared_prologue"], fields["prologue"]
+    loop = _loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
+    needed = _needed([*shared, *by_head], [*_body(fields), *fields["lse_lines"], fields["dqk_scale"]])
+    return loop | {
+        "shared_prologue": [line for line in needed if line in shared],
+        "prologue": [line for line in needed if line in by_head],
+    }
+
+
+def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str]) -> Fields:
+    """The range of a loop with one span, and what a tile computes; `own` and `before` is what it may be told."""
+    (span,) = fields["spans"]
     plain = next((part for part in span["loops"] if not part["masked"]), None)
     ends = span["loops"][0] if "gap" in span["loops"][0] else span["loops"][-1]
     lo, hi = span["loops"][0]["lo"], ends["hi"]
     full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else ("", "")
-    prologue = [line for line in forward["prologue"] if not line.startswith("offs_n = ")]
-    bounds = _needed([*prologue, *forward["searches"], *span["bounds"]], [lo, hi, full_lo, full_hi])
-    mask_lines = forward["mask_lines"]
+    bounds = _needed([*before, *span["bounds"]], [lo, hi, full_lo, full_hi])
+    mask_lines = fields["mask_lines"]
     mask = next((line for line in mask_lines if line.startswith("mask = ")), "")
-    problem = list(kernels.problem)
-    made = [line.partition(" = ")[0] for line in prologue]
-    body = "\n".join([*mask_lines, *forward["score_lines"], forward["scaled"]])
-    used = set(re.findall(r"\w+", body))
-    passed = [n for n in dict.fromkeys(["b", "h", "q_idx", "q_start", *made, *problem]) if n in used]
-    fields: dict[str, Any] = {
+    made = [line.partition(" = ")[0] for line in before]
+    # In the kernel of dk and dv the log-sum-exp belongs to what streams.
+    body = _body(fields) + fields["lse_lines"] * ("kv_idx" in own)
+    used = set(re.findall(r"\w+", "\n".join(body)))
+    passed = [n for n in dict.fromkeys([*own, *made, *problem]) if n in used] or ["SQ"]
+    return {
         "lo": lo,
         "length": _less(hi, lo),
         "has_full": plain is not None,
@@ -40,35 +94,25 @@ def hopper_fields(
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
         "searches": any("_first_at_least(" in line for line in bounds),
-        "prologue": prologue,
-        "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
-        "masked": forward["masked"],
+        "masked": fields["masked"],
         "mask_lines": [line for line in mask_lines if line != mask],
         "mask": mask,
-        "score_lines": forward["score_lines"],
-        "logits": forward["logits"],
-        "scaled": forward["scaled"],
-        "row_rest": forward["row_rest"],
-        "sink": forward["sink"],
-        "sink_load": sinks["load"],
+        "score_lines": fields["score_lines"],
+        "logits": fields["logits"],
+        "scaled": fields["scaled"],
+        "lse_lines": fields["lse_lines"],
+        "gradient_lines": fields.get("gradient_lines", []),
+        "dqk": fields.get("dqk", ""),
+        "dqk_scale": fields.get("dqk_scale", ""),
+        "tile_params": wrapped(passed, 4),
+        "tile_args": wrapped(passed, 12),
     }
-    spelled: dict[str, Any] = _in_gluon(fields)
-    return spelled | {
-        "width": WIDTH,
-        "tile_params": wrapped([*passed, *["SQ"] * (not passed)], 4),
-        "tile_args": wrapped([*passed, *["SQ"] * (not passed)], 12),
-        "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
-        "problem_args": wrapped(problem, 16),
-        "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
-        "dynamic": tile.dynamic,
-        "counter_param": "counter_ptr," if tile.dynamic else "",
-        "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if tile.dynamic else "",
-        "group": 4,
-        "BLOCK_N": tile.BLOCK_N,
-        "SLOTS": tile.SLOTS,
-        "consumer_registers": tile.consumer_registers,
-        "producer_registers": tile.producer_registers,
-    }
+
+
+def _body(fields: Fields) -> list[str]:
+    """What a tile computes with names from outside."""
+    lines = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
+    return [*lines, fields["scaled"]]
 
 
 def _less(a: str, b: str) -> str:
