@@ -26,6 +26,9 @@ from torch import Tensor
 PATIENCE = 30.0
 """Seconds after which a barrier that nobody completes is an error."""
 
+PAUSE = 3e-4
+"""Seconds that products take now and then: time for others to do what they should not do yet."""
+
 _own = threading.local()
 _lock = threading.Lock()
 _failed = threading.Event()
@@ -163,7 +166,7 @@ def _mma(a: Any, b: Memory, acc: Tensor, *, use_acc: bool = True, is_async: bool
 
 def _mma_wait(pending: int, deps: Sequence[Any]) -> Any:
     if random.random() < 0.5:
-        time.sleep(3e-4)  # time for others to do what they should not do yet
+        time.sleep(PAUSE)
     while len(_under_way()) > pending:
         _under_way().popleft().finish()
     found = [d.value if isinstance(d, Product) else d for d in deps]
