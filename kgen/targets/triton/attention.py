@@ -81,8 +81,12 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
     }
     if plan.backward:
         context |= _backward(plan, kernels)
-    context["hopper"] = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
-    context["multiprocessors"] = context["hopper"] is not None or decode is not None
+    hopper = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
+    context |= {
+        "hopper": hopper,
+        "hopper_backward": hopper is not None and "dq" in hopper,
+        "multiprocessors": hopper is not None or decode is not None,
+    }
     helpers = kernels.helpers
     if decode is not None:
         packed = KernelFields(decode.attention)
