@@ -134,7 +134,7 @@ def test_where_there_are_kernels_for_hopper(name: str, forward: bool, backward: 
 
 
 def test_little_spills(tmp_path: Path) -> None:
-    """Bytes a thread of all partitions; few of them are read in the innermost loops."""
+    """Bytes a thread of all partitions; they lie outside of the innermost loops, or are few there."""
     spec = ROOT / "specs" / "causal.yaml"
     (tmp_path / "causal").mkdir()
     for file, text in render_spec(load(spec)).items():

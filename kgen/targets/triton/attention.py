@@ -9,7 +9,6 @@ from typing import Any
 
 from kgen.plan.attention import AttentionPlan, plan_attention
 from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
-from kgen.plan.hopper import hopper_backward
 from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
@@ -82,9 +81,12 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
     }
     if plan.backward:
         context |= _backward(plan, kernels)
-    context["hopper"] = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
-    context["backward_on_hopper"] = context["hopper"] is not None and hopper_backward(plan)
-    context["multiprocessors"] = context["hopper"] is not None or decode is not None
+    hopper = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
+    context |= {
+        "hopper": hopper,
+        "hopper_backward": hopper is not None and "dq" in hopper,
+        "multiprocessors": hopper is not None or decode is not None,
+    }
     helpers = kernels.helpers
     if decode is not None:
         packed = KernelFields(decode.attention)

@@ -8,6 +8,7 @@ the index vectors that the templates make.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +26,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     if tile is None:
         return None
     problem, sinks = list(kernels.problem), context["sinks"]
-    backward = hopper_backward(plan)
     loops = {"forward": _of_queries(context["forward"], problem)}
-    if backward:
+    if hopper_backward(plan):
         loops |= {"dq": _of_queries(context["dq"], problem), "dkdv": _of_keys(context["dkdv"], problem)}
     return {
         **{name: _in_gluon(fields) for name, fields in loops.items()},
@@ -43,7 +43,6 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if tile.dynamic else "",
         "group": 4,
         "tile": tile,
-        "backward": backward,
     }
 
 
@@ -66,6 +65,7 @@ def _of_keys(fields: Fields, problem: list[str]) -> Fields:
     loop = _loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
     needed = _needed([*shared, *by_head], [*_body(fields), *fields["lse_lines"], fields["dqk_scale"]])
     return loop | {
+        "tile_args": textwrap.indent(loop["tile_args"], " " * 4),
         "shared_prologue": [line for line in needed if line in shared],
         "prologue": [line for line in needed if line in by_head],
     }
