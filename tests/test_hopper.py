@@ -95,6 +95,7 @@ def _verify(name: str, path: Path | None = None, pause: float = 3e-4) -> tuple[d
     drawn = (
         Case("long", 450, 450, heads_kv=2, group=group, lse=True),
         Case("one", 1, 1, group=group),
+        Case("whole", 256, 256, group=group),  # no tile at an end of the queries
         Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=0.2),
     )
     cases.cases = lambda problem, quick: drawn
