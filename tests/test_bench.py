@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -35,6 +36,7 @@ from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.nodes import Const, Read, Var
+from kgen.spec.load import load
 from kgen.verify.attention.problem import problem_of
 from kgen.verify.evaluate import evaluate
 
@@ -158,6 +160,16 @@ def test_several_shapes(tmp_path):
     reports = json.loads(path.read_text())["reports"]
     assert path.name == "attention-shapes.json"
     assert [r["workload"]["shape"]["SQ"] for r in reports] == [32, 48]
+
+
+def test_kernels_for_every_chip_beside_those_for_hopper():
+    root = Path(__file__).resolve().parent.parent
+    specs = [load(root / "specs" / f"{name}.yaml") for name in ("causal", "causal_d64")]
+    rows = bench_specs(specs, root / "generated", ("kgen-triton",), "1x1x64", None, device="cpu")
+    assert [(r["spec"], r["peer"]) for r in rows if r["pass"] == "forward"] == [
+        ("causal", "kgen"), ("causal", "kgen-triton"), ("causal_d64", "kgen"),
+    ]  # fmt: skip
+    assert all(row["error"] is None for row in rows)
 
 
 def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):

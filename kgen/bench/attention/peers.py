@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from kgen.bench.attention.workload import Workload
 from kgen.expr.nodes import Call, Node, Type, Var, reads, variables
 from kgen.verify.attention.cache import paged
 from kgen.verify.evaluate import evaluate
+from kgen.verify.toolchain import import_file
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -173,11 +175,23 @@ def _eager(workload: Workload) -> Attention:
     return attention
 
 
+def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attention:
+    """The emitted file once more, without its kernels for Hopper."""
+    name = workload.problem.name
+    files = [f.__globals__["__file__"] for f in functions.values() if f.__globals__.get("gluon") is not None]
+    if not files:
+        raise DoesNotApply
+    module: Any = import_file(Path(files[0]), f"kgen_for_every_chip_{name}")
+    module.gluon = None
+    return _kgen(workload, getattr(module, name))
+
+
 def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Attention:
     """A peer by name, an emitted one from `functions`. Raises `DoesNotApply` or whatever goes wrong."""
     if name in functions:
         return _kgen(workload, functions[name])
     made: dict[str, Callable[[], Attention]] = {
+        "kgen-triton": lambda: _for_every_chip(workload, functions),
         "flex": lambda: _flex(workload),
         "flex-autotune": lambda: _flex(workload, mode="max-autotune-no-cudagraphs"),
         "flex-flash": lambda: _flex(workload, {"BACKEND": "FLASH"}),

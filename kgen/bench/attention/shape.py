@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from kgen.diagnostics import Diagnostic, KgenError
 
-PEERS = ("flex", "flex-autotune", "flex-flash", "sdpa", "varlen", "eager")
-DEFAULT_PEERS = ("flex", "sdpa", "varlen")
+PEERS = ("kgen-triton", "flex", "flex-autotune", "flex-flash", "sdpa", "varlen", "eager")
+DEFAULT_PEERS = ("kgen-triton", "flex", "sdpa", "varlen")
 
 
 @dataclass(frozen=True)
