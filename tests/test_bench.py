@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,7 @@ from kgen.expr.nodes import Const, Read, Var
 from kgen.spec.load import load
 from kgen.verify.attention.problem import problem_of
 from kgen.verify.evaluate import evaluate
+from kgen.verify.toolchain import import_file
 
 CAP = Var("cap", FLOAT)
 BUFFERS = {
@@ -170,6 +172,27 @@ def test_kernels_for_every_chip_beside_those_for_hopper():
         ("causal", "kgen"), ("causal", "kgen-triton"), ("causal_d64", "kgen"),
     ]  # fmt: skip
     assert all(row["error"] is None for row in rows)
+
+
+def test_kernels_for_every_chip_leave_those_for_hopper_alone(monkeypatch):
+    """Both modules live in one process, and each runs its own kernels."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    root = Path(__file__).resolve().parent.parent
+    module = import_file(root / "generated" / "causal" / "triton.py", "kgen_test_every_chip")
+    load_ = draw_workload(problem_of(load(root / "specs" / "causal.yaml")), 1, 1, 64, "cpu")
+    other = peers.prepare("kgen-triton", load_, {"kgen": module.causal})
+    found = []
+    for name in ("kgen_test_every_chip", "kgen_for_every_chip_causal"):
+        chosen = sys.modules[name]._on_hopper
+        monkeypatch.setattr(sys.modules[name], "_arch", lambda device: 90)
+        found.append(chosen(load_.q, load_.k, load_.v))
+        seen = lambda *tensors, name=name: found.append(name) or 1 / 0  # noqa: E731
+        monkeypatch.setattr(sys.modules[name], "_on_hopper", seen)
+    assert found == [True, False]
+    for attention in (module.causal, other):
+        with pytest.raises(ZeroDivisionError), torch.no_grad():
+            attention(load_.q, load_.k, load_.v)
+    assert found[2:] == ["kgen_test_every_chip", "kgen_for_every_chip_causal"]
 
 
 def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):

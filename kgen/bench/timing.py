@@ -38,7 +38,7 @@ class BenchJob:
     shape: Any
     device: str
     rounds: int = 20
-    budget: float = 0.7
+    budget: float = 1.5
     first_call: bool = False
     """Whether to time the first call in a fresh process instead, where the family can."""
     forward_only: frozenset[str] = frozenset()
