@@ -17,7 +17,7 @@ from kgen.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.plan.explaining_chunk_output import explain_chunk_output
 from kgen.plan.explaining_norm import explain_norm
-from kgen.plan.hopper import ROWS, hopper_backward, hopper_tile
+from kgen.plan.hopper import plan_hopper
 from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.plan.tuned import Tile
 from kgen.spec.load import Loaded
@@ -357,16 +357,15 @@ def _tiles(plan: AttentionPlan) -> Iterator[str]:
 
 
 def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
-    tile = hopper_tile(plan)
-    if tile is None:
+    hopper = plan_hopper(plan)
+    if hopper is None:
         return
     yield "  Where TMA can load the tensors, sm_90 has kernels of its own: one warpgroup loads, two compute."
-    rows = {"forward": f"{ROWS} x {tile.BLOCK_N}"}
-    if hopper_backward(plan):
-        rows |= {"dq": f"{ROWS} x 64", "dk and dv": f"64 x {ROWS}"}
-    order = "from a counter" if tile.dynamic else "in turn"
-    for kernel, sizes in rows.items():
-        yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}"
+    order = "from a counter" if hopper.dynamic else "in turn"
+    for kernel, tile in {"forward": hopper.forward, "dq": hopper.dq, "dk and dv": hopper.dkdv}.items():
+        if tile is not None:
+            sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
+            yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}"
 
 
 def _chip(chip: int) -> str:

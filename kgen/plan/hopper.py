@@ -13,36 +13,52 @@ from kgen.expr.differentiate import is_one
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTH = 128
-ROWS = 128
-"""Queries of a tile (keys, in the kernel of dk and dv), 64 for each consumer."""
+HALF = 64
+"""Rows of a tile that each of the two consumers has: as many as a warpgroup multiplies at a time."""
 
 
 @dataclass(frozen=True)
 class HopperTile:
-    """Keys of a tile, how many tiles of K and V together shared memory holds, and registers a thread of the second
-    consumer and of the producer; the first consumer has what the two leave of 504."""
+    """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V count apart, Q and dO
+    together), and registers a thread of the second consumer and of the producer; the first consumer has what the two
+    leave of 504."""
 
+    BLOCK_M: int
     BLOCK_N: int
     SLOTS: int
-    consumer_registers: int
-    producer_registers: int
+    consumer_registers: int = 240
+    producer_registers: int = 24
+
+
+@dataclass(frozen=True)
+class HopperPlan:
+    """The kernels for Hopper of one plan. Those of backward are there both or neither."""
+
+    forward: HopperTile
+    dq: HopperTile | None
+    dkdv: HopperTile | None
     dynamic: bool
     """Whether programs take tiles from a counter: where some tiles take longer than others."""
 
 
-def hopper_tile(plan: AttentionPlan) -> HopperTile | None:
-    """The tile of the forward kernel for Hopper; None where there is no such kernel."""
+def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
+    """The kernels for Hopper; None where there are none."""
     if not _made_for(plan, plan.forward):
         return None
-    mask, searches = plan.problem.mask, plan.problem.mask == "search"
+    mask, rows = plan.problem.mask, 2 * HALF
     # Ends of a range are masked, so short ranges want short tiles. Searching takes the producer's registers.
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 8)
-    lean = searches or (mask == "triangle" and plan.problem.score == "plain")
-    return HopperTile(keys, slots, *((232, 40) if lean else (240, 24)), dynamic=mask != "all")
+    lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
+    backward = _backward(plan)
+    return HopperPlan(
+        forward=HopperTile(rows, keys, slots, *((232, 40) if lean else (240, 24))),
+        dq=HopperTile(rows, HALF, 8) if backward else None,
+        dkdv=HopperTile(HALF, rows, 2) if backward else None,
+        dynamic=mask != "all",
+    )
 
 
-def hopper_backward(plan: AttentionPlan) -> bool:
-    """Whether there are backward kernels for Hopper: for dq and for dk and dv, or neither."""
+def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     # A gradient that multiplies dS waits for dP in as many registers as P: with dk and dv those are too many.
     return bool(loops) and all(

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kgen.plan.attention import AttentionPlan
-from kgen.plan.hopper import WIDTH, hopper_backward, hopper_tile
+from kgen.plan.hopper import HALF, WIDTH, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.text import wrapped
 
@@ -22,27 +22,26 @@ Fields = dict[str, Any]
 
 def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]) -> Fields | None:
     """The names under `hopper`, from those of the kernels for every chip in `context`; None without such a kernel."""
-    tile = hopper_tile(plan)
-    if tile is None:
+    hopper = plan_hopper(plan)
+    if hopper is None:
         return None
     problem, sinks = list(kernels.problem), context["sinks"]
     loops = {"forward": _of_queries(context["forward"], problem)}
-    if hopper_backward(plan):
+    if hopper.dq is not None:
         loops |= {"dq": _of_queries(context["dq"], problem), "dkdv": _of_keys(context["dkdv"], problem)}
     return {
-        **{name: _in_gluon(fields) for name, fields in loops.items()},
+        **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         "sink_load": _in_gluon(sinks["load"]),
         "width": WIDTH,
+        "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
         "searches": any(fields["searches"] for fields in loops.values()),
         # Tiles of one length need no counter.
-        "dynamic": tile.dynamic,
-        "counter_param": "counter_ptr," if tile.dynamic else "",
-        "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if tile.dynamic else "",
-        "group": 4,
-        "tile": tile,
+        "dynamic": hopper.dynamic,
+        "counter_param": "counter_ptr," if hopper.dynamic else "",
+        "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
     }
 
 
