@@ -113,16 +113,12 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
     names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
     for kernel, shapes in module._SHAPES.items():
         assert [s["width"] for s in shapes] == sorted(s["width"] for s in shapes)
-        # One shape for each way of sharing rows: several a block, one, and a cluster for one; and rows of any layout.
-        those = {
-            n: [s for s in shapes if n in s["layouts"] and (n != "single" or s["cluster"] == 1)]
-            for n in ("whole", "shifted", "single")
-        }
-        chosen = [("whole", s) for s in (those["whole"][0], those["whole"][-1])]
-        chosen += [(n, s) for n in ("shifted", "single") for s in those[n][-1:]]
-        for layout, s in chosen:
-            names[module._name(kernel, s, layout)] = 90 if s["cluster"] > 1 else first
-        names[module._name(kernel, module._NARROW, "single")] = first
+        # One shape for each way of sharing rows: several a block, one, a cluster for one; and of single elements.
+        for single in (False, True):
+            those = [s for s in shapes if s["single"] == single and (not single or s["cluster"] == 1)]
+            for s in (those[0], those[-1]):
+                names[module._name(kernel, s, single)] = 90 if s["cluster"] > 1 else first
+        names[module._name(kernel, module._NARROW, True)] = first
     for name, least in names.items():
         for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
             registers, spills, _ = usage(bytes(module._compiled(name, arch).code))
@@ -142,33 +138,31 @@ def module_of_layer_norm(tmp_path_factory):
     return module
 
 
-def test_layouts_of_rows(module_of_layer_norm):
-    """Rows come 16 bytes at a time where all begin on as many, or all just as far behind; else singly."""
-    layout = module_of_layer_norm._layout
+def test_which_rows_are_whole_accesses(module_of_layer_norm):
+    """Rows come 16 bytes at a time where all begin and end on as many; else singly."""
+    single = module_of_layer_norm._single
     x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
-    assert layout((x,), (w,)) == "whole"
-    assert layout((x[:, :257],), (w,)) == "single"  # rows of the output begin elsewhere
-    assert layout((x[:, :256], x[:, 8:]), (w,)) == "whole"
-    assert layout((x[:, 1:257],), (w,)) == layout((x,), (w[1:],)) == "single"
+    assert not single((x,), (w,))
+    assert not single((x[:, :256], x[:, 8:]), (w,))
     odd = torch.empty(5, 265, dtype=torch.float16)
-    assert layout((odd,), (w,)) == layout((odd[:, :257],), (w,)) == "shifted"
-    assert layout((odd[1:],), (w,)) == layout((odd, x[:, :257]), (w,)) == "single"
+    for rows in ((x[:, :257],), (x[:, 1:257],), (odd[:, :256],), (odd,), (x, odd)):
+        assert single(rows, (w,))
+    assert single((x,), (w[1:],))
 
 
 @pytest.mark.parametrize("width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143])
 def test_shapes_are_wide_enough(module_of_layer_norm, width):
     plan, cuda = module_of_layer_norm._plan, torch.device("cuda", 0)
-    for kernel, layout in product(("forward", "backward"), ("shifted", "whole", "single")):
-        name, shape, shared, _ = plan(kernel, cuda, width, layout, 4)
-        shifted = name.endswith("true>")
-        assert not shifted or layout == "shifted"
-        assert shape["elements"] == 0 or shape["width"] >= width + 7 * shifted
+    for kernel, single in product(("forward", "backward"), (False, True)):
+        name, shape, shared, _ = plan(kernel, cuda, width, single, 4, 2)
+        assert name.split(", ")[4] == ("1" if single else "8")
+        assert shape["elements"] == 0 or shape["width"] >= width
         assert shared <= 220_000
-        widest = 245_753 if kernel == "forward" else 196_601
-        assert shifted == (layout == "shifted" and 256 < width <= widest)
+        # A slot of single elements is whole accesses, whatever is stored.
+        assert not single or shape["threads"] * shape["elements"] % 16 == 0
 
 
-def test_rows_of_a_thread_have_one_alignment(module_of_layer_norm):
+def test_rows_of_a_thread_are_of_one_head(module_of_layer_norm):
     groups = module_of_layer_norm._groups
     for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
         s = {"rows": shape_rows, "stay": True, "turns": turns}

@@ -15,9 +15,10 @@ from kgen.plan.norm import NormPlan
 class Shape:
     """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements.
 
-    `stages` rows are in shared memory or under way; at least `blocks` blocks fit on a multiprocessor. Blocks that stay
-    go on to `turns` rows before they end, where that is not 0: the chip evens out what they take, and their columns
-    are loaded that many times less often. `shifted` is for rows that begin between two accesses.
+    `stages` rows are in shared memory or under way; with 0 each block has its row in registers. At least `blocks` fit
+    on a multiprocessor. Blocks that stay go on to `turns` rows before they end, where that is not 0: the chip evens out
+    what they take, and their columns are loaded that many times less often. `single` is for rows that are not whole
+    accesses: a thread has single elements of them.
     """
 
     threads: int
@@ -27,21 +28,12 @@ class Shape:
     stages: int = 1
     blocks: int = 1
     turns: int = 0
-    shifted: bool = False
-
-    @property
-    def least(self) -> int:
-        """Elements of the narrowest row: shifted ones that would leave most of a shape empty are better read singly."""
-        return self.width * 2 // 5 if self.shifted else 1
+    single: bool = False
 
     @property
     def width(self) -> int:
         """Elements of the widest row that it takes."""
         return self.threads * self.elements * self.cluster
-
-    def fits_registers(self, held: float) -> bool:
-        """Whether a multiprocessor's 65536 registers hold a block whose threads keep `held` for each element."""
-        return self.threads * self.rows * (self.elements * held + 48) <= 65536
 
     @property
     def stay(self) -> bool:
@@ -64,19 +56,19 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
     "rms": (
         Shape(8, 16, 8),
         Shape(8, 16, 16),
-        Shape(16, 8, 16, blocks=12),
+        Shape(8, 8, 32, stages=0),
         Shape(16, 4, 32),
         Shape(32, 4, 24),
-        Shape(64, 2, 16, blocks=16),
+        Shape(64, 2, 16, stages=0),
         Shape(96, 2, 16),
-        Shape(128, 1, 16, blocks=12),
+        Shape(128, 1, 16, stages=0),
         Shape(96, 1, 32, blocks=10),
-        Shape(256, 1, 16, blocks=6),
-        Shape(128, 1, 40),
+        Shape(256, 1, 16, stages=0),
+        Shape(320, 1, 16, stages=0, blocks=5),
         Shape(224, 1, 32, blocks=4),
-        Shape(512, 1, 16, blocks=4),
+        Shape(256, 1, 32, stages=0, blocks=4),
         Shape(512, 1, 24, blocks=3),
-        Shape(1024, 1, 16, blocks=2),
+        Shape(512, 1, 32, stages=0, blocks=2),
         Shape(384, 1, 64),
         Shape(512, 1, 64, blocks=2),
         Shape(1024, 1, 64),
@@ -160,67 +152,98 @@ BACKWARD: dict[str, tuple[Shape, ...]] = {
 """The same of backward, whose blocks always stay."""
 
 
-def _shifted(
+def _single(
     threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1, turns: int = 0
 ) -> Shape:
-    return Shape(threads, rows, elements, cluster, stages, blocks, turns, shifted=True)
+    return Shape(threads, rows, elements, cluster, stages, blocks, turns, single=True)
 
 
-_SHIFTED_CLUSTERS = tuple(_shifted(384, 1, 40, cluster=n) for n in (2, 4, 8, 16))
-
-SHIFTED_FORWARD: dict[str, tuple[Shape, ...]] = {
+SINGLE_FORWARD: dict[str, tuple[Shape, ...]] = {
     "rms": (
-        _shifted(32, 4, 40, turns=8),
-        _shifted(64, 2, 40, turns=8),
-        _shifted(128, 1, 40, turns=8),
-        _shifted(256, 1, 40, turns=8),
-        _shifted(384, 1, 40, turns=8),
-        *_SHIFTED_CLUSTERS,
+        _single(8, 16, 8, turns=2),
+        _single(8, 16, 16, turns=2),
+        _single(16, 8, 17, blocks=9, turns=2),
+        _single(32, 4, 16, turns=4),
+        _single(64, 2, 12, turns=4),
+        _single(64, 2, 16, blocks=9, turns=4),
+        _single(128, 1, 12, turns=4),
+        _single(128, 1, 16, blocks=9, turns=4),
+        _single(256, 1, 12, turns=4),
+        _single(256, 1, 16, blocks=5, turns=4),
+        _single(512, 1, 12, turns=4),
+        _single(512, 1, 16, blocks=2, turns=4),
+        _single(1024, 1, 12, turns=4),
+        _single(1024, 1, 16, turns=4),
+        *(_single(256, 1, 32, cluster, blocks=3) for cluster in (4, 8)),
+        *(_single(512, 1, 32, cluster) for cluster in (8, 16)),
     ),
     "layer": (
-        _shifted(16, 4, 32, turns=32),
-        _shifted(32, 4, 40),
-        _shifted(64, 2, 40),
-        _shifted(128, 1, 40, stages=3, blocks=3),
-        _shifted(256, 1, 40, stages=3),
-        _shifted(384, 1, 40),
-        *_SHIFTED_CLUSTERS,
+        _single(8, 16, 8, turns=8),
+        _single(8, 16, 16, turns=8),
+        _single(16, 8, 17, blocks=8, turns=8),
+        _single(16, 8, 32, turns=4),
+        _single(32, 4, 24, turns=4),
+        _single(32, 2, 32, turns=4),
+        _single(64, 2, 24),
+        _single(64, 2, 32),
+        _single(128, 1, 24),
+        _single(128, 1, 32),
+        _single(192, 1, 32),
+        _single(256, 1, 32),
+        _single(384, 1, 32),
+        _single(512, 1, 32),
+        *(_single(256, 1, 32, cluster) for cluster in (4, 8)),
+        *(_single(512, 1, 32, cluster) for cluster in (8, 16)),
     ),
 }
-"""For rows that begin between two accesses. Many elements a thread: what is asked at their edges costs instructions."""
+"""For rows that are not whole accesses: what a thread does once for its row is much, so it has many elements of it."""
 
-SHIFTED_BACKWARD: tuple[Shape, ...] = (
-    _shifted(16, 8, 32),
-    _shifted(32, 4, 32),
-    _shifted(64, 2, 32),
-    _shifted(96, 1, 32, blocks=4),
-    _shifted(160, 1, 32, blocks=3),
-    _shifted(256, 1, 32, blocks=2),
-    _shifted(384, 1, 32),
-    _shifted(384, 1, 32, cluster=2),
-    _shifted(384, 1, 32, cluster=4),
-    _shifted(384, 1, 32, cluster=8),
-    _shifted(384, 1, 32, cluster=16),
+_SINGLE_BACKWARD = (
+    _single(8, 16, 8),
+    _single(8, 16, 16),
+    _single(16, 32, 17, stages=3),
+    _single(32, 4, 16),
+    _single(32, 4, 24, stages=3),
+    _single(32, 4, 32, stages=3, blocks=3),
+    _single(64, 2, 24, stages=3),
+    _single(64, 2, 32, stages=3, blocks=3),
+    _single(128, 1, 24, stages=3),
+    _single(128, 1, 32, stages=3, blocks=3),
+    _single(192, 1, 32, stages=3),
+    _single(256, 1, 32),
+    _single(384, 1, 24),
 )
+SINGLE_BACKWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        *_SINGLE_BACKWARD,
+        *(_single(256, 1, 16, cluster, 3, 3) for cluster in (4, 8, 16)),
+        _single(384, 1, 32, 16),
+    ),
+    "layer": (
+        *_SINGLE_BACKWARD,
+        *(_single(512, 1, 16, cluster, 3) for cluster in (2, 4, 8, 16)),
+        _single(384, 1, 32, 16),
+    ),
+}
 """The same of backward."""
 
 
 def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
     """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
-    return _sorted((*FORWARD[plan.spec.norm], *SHIFTED_FORWARD[plan.spec.norm]), plan)
+    return _sorted((*FORWARD[plan.spec.norm], *SINGLE_FORWARD[plan.spec.norm]), plan)
 
 
 def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
     """Those of backward. Sums for two columns or more take the registers that layer norm's weight and bias take."""
     assert plan.backward is not None
     few = plan.spec.norm == "rms" and len(plan.backward.columns) < 2
-    shapes = BACKWARD["rms" if few and _plain(plan) else "layer"]
-    return _sorted((*shapes, *SHIFTED_BACKWARD), plan)
+    norm = "rms" if few and _plain(plan) else "layer"
+    return _sorted((*BACKWARD[norm], *SINGLE_BACKWARD[norm]), plan)
 
 
 def _sorted(shapes: tuple[Shape, ...], plan: NormPlan) -> tuple[Shape, ...]:
     if not _plain(plan):
-        shapes = tuple(replace(s, blocks=1) for s in shapes)
+        shapes = tuple(replace(s, blocks=1, stages=max(s.stages, 1)) for s in shapes)
     return tuple(sorted(shapes, key=lambda s: s.width))
 
 

@@ -42,7 +42,6 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "helpers": {h: h in kernels.printer.helpers for h in HELPERS},
         "row_gradients": bool(backward and backward["row_sums"]),
         "vector": kernels.vector,
-        "vector_less_one": kernels.vector - 1,
         "quantized": spec.quantize is not None,
         "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
         "per_tensor": bool(spec.quantize and spec.quantize.scale == "per_tensor"),

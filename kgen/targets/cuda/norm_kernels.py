@@ -23,8 +23,7 @@ TAKEN = frozenset(
     hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
     row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
     threads elements cluster blocks block single stays early unroll stride
-    shifted shift shift_of inside for_inside there low
-    load store load_inside store_inside store_sums rounded bf16 fp16 auto bool char const constexpr
+    staged part part_of there load store rounded bf16 fp16 auto bool char const constexpr
     default delete do double enum extern float goto inline int long namespace new operator private
     protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
     virtual void volatile
@@ -99,16 +98,20 @@ class KernelFields:
 
     # --- operands ---
 
-    def _streams(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
-        streams, before = [], "0"
-        for o in operands:
-            name = self.local(o.name)
+    @staticmethod
+    def _slots(tensors: Iterable[tuple[str, str]], before: str) -> list[dict[str, str]]:
+        """Shared memory of tensors, by name and dtype, one behind the other."""
+        streams = []
+        for name, dtype in tensors:
             slots, begin = f"{name.title().replace('_', '')}Slots", f"{name.upper()}_BEGIN"
             streams.append(
-                {"name": name, "element": TYPES[o.dtype], "slots": slots, "begin": begin, "after": before}
+                {"name": name, "element": TYPES[dtype], "slots": slots, "begin": begin, "after": before}
             )
             before = f"{begin} + {slots}::BYTES"
         return streams
+
+    def _streams(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
+        return self._slots(((self.local(o.name), o.dtype) for o in operands), "0")
 
     def _end(self, streams: Sequence[dict[str, str]]) -> str:
         return f"{streams[-1]['begin']} + {streams[-1]['slots']}::BYTES"
@@ -164,12 +167,14 @@ class KernelFields:
         loads = sorted(f.loads, key=lambda o: ("element", "column", "row").index(o.along))
         params = self._params(loads, outputs, [*self._sizes(), "float eps"])
         vectors = [f"{self.local(o.name)}_ptr" for o in f.loads if o.along == "column"]
-        stored = ["out_ptr", *(["h_ptr"] if plan.stores_h else [])]
+        dtypes = self.spec.dtypes
+        stored = [("out", dtypes["output"]), *([("h", dtypes["residual"])] if plan.stores_h else [])]
         return {
             **self._host(params, ()),
-            **self._host_alignment(streams, [*vectors, *stored]),
+            **self._host_alignment(streams, [*vectors, *(f"{n}_ptr" for n, _ in stored)]),
             "streams": streams,
             "stage": self._end(streams),
+            "stored": self._slots(stored, "STAGES * STAGE"),
             "columns": self._columns((o for o in f.loads if o.along == "column"), "head"),
             "rows": self._rows(o for o in f.loads if o.along == "row"),
             "early": self._reads(f.loads, h_lines),
@@ -233,7 +238,7 @@ class KernelFields:
         values = [*b.before, b.dh]
         first = self._body(loads, b.before, [*ends, *adds(g for g in b.columns if not late(g))])
         stores = [(f"d{self.local(g.of)}_at[i] = {{}};", g.tree) for g in b.elements]
-        row_ends = [(f"if (inside(v, i)) row_sums[{i}] += {{}};", g.tree) for i, g in enumerate(b.rows)]
+        row_ends = [(f"row_sums[{i}] += {{}};", g.tree) for i, g in enumerate(b.rows)]
         second = self._body(loads, values, [*stores, *row_ends, *adds(g for g in b.columns if late(g))])
         alone = self._body(
             loads, values, [(f"d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in b.columns]
@@ -290,6 +295,7 @@ class KernelFields:
             ),
             "streams": streams,
             "stage": self._end(streams),
+            "stored": self._slots(((f"d{self.local(g.of)}", g.dtype) for g in b.elements), "STAGES * STAGE"),
             "columns": self._columns(columns, "head"),
             "rows": self._rows(o for o in loads if o.along == "row"),
             "statistics": list(plan.saves),

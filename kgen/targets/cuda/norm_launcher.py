@@ -21,18 +21,15 @@ def _tuple(names: Sequence[str]) -> str:
     return ", ".join(names) + ("," if len(names) == 1 else "")
 
 
-def _row(shape: Shape, single: bool) -> dict[str, object]:
-    """What a table of shapes says of one."""
-    layouts = ["shifted"] if shape.shifted else ["whole", *["single"] * single]
+def _row(shape: Shape, vector: int) -> dict[str, object]:
+    """What a table of shapes says of one, whose threads take `vector` elements at a time or one."""
     return {
         **asdict(shape),
-        "least": shape.least,
         "width": shape.width,
+        "vector": 1 if shape.single else vector,
         "stay": shape.stay,
         "stay_word": shape.stay_word,
-        "layouts": f"({_tuple([repr(n).replace(chr(39), chr(34)) for n in layouts])})",
-        "whole": "whole" in layouts,
-        "single": single,
+        "single_word": str(shape.single).lower(),
     }
 
 
@@ -57,7 +54,6 @@ class LauncherFields:
         keyword += scale
         tensors = [*(o.name for o in plan.operands), *scale]
         scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
-        multiple = f'{self.vector} if layout == "shifted" else 1'
         keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
         return {
             "summary_line": spec.summary.rstrip(".") + "." if spec.summary else f"The norm `{spec.name}`.",
@@ -87,8 +83,8 @@ class LauncherFields:
                 for o in plan.operands
             ],
             "positional": positional,
-            "and_heads": ", and of one head in backward" if spec.heads else "",
-            "backward_multiple": f"math.lcm(heads, {multiple})" if spec.heads else multiple,
+            "and_heads": ": of one head in backward" if spec.heads else "",
+            "backward_multiple": "heads" if spec.heads else "1",
             "x_words": "[..., H, width]" if spec.heads else "[..., width]",
             "x_dims": 2 if spec.heads else 1,
             "heads": bool(spec.heads),
@@ -102,7 +98,7 @@ class LauncherFields:
             "saves": list(plan.saves),
             "save_mean": "mean" in plan.saves,
             "save_rstd": "rstd" in plan.saves,
-            "forward_table": self._table(forward_shapes(plan), plan.forward.loads, 0),
+            "forward_table": self._table(forward_shapes(plan)),
             "backward_table": self._backward_table(),
             "has_backward": plan.backward is not None,
             "runtime_names": runtime,
@@ -139,31 +135,21 @@ class LauncherFields:
         return " and ".join(words) if len(words) < 3 else f"{words[0]}, {words[1]}, and {words[2]}"
 
     def _backward_table(self) -> list[dict[str, object]]:
-        plan, b = self.plan, self.plan.backward
-        if b is None:
-            return []
-        return self._table(backward_shapes(plan), (*plan.upstream, *b.loads), len(b.columns))
+        return self._table(backward_shapes(self.plan)) if self.plan.backward else []
 
-    def _table(self, shapes: Sequence[Shape], loads: Sequence[Operand], sums: int) -> list[dict[str, object]]:
-        """The shapes that the widths of the spec need, for kernels that keep `sums` sums of each column.
-
-        `single` are those whose registers hold all that is loaded, one element each.
-        """
-        held = sums + sum(o.along != "row" for o in loads)
+    def _table(self, shapes: Sequence[Shape]) -> list[dict[str, object]]:
+        """The shapes that the widths of the spec need."""
         widths = [self.spec.width] if isinstance(self.spec.width, int) else self.spec.width
         if widths != "any":
             # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
             least, most = min(widths), max(widths)
-            whole = [s for s in shapes if not s.shifted]
-            enough = [s for s in whole if s.width >= most][:2]
-            odd = [w + self.vector - 1 for w in widths if w % self.vector]
-            shapes = [
+            enough = [
                 s
-                for s in shapes
-                if (any(s.least <= w <= s.width for w in odd) if s.shifted else least <= s.width < most)
-                or s in enough
+                for single in (False, True)
+                for s in [s for s in shapes if s.single == single and s.width >= most][:2]
             ]
-        return [_row(s, not s.shifted and s.fits_registers(held)) for s in shapes]
+            shapes = [s for s in shapes if least <= s.width < most or s in enough]
+        return [_row(s, self.vector) for s in shapes]
 
     def _bytes(self, loads: Iterable[Operand]) -> int:
         return sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
@@ -178,7 +164,7 @@ class LauncherFields:
         return [f"{kinds[p.scalar]}({n})" for n, p in self.runtime.items()]
 
     def _forward(self) -> dict[str, object]:
-        plan = self.plan
+        plan, spec = self.plan, self.spec
         loads: list[Operand] = self.forward["loads"]
         outputs = ["out", *["scale"] * (self.spec.quantize is not None)]
         outputs += [*["h"] * plan.stores_h, *plan.saves]
@@ -196,6 +182,9 @@ class LauncherFields:
             "forward_columns": [o.name for o in loads if o.along == "column"],
             "forward_rows": [o.name for o in loads if o.along == "row"],
             "forward_bytes": self._bytes(loads),
+            "forward_stored": sum(
+                ELEMENT_SIZE[spec.dtypes[n]] for n in ("output", *["residual"] * plan.stores_h)
+            ),
         }
 
     def _backward(self) -> dict[str, object]:
@@ -262,6 +251,7 @@ class LauncherFields:
             "backward_columns": [o.name for o in loads if o.along == "column"],
             "backward_rows": [o.name for o in loads if o.along == "row"],
             "backward_bytes": self._bytes(loads),
+            "backward_stored": sum(ELEMENT_SIZE[g.dtype] for g in b.elements),
             "backward_arguments": fixed,
             "backward_sizes": [*sizes, *self._scalars()],
             "column_results": [f"d_{g.of}" for g in b.columns],
