@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,11 @@ def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "full.py"
     path.write_text(text.replace(right, wrong))
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        _, found = pool.submit(_verify, "full", path, 5e-3).result()
+        verified = pool.submit(_verify, "full", path, 5e-3)
+        try:
+            _, found = verified.result()
+        except RuntimeError as error:  # what is read early may be freed early, and its barrier never complete
+            found = re.findall("a barrier that nobody completes", str(error))
     assert found
 
 

@@ -20,15 +20,20 @@ HALF = 64
 @dataclass(frozen=True)
 class HopperTile:
     """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V count apart, Q and dO
-    together), how many halves of what is held, and registers a thread of the second consumer and of the producer; the
-    first consumer has what the two leave of 504."""
+    together), and registers a thread of the second consumer and of the producer; the first consumer has what the two
+    leave of 504."""
 
     BLOCK_M: int
     BLOCK_N: int
     SLOTS: int
-    HELD: int = 2
     consumer_registers: int = 240
     producer_registers: int = 24
+
+    @property
+    def queries_in_registers(self) -> bool:
+        """Of forward: a product of 64 x 64 reads both operands from shared memory no faster than it multiplies them.
+        And Q leaves its slot at once, to the next."""
+        return self.BLOCK_N == HALF
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class HopperPlan:
     dkdv: HopperTile | None
     dynamic: bool
     """Whether programs take tiles from a counter: where some tiles take longer than others."""
+    heads: int
+    """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
 
 def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
@@ -47,16 +54,17 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     if not _made_for(plan, plan.forward):
         return None
     mask, rows = plan.problem.mask, 2 * HALF
-    # Ends of a range are masked, so short ranges want short tiles, and the next tile of queries is never far.
-    keys, slots, held = (128, 4, 2) if mask in ("all", "triangle") else (64, 8, 4)
+    # Ends of a range are masked, so short ranges want short tiles.
+    keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
     # Searching takes the producer's registers.
     lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
     backward = _backward(plan)
     return HopperPlan(
-        forward=HopperTile(rows, keys, slots, held, *((232, 40) if lean else (240, 24))),
+        forward=HopperTile(rows, keys, slots, *((232, 40) if lean else (240, 24))),
         dq=HopperTile(rows, HALF, 8) if backward else None,
         dkdv=_dkdv_tile(plan) if backward else None,
         dynamic=mask != "all",
+        heads=16 if mask == "search" else 1,
     )
 
 

@@ -44,6 +44,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
+        "group": max(hopper.heads, context["group"]),
         "searches": any(fields["searches"] for fields in loops.values()),
         # Tiles of one length need no counter.
         "dynamic": hopper.dynamic,
@@ -80,6 +81,10 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
     if own.ahead:
         left = f"{last} - n_past" if own.past else last
         lines.append(f"n_ahead = gl.minimum((own_lo - kv_lo) // BLOCK_N, {left})")
+    if own.full_past:
+        lines.append("n_tail = n_tiles - (own_full_hi - kv_lo) // BLOCK_N")
+    if own.full_ahead:
+        lines.append("n_head = (own_full_lo - kv_lo) // BLOCK_N")
     first = "n_past" if own.past else "0"
     passed = _passed([*_body(fields), product], [*outside, *before], problem)
     return loop | {
@@ -157,11 +162,14 @@ def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
 
 @dataclass(frozen=True)
 class _Own:
-    """The range `[own_lo, own_hi)` of half a tile: whether it may begin, or end, at another tile than the whole's."""
+    """The range `[own_lo, own_hi)` of half a tile, and what of it needs no mask, `[own_full_lo, own_full_hi)`: whether
+    they may begin, or end, at other tiles than the whole's."""
 
     lines: list[str]
     ahead: bool
     past: bool
+    full_ahead: bool
+    full_past: bool
 
 
 def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, block: int) -> _Own:
@@ -180,9 +188,12 @@ def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, 
         return True
 
     ahead, past = own("lo"), own("hi")
+    masked = inner == "kv" and any(not part["masked"] for part in span["loops"])
+    full_ahead, full_past = masked and own("full_lo"), masked and own("full_hi")
     if any(re.search(rf"\b{outer}_last\b", line) for line in lines):
         lines.insert(0, f"{outer}_last = tl.minimum({outer}_start + ROWS, {size}) - 1")
-    return _Own([re.sub(rf"\b{inner}_(lo|hi)\b", r"own_\1", line) for line in lines], ahead, past)
+    lines = [re.sub(rf"\b{inner}_((full_)?(lo|hi))\b", r"own_\1", line) for line in lines]
+    return _Own(lines, ahead, past, full_ahead, full_past)
 
 
 @dataclass(frozen=True)
