@@ -17,7 +17,16 @@ from kgen.verify.compiling import compile_specs
 ROOT = Path(__file__).resolve().parent.parent
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
 # scores that take a function, ranges of a few tiles.
-BACKWARD = ["document_causal", "sliding_window", "llama3_gqa", "causal_alibi", "dilated", "full", "softcap_causal", "near"]
+BACKWARD = [
+    "document_causal",
+    "sliding_window",
+    "llama3_gqa",
+    "causal_alibi",
+    "dilated",
+    "full",
+    "softcap_causal",
+    "near",
+]
 # Two ranges of keys.
 SPECS = [*BACKWARD, "prefix_lm"]
 
@@ -76,7 +85,9 @@ def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def _spec(name: str) -> Path:
-    return next(p for p in (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs")) if p.exists())
+    return next(
+        p for p in (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs")) if p.exists()
+    )
 
 
 def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int], list[str]]:

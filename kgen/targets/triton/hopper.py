@@ -59,10 +59,10 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
     `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
     where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
     """
-    product = "_times_transposed(q, _fetched(kv_ring, 2 * n_used, SLOTS), SCORES)"
+    product = "_times_transposed(q, {keys}, SCORES)"
     bias = _linear_bias(fields) if scaled else None
     if bias is not None:
-        product = f"_biased_product(q, _fetched(kv_ring, 2 * n_used, SLOTS), slope * {bias.distance}, slope, SCORES)"
+        product = f"_biased_product(q, {{keys}}, slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
             "prologue": [*fields["prologue"], f"slope = {bias.slope} / {bias.scale}"],
             "score_lines": [],
@@ -91,7 +91,12 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "product": product,
+        "first_product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
+        "product": product.format(
+            keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"
+            if tile.keys_ahead
+            else "_fetched(kv_ring, 2 * n_used, SLOTS)"
+        ),
         "linear": bias is not None,
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
