@@ -15,6 +15,7 @@ from typing import Any
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, WIDTH, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
+from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
@@ -25,13 +26,22 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     hopper = plan_hopper(plan)
     if hopper is None:
         return None
-    problem, sinks = list(kernels.problem), context["sinks"]
-    loops = {"forward": _of_queries(context["forward"], problem)}
+    problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
+    # Lengths of packed sequences are told with each item of work.
+    known = [*problem, *("SQ", "SK") * kernels.packed]
+    loops = {"forward": _of_queries(context["forward"], known)}
     if hopper.dq is not None:
-        loops |= {"dq": _of_queries(context["dq"], problem), "dkdv": _of_keys(context["dkdv"], problem)}
+        loops |= {"dq": _of_queries(context["dq"], known), "dkdv": _of_keys(context["dkdv"], known)}
     return {
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         "sink_load": _in_gluon(sinks["load"]),
+        **in_items(kernels.packed),
+        "vectors": _in_gluon(context["rows"]),
+        "programs": {
+            "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
+            "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
+            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
+        },
         "width": WIDTH,
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
