@@ -107,7 +107,8 @@ class Barriers:
 class Descriptor:
     """A TMA descriptor: `tensor` by blocks of `block`, zeros outside.
 
-    Addresses are sums of indices times strides, modulo 2**64, as on the chip.
+    Addresses are sums of indices times strides, modulo 2**64, and the last index is a multiple of 16 bytes, as on the
+    chip, which stops at any other.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Descriptor:
         starts = [int(i) for i in at]
         assert min(starts) >= 0
         assert max(starts) < 2**31
+        assert starts[-1] * self.tensor.element_size() % 16 == 0, "an illegal instruction"
         sizes = [max(0, min(n, size - i)) for i, n, size in zip(starts, self.block, self.shape, strict=True)]
         where = tuple(slice(0, n) for n in sizes)
         if 0 in sizes:

@@ -24,8 +24,8 @@ def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
 
 
 def in_items(packed: bool) -> dict[str, object]:
-    """The names by which the kernels for Hopper find rows: what an item of work tells of them, and the coordinates of
-    TMA up to the row, of tiles (`rows_of`) and of vectors (`vector_of_q`)."""
+    """The names by which the kernels for Hopper find rows: what an item of work tells of them, the coordinates of TMA
+    up to the row (`rows_of`), and what the kernel of dk and dv is given of log-sum-exp and delta."""
     return _ITEMS_PACKED if packed else _ITEMS_DENSE
 
 
@@ -109,7 +109,10 @@ _ITEMS_DENSE: dict[str, object] = {
     "item_size": 8,
     "handed": {"q": "", "kv": "", "none": ""},
     "rows_of": {"q": "b, h, ", "kv": "b, h_kv, "},
-    "vector_of_q": "b * HQ + h, ",
+    "lse_and_delta": {
+        "params": "lse_desc, delta_desc",
+        "given": "_gluon_rows(lse, 64), _gluon_rows(delta, 64)",
+    },
     "keys_at": "b, h_kv, kv_start",
     "rows_and_columns": "tile.shape[2], tile.shape[3]",
 }
@@ -118,8 +121,7 @@ _ITEMS_PACKED: dict[str, object] = {
     "item_size": 16,
     "handed": {"q": ", q_begin, SQ, SK", "kv": ", kv_begin, SQ, SK", "none": ", 0, 0, 0"},
     "rows_of": {"q": "FAR, q_end, h, FAR - SQ + ", "kv": "FAR, kv_end, h_kv, FAR - SK + "},
-    # Elements next to each other have no stride that TMA could count back by: these run on into the next sequence.
-    "vector_of_q": "h, q_begin + ",
+    "lse_and_delta": {"params": "lse_ptr, delta_ptr", "given": "lse, delta"},
     # When keys are stored the next item is there already.
     "keys_at": "FAR, kv_end, h_kv, kv_row",
     "rows_and_columns": "tile.shape[3], tile.shape[4]",
