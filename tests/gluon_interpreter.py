@@ -289,6 +289,8 @@ gl = SimpleNamespace(
     arange=lambda start, end, layout=None: torch.arange(start, end),
     full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
     convert_layout=lambda x, layout: x,
+    broadcast=torch.broadcast_tensors,
+    fma=lambda a, b, c: a * b + c,
     where=_where,
     sum=torch.sum,
     max=_max,

@@ -101,7 +101,7 @@ def test_the_parts_add_up(text: str, seed: int) -> None:
         assert not variables(form.row_rest) & {"kv_idx", "score", "qk"}
         got = got + LOG2E * real(form.row_rest, env)
     assert close(got.expand(SQ, SK), want)
-    if form.positive:
+    if form.max_of_core:
         assert form.bias is None
         assert not variables(form.multiplier) & {"q_idx", "kv_idx", "qk", "q_start"}
         assert float(evaluate(form.multiplier, env)) > 0
@@ -148,7 +148,7 @@ def test_what_a_whole_row_shares_is_dropped(text: str) -> None:
     form = form_of(text)
     assert form.bias is None
     assert form.row_rest is not None
-    assert form.positive
+    assert form.max_of_core
 
 
 def test_a_row_that_is_hidden_stays_hidden() -> None:
@@ -160,7 +160,7 @@ def test_a_row_that_is_hidden_stays_hidden() -> None:
 
 def test_a_softcap_costs_one_tanh() -> None:
     form = form_of("cap * tanh(score / cap)")
-    assert form.positive
+    assert form.max_of_core
     assert form.finite
     assert "cap" in variables(form.multiplier)
     assert repr(form.core).count("tanh") == 1
@@ -185,7 +185,7 @@ def test_a_softcap_costs_one_tanh() -> None:
     ],
 )
 def test_positive(text: str, positive: bool) -> None:
-    assert form_of(text).positive == positive
+    assert form_of(text).max_of_core == positive
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,14 @@ class SoftmaxForm:
     row_rest: Node | None
     """What was dropped from the row, in natural units: `lse` is the loop's log-sum-exp plus this."""
     positive: bool
-    """`multiplier` is a positive number for a whole (b, h): the row maximum may be taken of `core` itself."""
+    """`multiplier` is a positive number for a whole (b, h)."""
     finite: bool
     """No logit can be -inf before masking: a row has a finite maximum as soon as it has seen a key."""
+
+    @property
+    def max_of_core(self) -> bool:
+        """Whether the row maximum may be taken of `core` itself."""
+        return self.positive and self.bias is None
 
 
 def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
@@ -70,7 +75,7 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
     else:
         factor, rest = _peel(scored, algebra, positive=True)
         core, multiplier = rest.subs(score, scale * qk), factor * log2e
-    positive = not bias and _scalar(multiplier, algebra) and bool(multiplier.is_positive)
+    positive = _scalar(multiplier, algebra) and bool(multiplier.is_positive)
     tree = algebra.to_tree
     return SoftmaxForm(
         core=tree(core),

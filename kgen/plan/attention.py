@@ -254,7 +254,7 @@ class _Planner:
         if self.form.core != QK:
             # What is approximated costs an instruction or two an element, like a bias.
             return "bias" if self.spec.fast_math else "function"
-        return "plain" if self.form.positive else "bias"
+        return "plain" if self.form.max_of_core else "bias"
 
     # --- masks ---------------------------------------------------------------------------------------------------
 

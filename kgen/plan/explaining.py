@@ -94,7 +94,7 @@ def _softmax(plan: AttentionPlan) -> Iterator[str]:
         yield "  what is added to a whole row. Only the log-sum-exp gets it back, once for each query."
         if form.bias is not None and "q_start" in variables(form.bias):
             yield "  What is added is taken at q_start, the first query of a tile, in place of q_idx."
-    if form.positive:
+    if form.max_of_core:
         yield "  The factor is positive: row maxima are taken before it, and it costs no step of its own."
     if not form.finite:
         yield "  Nothing promises that a score is finite: rows are checked for having seen no key at all."

@@ -20,12 +20,13 @@ HALF = 64
 @dataclass(frozen=True)
 class HopperTile:
     """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V count apart, Q and dO
-    together), and registers a thread of the second consumer and of the producer; the first consumer has what the two
-    leave of 504."""
+    together), how many halves of what is held, and registers a thread of the second consumer and of the producer; the
+    first consumer has what the two leave of 504."""
 
     BLOCK_M: int
     BLOCK_N: int
     SLOTS: int
+    HELD: int = 2
     consumer_registers: int = 240
     producer_registers: int = 24
 
@@ -46,24 +47,28 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     if not _made_for(plan, plan.forward):
         return None
     mask, rows, varlen = plan.problem.mask, 2 * HALF, plan.problem.varlen
-    # Ends of a range are masked, so short ranges want short tiles. Searching takes the producer's registers.
-    keys, slots = (128, 4) if mask in ("all", "triangle") and not varlen else (64, 8)
+    # Ends of a range are masked, so short ranges want short tiles, and the next tile of queries is never far.
+    keys, slots, held = (128, 4, 2) if mask in ("all", "triangle") and not varlen else (64, 8, 4)
+    # Searching takes the producer's registers.
     lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
     backward = _backward(plan)
     return HopperPlan(
-        forward=HopperTile(rows, keys, slots, *((232, 40) if lean else (240, 24))),
+        forward=HopperTile(rows, keys, slots, held, *((232, 40) if lean else (240, 24))),
         dq=HopperTile(rows, HALF, 8) if backward else None,
-        dkdv=HopperTile(HALF, rows, 2) if backward else None,
+        dkdv=_dkdv_tile(plan) if backward else None,
         dynamic=mask != "all" or varlen,
     )
 
 
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    # A gradient that multiplies dS waits for dP in as many registers as P: with dk and dv those are too many.
-    return bool(loops) and all(
-        _made_for(plan, loop) and not loop.gradients and is_one(loop.dscore) for loop in loops
-    )
+    return bool(loops) and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
+
+
+def _dkdv_tile(plan: AttentionPlan) -> HopperTile:
+    # A gradient that multiplies dS waits for dP in as many registers as P: of 64 queries, too many beside dk and dv.
+    plain = plan.dkdv is not None and is_one(plan.dkdv.dscore)
+    return HopperTile(HALF, 2 * HALF, 2) if plain else HopperTile(HALF // 2, 2 * HALF, 4)
 
 
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:

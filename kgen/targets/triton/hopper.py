@@ -10,10 +10,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
-from kgen.plan.hopper import HALF, WIDTH, plan_hopper
+from kgen.plan.hopper import HALF, WIDTH, HopperTile, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
@@ -29,13 +31,18 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
     # Lengths of packed sequences are told with each item of work.
     known = [*problem, *("SQ", "SK") * kernels.packed]
-    loops = {"forward": _of_queries(context["forward"], known)}
-    if hopper.dq is not None:
-        loops |= {"dq": _of_queries(context["dq"], known), "dkdv": _of_keys(context["dkdv"], known)}
+    scaled = plan.form.core == QK and plan.form.positive
+    loops = {"forward": _of_queries(context["forward"], known, hopper.forward, scaled, apart=True)}
+    if hopper.dq is not None and hopper.dkdv is not None:
+        loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
+        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv)
     return {
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
+        "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
+        "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
+        "linear": any(fields["linear"] for fields in loops.values()),
         "sink_load": _in_gluon(sinks["load"]),
-        **in_items(kernels.packed),
+        **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
         "vectors": _in_gluon(context["rows"]),
         "programs": {
             "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
@@ -55,29 +62,157 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     }
 
 
-def _of_queries(fields: Fields, problem: list[str]) -> Fields:
-    """A kernel whose tiles are queries: forward, and dq."""
+def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bool, apart: bool) -> Fields:
+    """A kernel whose tiles are queries: forward, and dq.
+
+    `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
+    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
+    """
+    product = "_times_transposed(q, _fetched(kv_ring, 2 * n_used, SLOTS), SCORES)"
+    bias = _linear_bias(fields) if scaled else None
+    if bias is not None:
+        product = f"_biased_product(q, _fetched(kv_ring, 2 * n_used, SLOTS), slope * {bias.distance}, slope, SCORES)"
+        fields = fields | {
+            "prologue": [*fields["prologue"], f"slope = {bias.slope} / {bias.scale}"],
+            "score_lines": [],
+            "logits": "qk",
+            "scaled": f" * {bias.scale}",
+        }
     before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
-    loop = _loop(fields, [*before, *fields["searches"]], ["b", "h", "q_idx", "q_start"], problem)
+    outside = ["b", "h", "q_idx", "q_start"]
+    loop = _loop(fields, [*before, *fields["searches"]], outside, problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
-    prologue = _needed(before, [*_body(fields), *after, fields.get("dqk_scale", "")])
+    prologue = _needed(before, [*_body(fields), *after, product, fields.get("dqk_scale", "")])
+    own = _own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
+    lines, last = [*own.lines], "n_tiles - 1"
+    if own.past:
+        lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - kv_lo, BLOCK_N), {last})")
+    if own.ahead:
+        left = f"{last} - n_past" if own.past else last
+        lines.append(f"n_ahead = gl.minimum((own_lo - kv_lo) // BLOCK_N, {left})")
+    first = "n_past" if own.past else "0"
+    passed = _passed([*_body(fields), product], [*outside, *before], problem)
     return loop | {
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
+        "product": product,
+        "linear": bias is not None,
+        "range_params": wrapped(passed, 4),
+        "range_args": wrapped(passed, 12),
+        "own_bounds": lines,
+        "past": own.past,
+        "ahead": own.ahead,
+        "first": first,
+        **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart),
+        **_loads_ahead(loop["mask_lines"]),
     }
 
 
-def _of_keys(fields: Fields, problem: list[str]) -> Fields:
+def _masked_loops(loop: Fields, first: str, end: str, apart: bool) -> Fields:
+    """The loops over what follows the first tile, and how a tile knows whether it wants the mask."""
+    after = "1" if first == "0" else f"{first} + 1"
+    if not (loop["masked"] and loop["has_full"]):
+        own, loops = str(loop["masked"]), [{"lo": after, "hi": end, "masked": ""}]
+    elif apart and not loop["head"]:
+        masked = {"lo": after, "hi": "n_tail", "masked": "MASKED=True, "}
+        rest = {"lo": f"gl.maximum(n_tail, {after})", "hi": end, "masked": "MASKED=False, "}
+        own, loops = "MASKED", [masked, rest]
+    else:
+        own = "(j < n_tail) | (j >= n_tiles - n_head)" if loop["head"] else "j < n_tail"
+        loops = [{"lo": after, "hi": end, "masked": ""}]
+    return {"masked_tile": own, "apart": own == "MASKED", "loops": loops}
+
+
+def _loads_ahead(mask_lines: list[str]) -> Fields:
+    """What a mask reads for each key is asked for before the product is waited for, in tiles that want it."""
+    of_keys = re.compile(r"(\w+) = tl\.load\((\w+_ptr) \+ .*\bkv_idx\b.*\)")
+    loads = [m for line in mask_lines if (m := of_keys.fullmatch(line))]
+    return {
+        "mask_loads": [{"name": m[1], "buffer": m[2], "line": m[0]} for m in loads],
+        "mask_lines": [line for line in mask_lines if all(line != m[0] for m in loads)],
+    }
+
+
+def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
     """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own."""
     shared, by_head = fields["shared_prologue"], fields["prologue"]
+    by_row = re.compile(r"lse = lse - (\w+) \* \(q_start - q_idx\)")
+    lse_lines = [by_row.sub(r"lse = _linear(lse, \1, offs_m)", line) for line in fields["lse_lines"]]
+    mask = next((line for line in fields["mask_lines"] if line.startswith("mask = ")), "")
+    fields = fields | {"lse_lines": lse_lines}
     loop = _loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
-    needed = _needed([*shared, *by_head], [*_body(fields), *fields["lse_lines"], fields["dqk_scale"]])
+    needed = _needed([*shared, *by_head], [*_body(fields), *lse_lines, fields["dqk_scale"]])
+    own = _own_range(fields, [*shared, *by_head], needed, "q", tile.BLOCK_M)
+    lines, rest = [*own.lines], "gl.maximum(n_masked - 1, 0)"
+    if own.ahead:
+        lines.append(f"n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, {rest})")
+    if own.past:
+        left = f"{rest} - n_ahead" if own.ahead else rest
+        lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), {left})")
     return loop | {
         "tile_args": textwrap.indent(loop["tile_args"], " " * 4),
         "shared_prologue": [line for line in needed if line in shared],
         "prologue": [line for line in needed if line in by_head],
+        "linear": any("_linear(" in line for line in lse_lines),
+        "own_bounds": lines,
+        "past": own.past,
+        "ahead": own.ahead,
+        "first": "n_ahead" if own.ahead else "0",
+        "end": "n_masked - n_past" if own.past else "n_masked",
+        "mask_lines": [line for line in fields["mask_lines"] if line != mask],
+        "mask": mask,
     }
+
+
+@dataclass(frozen=True)
+class _Own:
+    """The range `[own_lo, own_hi)` of half a tile: whether it may begin, or end, at another tile than the whole's."""
+
+    lines: list[str]
+    ahead: bool
+    past: bool
+
+
+def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, block: int) -> _Own:
+    """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it."""
+    outer, size = ("q", "SQ") if inner == "kv" else ("kv", "SK")
+    moves = {f"{outer}_start", f"{outer}_last"}
+    (span,) = fields["spans"]
+    lines: list[str] = []
+
+    def own(end: str) -> bool:
+        needed = _needed([*before, *span["bounds"]], [f"{inner}_{end}"])
+        words = set(re.findall(r"\w+", "\n".join(needed)))
+        if not words & moves or "_first_at_least" in words or block > HALF:
+            return False
+        lines.extend(line for line in needed if line not in there and line not in lines)
+        return True
+
+    ahead, past = own("lo"), own("hi")
+    if any(re.search(rf"\b{outer}_last\b", line) for line in lines):
+        lines.insert(0, f"{outer}_last = tl.minimum({outer}_start + ROWS, {size}) - 1")
+    return _Own([re.sub(rf"\b{inner}_(lo|hi)\b", r"own_\1", line) for line in lines], ahead, past)
+
+
+@dataclass(frozen=True)
+class _LinearBias:
+    """A bias of a row's logits: slope * (distance + column), added to the scores times scale."""
+
+    slope: str
+    distance: str
+    scale: str
+
+
+def _linear_bias(fields: Fields) -> _LinearBias | None:
+    """The bias of a loop that adds nothing else, if it grows by the same from key to key."""
+    columns = [m for line in fields["prologue"] if (m := re.fullmatch(r"(\w+) = (\w+) \* offs_n", line))]
+    if len(columns) != 1 or len(fields["score_lines"]) != 2:
+        return None
+    column, slope = columns[0][1], columns[0][2]
+    whole = re.fullmatch(rf"(\w+) = {column} \+ {slope} \* (\(.+\)|\w+)", fields["score_lines"][0])
+    added = whole and re.fullmatch(rf"s = qk \* (\w+) \+ {whole[1]}\[None, :\]", fields["score_lines"][1])
+    return _LinearBias(slope, whole[2], added[1]) if whole and added else None
 
 
 def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str]) -> Fields:
@@ -86,15 +221,11 @@ def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str])
     plain = next((part for part in span["loops"] if not part["masked"]), None)
     ends = span["loops"][0] if "gap" in span["loops"][0] else span["loops"][-1]
     lo, hi = span["loops"][0]["lo"], ends["hi"]
-    full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else ("", "")
+    full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else (lo, lo)
     bounds = _needed([*before, *span["bounds"]], [lo, hi, full_lo, full_hi])
-    mask_lines = fields["mask_lines"]
-    mask = next((line for line in mask_lines if line.startswith("mask = ")), "")
-    made = [line.partition(" = ")[0] for line in before]
     # In the kernel of dk and dv the log-sum-exp belongs to what streams.
     body = _body(fields) + fields["lse_lines"] * ("kv_idx" in own)
-    used = set(re.findall(r"\w+", "\n".join(body)))
-    passed = [n for n in dict.fromkeys([*own, *made, *problem]) if n in used] or ["SQ"]
+    passed = _passed(body, [*own, *before], problem)
     return {
         "lo": lo,
         "length": _less(hi, lo),
@@ -104,8 +235,7 @@ def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "bounds": bounds,
         "searches": any("_first_at_least(" in line for line in bounds),
         "masked": fields["masked"],
-        "mask_lines": [line for line in mask_lines if line != mask],
-        "mask": mask,
+        "mask_lines": fields["mask_lines"],
         "score_lines": fields["score_lines"],
         "logits": fields["logits"],
         "scaled": fields["scaled"],
@@ -116,6 +246,13 @@ def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "tile_params": wrapped(passed, 4),
         "tile_args": wrapped(passed, 12),
     }
+
+
+def _passed(body: list[str], before: list[str], problem: list[str]) -> list[str]:
+    """Which names of the function outside, or left of `=` in its lines, the lines of `body` use."""
+    used = set(re.findall(r"\w+", "\n".join(body)))
+    made = [line.partition(" = ")[0] for line in before]
+    return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
 
 
 def _body(fields: Fields) -> list[str]:

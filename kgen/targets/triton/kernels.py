@@ -146,7 +146,7 @@ class KernelFields:
         scale = scale if re.fullmatch(r"[\w.]+(\[.*\])?", scale) else f"({scale})"
         core = printer.tile(program.results["core"])
         score_lines = self._lines(program.in_loop(without=only_masked), printer)
-        if form.positive:
+        if form.max_of_core:
             logits, scaled = ("qk" if form.core == QK else "s"), f" * {scale}"
             score_lines += [] if form.core == QK else [f"s = {core}"]
         else:

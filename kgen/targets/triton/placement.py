@@ -23,10 +23,13 @@ def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
     return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
 
 
-def in_items(packed: bool) -> dict[str, object]:
+def in_items(packed: bool, queries: int) -> dict[str, object]:
     """The names by which the kernels for Hopper find rows: what an item of work tells of them, the coordinates of TMA
-    up to the row (`rows_of`), and what the kernel of dk and dv is given of log-sum-exp and delta."""
-    return _ITEMS_PACKED if packed else _ITEMS_DENSE
+    up to the row (`rows_of`), and what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
+    if packed:
+        return _ITEMS_PACKED
+    rows = f"_gluon_rows(lse, {queries}), _gluon_rows(delta, {queries})"
+    return _ITEMS_DENSE | {"lse_and_delta": {"params": "lse_desc, delta_desc", "given": rows}}
 
 
 def _strides(letters: str, order: str) -> dict[str, str]:
@@ -109,10 +112,6 @@ _ITEMS_DENSE: dict[str, object] = {
     "item_size": 8,
     "handed": {"q": "", "kv": "", "none": ""},
     "rows_of": {"q": "b, h, ", "kv": "b, h_kv, "},
-    "lse_and_delta": {
-        "params": "lse_desc, delta_desc",
-        "given": "_gluon_rows(lse, 64), _gluon_rows(delta, 64)",
-    },
     "keys_at": "b, h_kv, kv_start",
     "rows_and_columns": "tile.shape[2], tile.shape[3]",
 }
