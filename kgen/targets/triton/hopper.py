@@ -17,6 +17,7 @@ from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, WIDTH, HopperTile, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
+from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
@@ -27,18 +28,27 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     hopper = plan_hopper(plan)
     if hopper is None:
         return None
-    problem, sinks = list(kernels.problem), context["sinks"]
+    problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
+    # Lengths of packed sequences are told with each item of work.
+    known = [*problem, *("SQ", "SK") * kernels.packed]
     scaled = plan.form.core == QK and plan.form.positive
-    loops = {"forward": _of_queries(context["forward"], problem, hopper.forward, scaled, apart=True)}
+    loops = {"forward": _of_queries(context["forward"], known, hopper.forward, scaled, apart=True)}
     if hopper.dq is not None and hopper.dkdv is not None:
-        loops["dq"] = _of_queries(context["dq"], problem, hopper.dq, scaled, apart=False)
-        loops["dkdv"] = _of_keys(context["dkdv"], problem, hopper.dkdv)
+        loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
+        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv)
     return {
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
         "sink_load": _in_gluon(sinks["load"]),
+        **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
+        "vectors": _in_gluon(context["rows"]),
+        "programs": {
+            "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
+            "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
+            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
+        },
         "width": WIDTH,
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
