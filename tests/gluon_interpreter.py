@@ -105,12 +105,16 @@ class Barriers:
 
 
 class Descriptor:
-    """A TMA descriptor: `tensor` by blocks of `block`, zeros outside."""
+    """A TMA descriptor: `tensor` by blocks of `block`, zeros outside.
+
+    Addresses are sums of indices times strides, modulo 2**64, and the last index is a multiple of 16 bytes, as on the
+    chip, which stops at any other.
+    """
 
     def __init__(
         self, tensor: Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int], layout: Any
     ) -> None:
-        self.tensor, self.shape, self.block = tensor.detach().as_strided(shape, strides), shape, list(block)
+        self.tensor, self.shape, self.strides, self.block = tensor.detach(), shape, strides, list(block)
         self.dtype, self.layout = tensor.dtype, layout
         self.block_type = SimpleNamespace(shape=self.block, nbytes=math.prod(block) * tensor.element_size())
 
@@ -118,9 +122,16 @@ class Descriptor:
         """The part of a block that exists, and where in the block it is."""
         starts = [int(i) for i in at]
         assert min(starts) >= 0
-        ends = [max(i, min(i + n, size)) for i, n, size in zip(starts, self.block, self.shape, strict=True)]
-        part = self.tensor[tuple(slice(i, j) for i, j in zip(starts, ends, strict=True))]
-        return part, tuple(slice(0, n) for n in part.shape)
+        assert max(starts) < 2**31
+        assert starts[-1] * self.tensor.element_size() % 16 == 0, "an illegal instruction"
+        sizes = [max(0, min(n, size - i)) for i, n, size in zip(starts, self.block, self.shape, strict=True)]
+        where = tuple(slice(0, n) for n in sizes)
+        if 0 in sizes:
+            return self.tensor.new_empty(sizes), where
+        elements = 2**64 // self.tensor.element_size()
+        first = sum(i * step for i, step in zip(starts, self.strides, strict=True)) % elements
+        steps = [step if n > 1 else 0 for n, step in zip(sizes, self.strides, strict=True)]
+        return self.tensor.as_strided(sizes, steps, self.tensor.storage_offset() + first), where
 
 
 def _fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) -> None:
@@ -284,6 +295,7 @@ gl = SimpleNamespace(
     sum=torch.sum,
     max=_max,
     cdiv=lambda a, b: (a + b - 1) // b,
+    to_tensor=torch.as_tensor,
     load=_load,
     store=_store,
     atomic_add=_atomic_add,
@@ -359,6 +371,14 @@ def installed() -> Iterator[None]:
         yield
 
 
+class _Whole(int):
+    """A whole number that kernels know when they are compiled; launchers take its value."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
 def prepare(module: Any, multiprocessors: int = 3) -> None:
     """Have an emitted module's launcher take its kernels for Hopper, here, wherever TMA could load the operands."""
     import triton.language as tl
@@ -367,7 +387,7 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
     module._multiprocessors = lambda device: multiprocessors
     for name, value in list(vars(module).items()):
         if isinstance(value, tl.constexpr):
-            setattr(module, name, value.value)
+            setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)
         elif hasattr(value, "fn") and name in ("_tanh", "_tanh_approx", "_silu", "_floor_mod", "_floor_div"):
             setattr(module, name, _of_both(value, vars(module)))
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
+from kgen.verify.attention.inputs import Case
 from kgen.verify.compiling import compile_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
 # scores that take a function, ranges of a few tiles.
-BACKWARD = [
+DENSE = [
     "document_causal",
     "sliding_window",
     "llama3_gqa",
@@ -27,6 +30,9 @@ BACKWARD = [
     "softcap_causal",
     "near",
 ]
+# A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
+PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
+BACKWARD = [*DENSE, *PACKED]
 # Two ranges of keys.
 SPECS = [*BACKWARD, "prefix_lm"]
 
@@ -44,6 +50,42 @@ def test_verified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert launched["_forward_hopper_kernel"] >= 3
     if name in BACKWARD:
         assert launched["_dq_hopper_kernel"] == launched["_dkdv_hopper_kernel"] >= 3
+
+
+# What would let a neighbour's NaN in: zero times it is NaN.
+LEAKS = {
+    "": ("", ""),
+    "delta past the end": (
+        "gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_idx < SQ, other=0.0)",
+        "gl.load(delta_ptr + h.to(gl.int64) * TQ + q_begin + q_idx, mask=q_begin + q_idx < TQ, other=0.0)",
+    ),
+    "dP of rows without keys": ("gl.where(mask, ds, 0.0)", "gl.where(mask, p, 0.0) * (dp - delta[:, None])"),
+    "keys past the end": (
+        "k_desc, [FAR, kv_end, h_kv, FAR - SK + kv_start, 0]",
+        "k_desc, [FAR, TK, h_kv, FAR - TK + kv_begin + kv_start, 0]",
+    ),
+    "queries past the end": (
+        "do_desc, [FAR, q_end, h, FAR - SQ + q_start, 0]",
+        "do_desc, [FAR, TQ, h, FAR - TQ + q_begin + q_start, 0]",
+    ),
+    "results past the end": (
+        "o_desc, [FAR, q_end, h, FAR - SQ + q_start, 0]",
+        "o_desc, [FAR, TQ, h, FAR - TQ + q_begin + q_start, 0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_packed_neighbours(leak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sequence's results are the same bit for bit beside sequences and tokens that hold NaN."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    right, wrong = LEAKS[leak]
+    text = (ROOT / "generated" / "varlen_causal" / "triton.py").read_text()
+    assert right in text
+    path = tmp_path / "varlen_causal.py"
+    path.write_text(text.replace(right, wrong))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        assert bool(pool.submit(_changed_by_neighbours, path).result()) == bool(leak)
 
 
 # What the interpreter is for: each of these would be a race on a GPU.
@@ -90,24 +132,30 @@ def _spec(name: str) -> Path:
     )
 
 
-def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int], list[str]]:
-    """How often each kernel ran, and what is wrong."""
+def _module(path: Path) -> Any:
+    """An emitted file whose kernels for Hopper run here."""
     import gluon_interpreter
-    import torch
 
-    from kgen.spec.load import load
     from kgen.verify import interpreter
-    from kgen.verify.attention import cases
-    from kgen.verify.attention.inputs import Case
-    from kgen.verify.families import Subject, problem_of
     from kgen.verify.toolchain import import_file
 
     torch.set_num_threads(1)
-    gluon_interpreter.PAUSE = pause
     interpreter.mend()
     with gluon_interpreter.installed():
-        module: Any = import_file(path, "kgen_test_hopper")
+        module = import_file(path, "kgen_test_hopper")
     gluon_interpreter.prepare(module)
+    return module
+
+
+def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int], list[str]]:
+    """How often each kernel ran, and what is wrong."""
+    import gluon_interpreter
+
+    from kgen.verify.attention import cases
+    from kgen.verify.families import Subject, problem_of
+
+    gluon_interpreter.PAUSE = pause
+    module = _module(path)
     launched: dict[str, int] = {}
     for kernel, value in list(vars(module).items()):
         if isinstance(value, gluon_interpreter.Kernel) and kernel.endswith("_hopper_kernel"):
@@ -122,6 +170,8 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
         Case("whole", 256, 256, group=group),  # no tile at an end of the queries
         Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=0.2),
     )
+    if problem.varlen:
+        drawn = tuple(_packed(group))
     cases.cases = lambda problem, quick: drawn
     subject, wrong = Subject(problem, "triton", path, module, "cpu"), []
     for pass_ in cases.groups(problem):
@@ -129,6 +179,41 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
             checks = cases.run_case(subject, pass_, case.name)
             wrong += [f"{pass_} {case.name}: {c.message}" for c in checks if not c.ok]
     return launched, wrong
+
+
+def _packed(group: int) -> Iterator[Case]:
+    """Sequences of several tiles and of none, with more queries than keys and fewer; tokens after the last."""
+
+    def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
+        return Case(name, *map(max, zip(*lengths, strict=True)), group=group, packed=lengths, **more)
+
+    several = ((300, 300), (1, 77), (0, 40), (45, 0), (130, 400), (260, 100))
+    yield case("several", *several, heads_kv=2, lse=True)
+    yield case("tail", (30, 50), (128, 256), tail=(70, 68), lse=True)
+    yield case("many", *((i % 4, i % 3) for i in range(130)))
+    yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", scale=0.2)
+
+
+def _changed_by_neighbours(path: Path) -> list[str]:
+    """What changes of two sequences, and of tokens after the last, where a third sequence and those tokens hold NaN."""
+    function = _module(path).varlen_causal
+    cu_seqlens = torch.tensor([0, 90, 150, 230], dtype=torch.int32)
+    third, after = slice(90, 150), slice(230, 250)
+
+    def results(factor: float) -> dict[str, torch.Tensor]:
+        random = torch.Generator().manual_seed(0)
+        q, k, v, dout = (torch.randn(250, 1, 128, generator=random).bfloat16() for _ in range(4))
+        for x in (q, k, v, dout):
+            x[third] *= factor
+            x[after] *= factor
+        operands = [x.requires_grad_() for x in (q, k, v)]
+        out, lse = function(*operands, cu_seqlens, cu_seqlens, return_lse=True)
+        out.backward(dout)
+        found = {"out": out, "lse": lse.T, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+        return {name: torch.cat([x[: third.start], x[third.stop :]]) for name, x in found.items()}
+
+    beside, alone = results(torch.nan), results(1.0)
+    return [name for name, expected in alone.items() if not torch.equal(beside[name], expected)]
 
 
 class _Counted:
@@ -149,7 +234,8 @@ class _Counted:
         ("prefix_lm", True, False),  # keys are seen by two ranges of queries
         ("causal_d64", False, False),
         ("causal_fp32", False, False),
-        ("varlen_causal", False, False),
+        ("varlen_causal", True, True),
+        ("varlen_alibi", False, False),  # heads of 64
     ],
 )
 def test_where_there_are_kernels_for_hopper(name: str, forward: bool, backward: bool) -> None:

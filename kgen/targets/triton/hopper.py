@@ -17,6 +17,7 @@ from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, WIDTH, HopperTile, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
+from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
@@ -27,18 +28,27 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     hopper = plan_hopper(plan)
     if hopper is None:
         return None
-    problem, sinks = list(kernels.problem), context["sinks"]
+    problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
+    # Lengths of packed sequences are told with each item of work.
+    known = [*problem, *("SQ", "SK") * kernels.packed]
     scaled = plan.form.core == QK and plan.form.positive
-    loops = {"forward": _of_queries(context["forward"], problem, hopper.forward, scaled, apart=True)}
+    loops = {"forward": _of_queries(context["forward"], known, hopper.forward, scaled, apart=True)}
     if hopper.dq is not None and hopper.dkdv is not None:
-        loops["dq"] = _of_queries(context["dq"], problem, hopper.dq, scaled, apart=False)
-        loops["dkdv"] = _of_keys(context["dkdv"], problem, hopper.dkdv)
+        loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
+        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv)
     return {
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
         "sink_load": _in_gluon(sinks["load"]),
+        **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
+        "vectors": _in_gluon(context["rows"]),
+        "programs": {
+            "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
+            "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
+            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
+        },
         "width": WIDTH,
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
@@ -59,10 +69,10 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
     `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
     where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
     """
-    product = "_times_transposed(q, _fetched(kv_ring, 2 * n_used, SLOTS), SCORES)"
+    product = "_times_transposed(q, {keys}, SCORES)"
     bias = _linear_bias(fields) if scaled else None
     if bias is not None:
-        product = f"_biased_product(q, _fetched(kv_ring, 2 * n_used, SLOTS), slope * {bias.distance}, slope, SCORES)"
+        product = f"_biased_product(q, {{keys}}, slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
             "prologue": [*fields["prologue"], f"slope = {bias.slope} / {bias.scale}"],
             "score_lines": [],
@@ -91,7 +101,12 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "product": product,
+        "first_product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
+        "product": product.format(
+            keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"
+            if tile.keys_ahead
+            else "_fetched(kv_ring, 2 * n_used, SLOTS)"
+        ),
         "linear": bias is not None,
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),

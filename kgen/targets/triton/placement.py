@@ -23,6 +23,15 @@ def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
     return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
 
 
+def in_items(packed: bool, queries: int) -> dict[str, object]:
+    """The names by which the kernels for Hopper find rows: what an item of work tells of them, the coordinates of TMA
+    up to the row (`rows_of`), and what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
+    if packed:
+        return _ITEMS_PACKED
+    rows = f"_gluon_rows(lse, {queries}), _gluon_rows(delta, {queries})"
+    return _ITEMS_DENSE | {"lse_and_delta": {"params": "lse_desc, delta_desc", "given": rows}}
+
+
 def _strides(letters: str, order: str) -> dict[str, str]:
     """Parameters, in the order of a tensor's dimensions; those that addresses are computed from are 64-bit."""
     return {
@@ -97,4 +106,22 @@ _PACKED: dict[str, object] = {
     "like": {x: f"{x}.new_empty({x}.shape)" for x in "qkv"},
     # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.
     "group": 16,
+}
+
+_ITEMS_DENSE: dict[str, object] = {
+    "item_size": 8,
+    "handed": {"q": "", "kv": "", "none": ""},
+    "rows_of": {"q": "b, h, ", "kv": "b, h_kv, "},
+    "keys_at": "b, h_kv, kv_start",
+    "rows_and_columns": "tile.shape[2], tile.shape[3]",
+}
+
+_ITEMS_PACKED: dict[str, object] = {
+    "item_size": 16,
+    "handed": {"q": ", q_begin, SQ, SK", "kv": ", kv_begin, SQ, SK", "none": ", 0, 0, 0"},
+    "rows_of": {"q": "FAR, q_end, h, FAR - SQ + ", "kv": "FAR, kv_end, h_kv, FAR - SK + "},
+    "lse_and_delta": {"params": "lse_ptr, delta_ptr", "given": "lse, delta"},
+    # When keys are stored the next item is there already.
+    "keys_at": "FAR, kv_end, h_kv, kv_row",
+    "rows_and_columns": "tile.shape[3], tile.shape[4]",
 }

@@ -1,0 +1,54 @@
+"""Rows of norms in CUDA that are not whole accesses: the emitted source on a CPU, whose memory is guarded."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent
+
+INSTRUCTIONS = {
+    r'asm\("cvt\.rn\.bf16x2\.f32 %0, %1, %2;"[^;]*;': "y.at[i].bits = to_bf16(x[i]), y.at[i + 1].bits = to_bf16(x[i + 1]);",
+    r'asm\("cvt\.rn\.bf16\.f32 %0, %1;"[^;]*;': "y.at[i].bits = to_bf16(x[i]);",
+    r'asm\("cvt\.rn\.satfinite[^"]*"[^;]*;': "two = to_eight_bits(x[next]) << 8 | to_eight_bits(x[i]);",
+    r"const unsigned int address = [^\n]*\n    if constexpr \(BYTES == 16\)(?:.|\n)*?(?=\n}\n)": "copy_later(to, from, BYTES, live);",
+    r'asm volatile\("cp\.async\.commit_group;"[^;]*;': "commit_copies();",
+    r'asm volatile\("cp\.async\.wait_group %0;"[^;]*;': "wait_for_copies(PENDING);",
+    r'asm volatile\("ld\.global\.nc[^"]*"(?:[^;]|\n)*;': ";",
+    r"#if __CUDA_ARCH__ >= 900\n(?:(?!#endif)(?:.|\n))*#endif\n": "",
+    r"#if __CUDA_ARCH__ >= 890\n((?:(?!#endif)(?:.|\n))*)#endif\n": r"\1",
+    r"extern __shared__ __align__\(16\) char ring\[\];": "char* ring = dynamic_shared;",
+}
+"""What C++ has no word for, by what tests/fibers.h calls it."""
+
+
+def test_rows_of_any_beginning_and_stride(tmp_path):
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("g++ is not installed")
+    for name in ("rms_norm", "rms_norm_fp8"):
+        text = (ROOT / "generated" / name / "cuda.cu").read_text()
+        text = text[text.index(f"namespace {name}_kernels {{") : text.index("#ifndef __CUDACC_RTC__")]
+        for pattern, ours in INSTRUCTIONS.items():
+            text = re.sub(pattern, ours, text)
+        assert "asm" not in text
+        (tmp_path / f"{name}.h").write_text(text)
+    options = [
+        "-std=c++20",
+        "-O1",
+        "-w",
+        "-fno-strict-aliasing",
+        "-fsanitize=address",
+        f"-I{TESTS}",
+        f"-I{tmp_path}",
+    ]
+    command = [compiler, *options, str(TESTS / "norm_rows.cpp"), "-o", str(tmp_path / "rows")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    environment = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0:detect_leaks=0"}
+    done = subprocess.run([tmp_path / "rows"], env=environment, capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stdout + done.stderr[:4000]
