@@ -6,8 +6,8 @@ import json
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
-from kgen.verify.processes import WorkerError, messages
+from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, pick_device
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def bench_specs(
                 kind = "shapes" if len(shapes) > 1 else "first-call" if first_call else ""
                 _write(Path(output), list(reports()), kind, plot=done == len(tasks))
 
-    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, ThreadPoolExecutor(max(1, jobs)) as pool:
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, threads(jobs) as pool:
         list(pool.map(run, range(len(tasks))))
     return [row for report in reports() for row in report["rows"]]
 
@@ -138,12 +138,16 @@ def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None
     report: dict[str, Any] = {"format": 1, "spec": name, "kernel": job.problem.kernel}
     # Which file is called by which name is said, for that of the default depends on the device.
     report["files"] = dict(zip(job.peers, job.files, strict=False))
-    report |= {"facts": {}, "workload": {}, "rows": []}
+    report |= {"facts": {}, "workload": {}, "rows": [], "seconds": {}}
+    began = time.perf_counter()
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
     if job.turns is not None:
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many workers as the cores take
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
+            # When the worker had imported everything, drawn the workload, and measured the first peer.
+            stage = "measured" if "peer" in message else next(iter(message))
+            report["seconds"].setdefault(stage, round(time.perf_counter() - began, 1))
             if "peer" in message:
                 report["rows"].append(_row(name, message))
                 tell(report["rows"][-1])

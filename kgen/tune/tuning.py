@@ -24,7 +24,7 @@ from kgen.tune.job import TuneJob
 from kgen.verify.compiling import SHARED_LIMITS
 from kgen.verify.emitted import require_emitted
 from kgen.verify.families import problem_of
-from kgen.verify.processes import WorkerError, messages
+from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, pick_device
 
 CHIP = 90
@@ -71,7 +71,7 @@ def tune_specs(
         tried = _worker(timeout)
     size = Shape.parse(shape) if shape else Shape()
     found: list[Trial] = []
-    with ThreadPoolExecutor(jobs) as pool:
+    with threads(jobs) as pool:
         work = [_Work(one, generated, tried) for one in loaded if _has_table(one)]
         compiling = [w.compile(pool, max(1, jobs // 2)) for w in work]
         for number, (w, parts) in enumerate(zip(work, compiling, strict=True)):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -17,7 +16,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
-from kgen.verify.processes import WorkerError, messages
+from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, require, versions
 
 KIB = 1024
@@ -123,7 +122,7 @@ def compile_specs(
                 progress(done, len(tasks), f"{job.emitted.spec} {job.emitted.stem} {job.arch}")
         return rows
 
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
+    with threads(jobs) as pool:
         results = list(pool.map(run, tasks))
     if record:
         place = Path(generated).resolve()

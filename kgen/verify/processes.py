@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -13,14 +14,42 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import kgen
 
+PR_SET_PDEATHSIG = 1
+_running: set[subprocess.Popen[bytes]] = set()
+_ended = threading.Event()
+
 
 class WorkerError(Exception):
     """A worker died, hung or wrote something that is not a result."""
+
+
+@contextlib.contextmanager
+def threads(jobs: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads that each run one worker at a time. What interrupts them ends the workers, and no other starts."""
+    try:
+        with ThreadPoolExecutor(max(1, jobs)) as pool:
+            try:
+                yield pool
+            except BaseException:
+                _ended.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(_running):
+                    _kill(process)
+                raise
+    finally:
+        _ended.clear()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # The whole group: a compiler that the worker started must not outlive it.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def messages(
@@ -36,6 +65,8 @@ def messages(
     takes a variable away. `under` is a command that runs the worker. Raises `WorkerError`, with the end of the
     worker's standard error, when it goes wrong.
     """
+    if _ended.is_set():
+        raise WorkerError("interrupted")
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder, open(f"{folder}/stderr", "w+b") as stderr:
         path = Path(folder) / "job"
         path.write_bytes(pickle.dumps(job))
@@ -47,6 +78,9 @@ def messages(
             env=_environment(environment),
             start_new_session=True,
         )
+        _running.add(process)
+        if _ended.is_set():
+            _kill(process)
         lines: queue.Queue[bytes | None] = queue.Queue()
         reader = threading.Thread(target=_read, args=(process, lines), daemon=True)
         reader.start()
@@ -63,10 +97,9 @@ def messages(
             if code:
                 raise WorkerError(f"{_ending(code)}{_tail(stderr)}")
         finally:
-            # The whole group: a compiler that the worker started must not outlive it.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
+            _running.discard(process)
             reader.join(timeout=5)
 
 
@@ -118,8 +151,10 @@ def serve(main: Callable[[Any, IO[str]], int | None]) -> NoReturn:
     """Be a worker: run `main(job, lines)` on the pickled job that the command line names, and exit with its code.
 
     `lines` is standard output, which carries results alone: what anything else prints there goes to standard
-    error.
+    error. On Linux a worker ends with whoever started it, however that ended.
     """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     with open(sys.argv[1], "rb") as file:
         job = pickle.load(file)
     results = os.fdopen(os.dup(1), "w")

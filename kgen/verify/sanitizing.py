@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted
-from kgen.verify.processes import WorkerError, messages
+from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, describe, versions
 from kgen.verify.verifying import files_to_run
 
@@ -68,7 +67,7 @@ def sanitize_specs(
             progress(done, len(work), f"{row['spec']} {row['target']} {row['tool']}")
         return row
 
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
+    with threads(jobs) as pool:
         rows = list(pool.map(run, work))
     if record:
         for (_, file, tool), row in zip(work, rows, strict=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -14,7 +13,7 @@ from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
-from kgen.verify.processes import WorkerError, messages
+from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, describe, pick_device, versions
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def verify_specs(
 
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
-    with ThreadPoolExecutor(max(1, jobs)) as pool:
+    with threads(jobs) as pool:
         results = list(pool.map(run, tasks))
     rows = [row for result in results for row in result]
     if record:

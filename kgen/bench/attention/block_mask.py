@@ -23,7 +23,7 @@ def race_block_mask(
         for name, function in functions.items()
     }
     if any(peer.startswith("flex") for peer in job.peers):
-        makers["flex"] = create_block_mask(workload)
+        makers["flex"] = create_block_mask(workload, compiled=True)
     found: list[Contender] = []
     failed: dict[str, str] = {}
     want: list[Tensor] | None = None

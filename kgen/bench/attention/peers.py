@@ -22,6 +22,10 @@ from kgen.verify.toolchain import import_file
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
+MASK_AT_ONCE = 2**28
+"""Pairs of positions whose mask is evaluated without being compiled: 2 GB for each head that has its own."""
+
+
 class DoesNotApply(Exception):
     """The peer cannot compute this spec at all."""
 
@@ -37,16 +41,18 @@ def emitted_block_mask(function: Any, workload: Workload) -> Any:
     return make(*sizes, **{n: value for n, value in given.items() if n in names})
 
 
-def create_block_mask(workload: Workload) -> Callable[[], Any]:
-    """What makes FlexAttention's block mask, compiled; for each batch and head only where the mask differs between
-    them."""
+def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
+    """What makes FlexAttention's block mask; for each batch and head only where the mask differs between them.
+
+    Not compiled it evaluates the mask for all pairs at once, eight bytes each.
+    """
     from torch.nn.attention.flex_attention import create_block_mask
 
     mask_mod = mods(workload)[1]
     used = variables(workload.problem.mask_mod) if workload.problem.mask_mod is not None else ()
     size, device = workload.sizes, workload.q.device
     batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
-    build = torch.compile(create_block_mask) if workload.q.is_cuda else create_block_mask
+    build = torch.compile(create_block_mask) if compiled and workload.q.is_cuda else create_block_mask
     return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
 
 
@@ -120,13 +126,15 @@ def _flex(
     from torch.nn.attention.flex_attention import flex_attention
 
     score_mod, mask_mod = mods(workload)
-    block_mask = None if mask_mod is None else create_block_mask(workload)()
-    compiled = torch.compile(flex_attention, dynamic=False, mode=mode)
+    # Compiling it takes longer than the attention does to compile, and one is all that is wanted.
+    compiled = workload.sizes["SQ"] * workload.sizes["SK"] > MASK_AT_ONCE
+    block_mask = None if mask_mod is None else create_block_mask(workload, compiled)()
+    attention = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
     keywords["kernel_options"] = kernel_options
     if workload.problem.sinks:
-        return lambda q, k, v: _with_sinks(compiled(q, k, v, **keywords, return_lse=True), workload)
-    return lambda q, k, v: compiled(q, k, v, **keywords)
+        return lambda q, k, v: _with_sinks(attention(q, k, v, **keywords, return_lse=True), workload)
+    return lambda q, k, v: attention(q, k, v, **keywords)
 
 
 def _with_sinks(result: tuple[Tensor, Tensor], workload: Workload) -> Tensor:
