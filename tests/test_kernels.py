@@ -39,8 +39,8 @@ def emitted(path: Path, folder: Path) -> Path:
 
 
 SLOW = {
-    **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen"), 9),
-    **dict.fromkeys(("clusters", "listed_heads", "packed"), 5),
+    **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen", "packed_softcap", "packed_window"), 9),
+    **dict.fromkeys(("clusters", "listed_heads", "near", "packed"), 5),
     **dict.fromkeys(("chunk_mixed", "decode_small_pages", "listed_anyway", "ragged_cache", "sunk"), 3),
     **dict.fromkeys(
         ("decode_gqa", "decode_heads", "decode_paged", "norm_bare", "norm_modified", "norm_rounded"), 2
