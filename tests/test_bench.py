@@ -150,6 +150,8 @@ def test_dry_run(tmp_path):
     report = json.loads((folder / "causal_alibi.json").read_text())
     assert report["workload"]["fraction"] == pytest.approx(65 / 128, abs=1e-6)
     assert report["facts"]["versions"]["torch"]
+    seconds = report["seconds"]
+    assert 0 < seconds["facts"] <= seconds["workload"] <= seconds["measured"]
 
 
 def test_several_shapes(tmp_path):

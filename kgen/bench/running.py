@@ -42,7 +42,8 @@ def bench_specs(
     a peer that fails is a row with an error, one that cannot compute a spec is left out. `shape` is text that
     the family reads, as `2x16x8192`; of several with commas each is measured, and rows have it too. Writes
     `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and `<family>.png`, or
-    `<family>-shapes.json` alone for several shapes, anew whenever a worker is done; `output=None` writes nothing.
+    `<family>-shapes.json` alone for several shapes, anew whenever a worker is done, with the `seconds` after which it
+    had imported everything, drawn its workload and measured the first peer; `output=None` writes nothing.
     `jobs` workers prepare side by side, and measure one after the other. `first_call` times the first call in a
     fresh process instead, where the family can, and writes `<family>-first-call.json`. `device="cpu"` is a dry
     run in Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises `KgenError` for a
@@ -145,7 +146,6 @@ def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # there are as many workers as the cores take
     try:
         for message in messages("kgen.bench.worker", job, timeout, environment):
-            # When the worker had imported everything, drawn the workload, and measured the first peer.
             stage = "measured" if "peer" in message else next(iter(message))
             report["seconds"].setdefault(stage, round(time.perf_counter() - began, 1))
             if "peer" in message:

@@ -23,7 +23,8 @@ Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 MASK_AT_ONCE = 2**28
-"""Pairs of positions whose mask is evaluated without being compiled: 2 GB for each head that has its own."""
+"""Pairs of positions, of all batches and heads with a mask of their own, whose mask is evaluated without being
+compiled: 2 GB."""
 
 
 class DoesNotApply(Exception):
@@ -44,7 +45,8 @@ def emitted_block_mask(function: Any, workload: Workload) -> Any:
 def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
     """What makes FlexAttention's block mask; for each batch and head only where the mask differs between them.
 
-    Not compiled it evaluates the mask for all pairs at once, eight bytes each.
+    Not compiled it evaluates the mask for all pairs at once, eight bytes each: where those are too many it is compiled
+    all the same.
     """
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -52,6 +54,7 @@ def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
     used = variables(workload.problem.mask_mod) if workload.problem.mask_mod is not None else ()
     size, device = workload.sizes, workload.q.device
     batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
+    compiled = compiled or (batch or 1) * (heads or 1) * size["SQ"] * size["SK"] > MASK_AT_ONCE
     build = torch.compile(create_block_mask) if compiled and workload.q.is_cuda else create_block_mask
     return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
 
@@ -126,9 +129,8 @@ def _flex(
     from torch.nn.attention.flex_attention import flex_attention
 
     score_mod, mask_mod = mods(workload)
-    # Compiling it takes longer than the attention does to compile, and one is all that is wanted.
-    compiled = workload.sizes["SQ"] * workload.sizes["SK"] > MASK_AT_ONCE
-    block_mask = None if mask_mod is None else create_block_mask(workload, compiled)()
+    # One is all that is wanted: not worth compiling.
+    block_mask = None if mask_mod is None else create_block_mask(workload, compiled=False)()
     attention = torch.compile(flex_attention, dynamic=False, mode=mode)
     keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
     keywords["kernel_options"] = kernel_options
