@@ -20,8 +20,8 @@ from kgen.verify.evaluate import evaluate
 
 Mod = Callable[..., Tensor]
 
-# The dimensions that an index covers exactly, so that its reads need no guard.
-_COVERED = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
+# How far an index goes: reads of what is as long need no guard.
+_BELOW = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 
 def python_source(node: Node, workload: Workload) -> str:
@@ -78,11 +78,10 @@ def _extremum(node: Call, workload: Workload) -> str:
 def _read(node: Read, workload: Workload) -> str:
     declared = next(b for b in workload.problem.buffers if b.name == node.buffer)
     indices, guards = [], []
-    for index, dimension, size in zip(
-        node.indices, declared.shape, workload.buffers[node.buffer].shape, strict=True
-    ):
+    for index, size in zip(node.indices, workload.buffers[node.buffer].shape, strict=True):
         text, binds = _printed(index, workload)
-        if not (isinstance(index, Var) and _COVERED.get(index.name) == dimension):
+        below = workload.sizes.get(_BELOW.get(index.name, "")) if isinstance(index, Var) else None
+        if below is None or below > size:
             if not _depends(index):
                 text = f"torch.full_like(b, {text})"
             elif binds < ATOM:
