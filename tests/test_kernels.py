@@ -7,6 +7,10 @@ cores.
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,6 +68,34 @@ def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
     assert {row["pass"] for row in rows} == passes
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)
+
+
+FIRST_CALL = """
+import sys
+import torch
+sys.path.insert(0, {folder!r})
+from sample import {name}
+tensors = [torch.ones(shape, dtype=torch.bfloat16, requires_grad=True) for shape in {shapes}]
+{name}(*tensors).sum().backward()
+assert tensors[0].grad is not None
+assert "torch._dynamo" not in sys.modules, "imports all of torch.compile"
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [("full", [(1, 1, 16, 128)] * 3), ("rms_norm", [(2, 64), (64,)])],
+    ids=["full", "rms_norm"],
+)
+def test_a_first_call_imports_what_it_needs(name: str, shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+    """What registers an operator must not import torch.compile, which takes a second or two of each process."""
+    shutil.copy(ROOT / "generated" / name / "triton.py", tmp_path / "sample.py")
+    script = FIRST_CALL.format(folder=str(tmp_path), name=name, shapes=shapes)
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert not done.returncode, done.stderr
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 24, 40, 64, 72, 80, 96, 120, 192, 200, 256, 576])

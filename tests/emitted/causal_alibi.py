@@ -118,10 +118,19 @@ def _backward_kernel(
         tl.store(dq_ptr + place[:, None] * D + columns[None, :], dk.to(q_ptr.dtype.element_ty), mask=inside)
 
 
-_NAMESPACE = "kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__)
+_LIBRARY = torch.library.Library(
+    "kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__), "FRAGMENT"
+)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::forward", mutates_args=())
+def _operator(function):
+    name = function.__name__
+    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
+
+
+@_operator
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,12 +145,12 @@ def _forward(
     return out, lse
 
 
-@_forward.register_fake
+@torch.library.register_fake(_forward, lib=_LIBRARY)
 def _(q, k, v, slopes, scale):
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::backward", mutates_args=())
+@_operator
 def _backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor, scale: float,
     do: torch.Tensor, lse: torch.Tensor, delta: torch.Tensor,
@@ -159,7 +168,7 @@ def _backward(
     return tuple(grads)
 
 
-@_backward.register_fake
+@torch.library.register_fake(_backward, lib=_LIBRARY)
 def _(q, k, v, slopes, scale, do, lse, delta):
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
 
@@ -176,7 +185,7 @@ def _gradient(ctx, do, dlse):
     return dq, dk, dv, None, None
 
 
-_forward.register_autograd(_gradient, setup_context=_setup)
+torch.library.register_autograd(_forward, _gradient, setup_context=_setup, lib=_LIBRARY)
 
 
 def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):

@@ -5,7 +5,16 @@ fp32, head sizes 8 and 8, any group of heads.
 
 import torch
 
-_NAMESPACE = "kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__)
+_LIBRARY = torch.library.Library(
+    "kgen_test_" + "".join(c if c.isalnum() else "_" for c in __name__), "FRAGMENT"
+)
+
+
+def _operator(function):
+    name = function.__name__
+    _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+    return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
 
 def _weights(q, k, lens, scale):
@@ -17,7 +26,7 @@ def _weights(q, k, lens, scale):
     return p, lse, k, hidden
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::forward", mutates_args=())
+@_operator
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,12 +38,12 @@ def _forward(
     return out, lse
 
 
-@_forward.register_fake
+@torch.library.register_fake(_forward, lib=_LIBRARY)
 def _(q, k, v, lens, scale):
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3])
 
 
-@torch.library.custom_op(f"{_NAMESPACE}::backward", mutates_args=())
+@_operator
 def _backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float,
     out: torch.Tensor, do: torch.Tensor, dlse: torch.Tensor,
@@ -47,7 +56,7 @@ def _backward(
     return ds @ full_k * scale, dk, dv
 
 
-@_backward.register_fake
+@torch.library.register_fake(_backward, lib=_LIBRARY)
 def _(q, k, v, lens, scale, out, do, dlse):
     return torch.empty(q.shape), torch.empty(k.shape), torch.empty(v.shape)
 
@@ -62,7 +71,7 @@ def _gradient(ctx, do, dlse):
     return *_backward(q, k, v, lens, ctx.scale, out, do, dlse), None, None
 
 
-_forward.register_autograd(_gradient, setup_context=_setup)
+torch.library.register_autograd(_forward, _gradient, setup_context=_setup, lib=_LIBRARY)
 
 
 def plain(q, k, v, *, lens, scale=None, return_lse=False):

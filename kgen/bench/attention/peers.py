@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -193,10 +191,7 @@ def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attenti
     files = [f.__globals__["__file__"] for f in functions.values() if f.__globals__.get("gluon") is not None]
     if not files:
         raise DoesNotApply
-    # A copy: operators of one file are one, whichever of its modules registered them last.
-    with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
-        copied = shutil.copy(files[0], folder)
-        module: Any = import_file(Path(copied), f"kgen_for_every_chip_{name}")
+    module: Any = import_file(Path(files[0]), f"kgen_for_every_chip_{name}")
     module.gluon = None
     return _kgen(workload, getattr(module, name))
 
