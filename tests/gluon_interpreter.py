@@ -379,6 +379,10 @@ class _Whole(int):
         return int(self)
 
 
+BOTH = ("_tile_and_head", "_tanh", "_tanh_approx", "_silu", "_floor_mod", "_floor_div")
+"""Helpers of Triton's kernels that those of Gluon call, too."""
+
+
 def prepare(module: Any, multiprocessors: int = 3) -> None:
     """Have an emitted module's launcher take its kernels for Hopper, here, wherever TMA could load the operands."""
     import triton.language as tl
@@ -388,11 +392,13 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
     for name, value in list(vars(module).items()):
         if isinstance(value, tl.constexpr):
             setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)
-        elif hasattr(value, "fn") and name in ("_tanh", "_tanh_approx", "_silu", "_floor_mod", "_floor_div"):
+        elif hasattr(value, "fn") and name in BOTH:
             setattr(module, name, _of_both(value, vars(module)))
 
 
 def _of_both(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
-    """A helper of Triton's kernels, for those of Gluon too."""
+    """One of them."""
+    import triton.language as tl
+
     ours = FunctionType(function.fn.__code__, {**names, "tl": gl})
-    return lambda *args: ours(*args) if isinstance(args[0], Tensor) else function(*args)
+    return lambda *args: function(*args) if isinstance(args[0], tl.tensor) else ours(*args)

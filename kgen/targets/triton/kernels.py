@@ -123,7 +123,7 @@ class KernelFields:
             "outer_qk": [self.load(c, guard, store) for c in plan.qk_chunks],
             "outer_v": [self.load(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
-            "vector_load": f"{row_guard}, other=0.0" if row_guard else "",
+            "vector_load": f"{row_guard}, other=0.0" if row_guard and not forward else "",
             "row_rest": self._row_rest(loop, printer, "+") if forward else "",
             "sink": f"sink{self._row_rest(loop, printer, '-')}" if forward else "",
         }
