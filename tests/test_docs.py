@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
+import speed_tables
 from kgen.cli import app
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
 from kgen.expr import parse
@@ -29,7 +30,7 @@ LANGUAGE = ROOT / "docs/specs.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
-PART = re.compile(r"<!-- (spec|loop|specs|functions)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
+PART = re.compile(r"<!-- (spec|loop|specs|functions|speed|lengths)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
 # --- parts that are made from something else ------------------------
@@ -159,6 +160,8 @@ MAKERS = {
     "loop": forward_loop,
     "specs": lambda _: spec_table(),
     "functions": lambda _: function_table(),
+    "speed": lambda _: speed_tables.attention(),
+    "lengths": lambda _: speed_tables.lengths(),
 }
 
 

@@ -1,0 +1,77 @@
+"""README's tables of speed, from the figures in `benchmarks`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FIGURES = Path(__file__).resolve().parents[1] / "benchmarks/nvidia-h200"
+PASSES = ("forward", "backward")
+
+Rows = dict[tuple[str, ...], dict[str, dict[str, Any]]]
+
+
+def _reports(name: str) -> list[dict[str, Any]]:
+    reports: list[dict[str, Any]] = json.loads((FIGURES / name).read_text(encoding="utf-8"))["reports"]
+    return reports
+
+
+def _rows(report: dict[str, Any], *keys: str) -> Rows:
+    """Of a report: by the values of some keys, then by peer."""
+    found: Rows = {}
+    for row in report["rows"]:
+        if row["error"] is None:
+            found.setdefault(tuple(row[key] for key in keys), {})[row["peer"]] = row
+    return found
+
+
+def _times(rows: dict[str, dict[str, Any]], *peers: str) -> str:
+    """How many times slower the first of some peers is that was measured."""
+    ratio = next((rows[peer]["ratio"] for peer in peers if peer in rows), None)
+    return "" if ratio is None else f"{ratio:.2f}x"
+
+
+def attention(name: str = "attention.json") -> str:
+    """Each spec beside FlexAttention, what PyTorch has of its own, and kgen's Triton kernels for every chip."""
+    reports = _reports(name)
+    versions, shape = reports[0]["facts"]["versions"], reports[0]["workload"]["shape"]
+    lines = [
+        f"TFLOP/s on one {reports[0]['facts']['device']} and how many times faster than FlexAttention (`torch.compile`d, Triton backend, with "
+        "its block mask built",
+        "beforehand), than PyTorch's own (`scaled_dot_product_attention`; `varlen_attn` for packed sequences) where that has the variant, and than the",
+        "Triton kernels of the same file, which serve every other chip, where there are kernels for Hopper. "
+        f"B {shape['B']}, HQ {shape['HQ']}, S {shape['SQ']}, medians of interleaved rounds in one",
+        f"run with torch {versions['torch']} and triton {versions['triton']}; above 1 the emitted kernel is faster.",
+        "",
+        "| spec | forward | Flex | PyTorch | Triton | backward | Flex | PyTorch | Triton |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for report in reports:
+        rows, cells = _rows(report, "pass"), [f"`{report['spec']}`"]
+        for pass_ in PASSES:
+            own = rows[pass_,]
+            cells += [f"{own['kgen']['tflops']:.0f}", _times(own, "flex")]
+            cells += [_times(own, "sdpa", "varlen"), _times(own, "kgen-triton")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def lengths(name: str = "attention-shapes.json") -> str:
+    """Specs at several lengths: TFLOP/s, and how many times faster than FlexAttention."""
+    by_spec: dict[str, Rows] = {}
+    for report in _reports(name):
+        by_spec.setdefault(report["spec"], {}).update(_rows(report, "shape", "pass"))
+    shapes = sorted(
+        {shape for rows in by_spec.values() for shape, _ in rows}, key=lambda s: int(s.split("x")[2])
+    )
+    lines = [
+        f"| | {' | '.join(shape.split('x')[2] for shape in shapes)} |",
+        f"|---{'|---' * len(shapes)}|",
+    ]
+    for spec, rows in by_spec.items():
+        for pass_ in PASSES:
+            cells = [rows.get((shape, pass_), {}) for shape in shapes]
+            texts = [f"{c['kgen']['tflops']:.0f}, {_times(c, 'flex')}" if c else "" for c in cells]
+            lines.append(f"| `{spec}` {pass_} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
