@@ -30,7 +30,9 @@ LANGUAGE = ROOT / "docs/specs.md"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
-PART = re.compile(r"<!-- (spec|loop|specs|functions|speed|lengths)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL)
+PART = re.compile(
+    r"<!-- (spec|loop|specs|functions|speed|lengths)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL
+)
 
 
 # --- parts that are made from something else ------------------------
