@@ -9,6 +9,13 @@ from typing import Any
 FIGURES = Path(__file__).resolve().parents[1] / "benchmarks/nvidia-h200"
 PASSES = ("forward", "backward")
 
+HEAD = """\
+TFLOP/s on one {device} and how many times faster than FlexAttention (`torch.compile`d, Triton backend, with its block
+mask built beforehand), than PyTorch's own (`scaled_dot_product_attention`; `varlen_attn` for packed sequences) where
+that has the variant, and than the Triton kernels of the same file, which serve every other chip, where there are
+kernels for Hopper. B {B}, HQ {HQ}, S {SQ}, medians of interleaved rounds in one run with torch {torch} and triton
+{triton}; above 1 the emitted kernel is faster."""
+
 Rows = dict[tuple[str, ...], dict[str, dict[str, Any]]]
 
 
@@ -37,12 +44,11 @@ def attention(name: str = "attention.json") -> str:
     reports = _reports(name)
     versions, shape = reports[0]["facts"]["versions"], reports[0]["workload"]["shape"]
     lines = [
-        f"TFLOP/s on one {reports[0]['facts']['device']} and how many times faster than FlexAttention (`torch.compile`d, Triton backend, with "
-        "its block mask built",
-        "beforehand), than PyTorch's own (`scaled_dot_product_attention`; `varlen_attn` for packed sequences) where that has the variant, and than the",
-        "Triton kernels of the same file, which serve every other chip, where there are kernels for Hopper. "
-        f"B {shape['B']}, HQ {shape['HQ']}, S {shape['SQ']}, medians of interleaved rounds in one",
-        f"run with torch {versions['torch']} and triton {versions['triton']}; above 1 the emitted kernel is faster.",
+        *HEAD.format(
+            device=reports[0]["facts"]["device"],
+            **{name: shape[name] for name in ("B", "HQ", "SQ")},
+            **{name: versions[name] for name in ("torch", "triton")},
+        ).splitlines(),
         "",
         "| spec | forward | Flex | PyTorch | Triton | backward | Flex | PyTorch | Triton |",
         "|---|---|---|---|---|---|---|---|---|",

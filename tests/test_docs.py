@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import speed_tables
 from ruamel.yaml import YAML
 
-import speed_tables
 from kgen.cli import app
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
 from kgen.expr import parse
