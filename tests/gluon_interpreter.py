@@ -51,6 +51,9 @@ class Memory:
     def permute(self, order: Sequence[int]) -> Memory:
         return Memory(self.tensor.permute(*order))
 
+    def slice(self, start: int, length: int) -> Memory:
+        return Memory(self.tensor[start : start + length])
+
     def load(self, layout: Any) -> Tensor:
         return self.tensor.clone()
 
@@ -157,7 +160,7 @@ def _write(desc: Descriptor, at: Sequence[Any], slot: Memory) -> None:
 class Product:
     """A matrix product under way."""
 
-    def __init__(self, a: Any, b: Memory, acc: Tensor | None) -> None:
+    def __init__(self, a: Any, b: Memory, acc: Tensor | Product | None) -> None:
         self.a, self.b, self.acc = a, b, acc
         self.value: Tensor | None = None
 
@@ -165,7 +168,8 @@ class Product:
         a = self.a.tensor if isinstance(self.a, Memory) else self.a
         assert a.dtype == self.b.dtype
         product = a.float() @ self.b.tensor.float()
-        self.value = product if self.acc is None else self.acc + product
+        acc = self.acc.value if isinstance(self.acc, Product) else self.acc
+        self.value = product if acc is None else acc + product
 
 
 def _mma(a: Any, b: Memory, acc: Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:

@@ -360,7 +360,8 @@ def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
     hopper = plan_hopper(plan)
     if hopper is None:
         return
-    yield "  Where TMA can load the tensors, sm_90 has kernels of its own: one warpgroup loads, two compute."
+    compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"
+    yield f"  Where TMA can load the tensors, sm_90 has kernels of its own: one warpgroup loads, {compute} compute."
     order = "from a counter" if hopper.dynamic else "in turn"
     for kernel, tile in {"forward": hopper.forward, "dq": hopper.dq, "dk and dv": hopper.dkdv}.items():
         if tile is not None:

@@ -1,7 +1,8 @@
 """Which passes have kernels for Hopper alone, and with what tiles: warp-specialised, TMA and asynchronous products.
 
 The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
-registers a thread and scores of as many, and what streams past both goes through shared memory once. Other widths, and
+registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
+half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Other widths, and
 whatever TMA cannot load or must not (rows that only the mask hides may hold NaN), keep the kernels for every chip.
 """
 
@@ -12,16 +13,16 @@ from dataclasses import dataclass
 from kgen.expr.differentiate import is_one
 from kgen.plan.attention import AttentionPlan, TileLoop
 
-WIDTH = 128
+WIDTHS = (64, 128)
 HALF = 64
-"""Rows of a tile that each of the two consumers has: as many as a warpgroup multiplies at a time."""
+"""Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
 
 @dataclass(frozen=True)
 class HopperTile:
     """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V count apart, Q and dO
-    together), and registers a thread of the second consumer and of the producer; the first consumer has what the two
-    leave of 504."""
+    together), and registers a thread of every consumer but the first and of the producer; the first has what they leave
+    of 504, or of 512 with three consumers."""
 
     BLOCK_M: int
     BLOCK_N: int
@@ -31,19 +32,31 @@ class HopperTile:
     keys_ahead: bool = False
     """Of forward: whether K of the next tile is waited for between the softmax and the end of the values' product. That
     branch keeps ptxas from moving the product's end ahead of the softmax."""
+    consumers: int = 2
+    """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
+    a time: they take the keys of a tile in two halves."""
+    halves: bool = False
+    """Of dk and dv: whether queries of a tile are taken in two halves, the second's scores being under way while the
+    first's softmax runs; K and V are in registers."""
+
+    @property
+    def chained(self) -> bool:
+        """Of forward: whether the values of a tile meet P while the next one's softmax runs."""
+        return self.consumers == 2
 
     @property
     def queries_in_registers(self) -> bool:
         """Of forward: a product of 64 x 64 reads both operands from shared memory no faster than it multiplies them.
         And Q leaves its slot at once, to the next."""
-        return self.BLOCK_N == HALF
+        return self.BLOCK_N == HALF or not self.chained
 
 
 @dataclass(frozen=True)
 class HopperPlan:
-    """The kernels for Hopper of one plan. Those of backward are there both or neither."""
+    """The kernels for Hopper of one plan: each where it was faster than the kernel for every chip. That of dq is only
+    there beside the others."""
 
-    forward: HopperTile
+    forward: HopperTile | None
     dq: HopperTile | None
     dkdv: HopperTile | None
     dynamic: bool
@@ -56,22 +69,37 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     """The kernels for Hopper; None where there are none."""
     if not _made_for(plan, plan.forward):
         return None
-    mask, rows, varlen = plan.problem.mask, 2 * HALF, plan.problem.varlen
+    wide, mask, varlen = plan.spec.head_dim.v == max(WIDTHS), plan.problem.mask, plan.problem.varlen
+    backward = _backward(plan)
+    # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
+    forward = _forward_tile(plan) if wide else _narrow_forward_tile(plan)
+    if forward is None and not backward:
+        return None
+    return HopperPlan(
+        forward=forward,
+        dq=HopperTile(2 * HALF, HALF, 8) if backward and wide else None,
+        dkdv=_dkdv_tile(plan, wide) if backward else None,
+        dynamic=mask != "all" or varlen,
+        heads=16 if mask == "search" else 1,
+    )
+
+
+def _forward_tile(plan: AttentionPlan) -> HopperTile:
+    mask = plan.problem.mask
     # Ends of a range are masked, so short ranges want short tiles.
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
     # Searching takes the producer's registers.
     lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
-    backward = _backward(plan)
-    return HopperPlan(
-        # Measured: 2 % more for full attention, windows and documents (there with Q in registers), 2 % less for causal.
-        forward=HopperTile(
-            rows, keys, slots, *((232, 40) if lean else (240, 24)), keys_ahead=mask != "triangle"
-        ),
-        dq=HopperTile(rows, HALF, 8) if backward else None,
-        dkdv=_dkdv_tile(plan) if backward else None,
-        dynamic=mask != "all" or varlen,
-        heads=16 if mask == "search" else 1,
+    # Measured: 2 % more for full attention, windows and documents (there with Q in registers), 2 % less for causal.
+    return HopperTile(
+        2 * HALF, keys, slots, *((232, 40) if lean else (240, 24)), keys_ahead=mask != "triangle"
     )
+
+
+def _narrow_forward_tile(plan: AttentionPlan) -> HopperTile | None:
+    if not plan.problem.light or plan.problem.varlen:
+        return None
+    return HopperTile(3 * HALF, 128, 8, 160, 32, consumers=3)
 
 
 def _backward(plan: AttentionPlan) -> bool:
@@ -79,7 +107,9 @@ def _backward(plan: AttentionPlan) -> bool:
     return bool(loops) and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
 
 
-def _dkdv_tile(plan: AttentionPlan) -> HopperTile:
+def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
+    if not wide:
+        return HopperTile(HALF, 2 * HALF, 4, halves=True)
     # A gradient that multiplies dS waits for dP in as many registers as P: of 64 queries, too many beside dk and dv.
     plain = plan.dkdv is not None and is_one(plan.dkdv.dscore)
     return HopperTile(HALF, 2 * HALF, 2) if plain else HopperTile(HALF // 2, 2 * HALF, 4)
@@ -87,7 +117,7 @@ def _dkdv_tile(plan: AttentionPlan) -> HopperTile:
 
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec = plan.spec
-    made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v == WIDTH
+    made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v in WIDTHS
     hidden = plan.kv.live != plan.kv.bound or plan.q.live != plan.q.bound
     elsewhere = spec.paged_kv is not None or loop.listed or len(loop.spans) != 1
     return made_for and not hidden and not elsewhere and plan.problem.score != "reads"

@@ -84,7 +84,9 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
     hopper = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
     context |= {
         "hopper": hopper,
-        "hopper_backward": hopper is not None and "dq" in hopper,
+        "hopper_forward": hopper is not None and hopper["forward"] is not None,
+        "hopper_dq": hopper is not None and hopper["dq"] is not None,
+        "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
         "multiprocessors": hopper is not None or decode is not None,
     }
     helpers = kernels.helpers

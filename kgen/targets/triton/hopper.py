@@ -15,7 +15,7 @@ from typing import Any
 
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
-from kgen.plan.hopper import HALF, WIDTH, HopperTile, plan_hopper
+from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
@@ -32,12 +32,22 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     # Lengths of packed sequences are told with each item of work.
     known = [*problem, *("SQ", "SK") * kernels.packed]
     scaled = plan.form.core == QK and plan.form.positive
-    loops = {"forward": _of_queries(context["forward"], known, hopper.forward, scaled, apart=True)}
-    if hopper.dq is not None and hopper.dkdv is not None:
+    loops = {}
+    if hopper.forward is not None:
+        loops["forward"] = _forward(context["forward"], known, hopper.forward, scaled)
+    if hopper.dq is not None:
         loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
-        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv)
+    if hopper.dkdv is not None:
+        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv) | _key_products(hopper)
+    gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     return {
+        **dict.fromkeys(("forward", "dq", "dkdv")),
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
+        **_parts(hopper.forward.consumers if hopper.forward else 2),
+        "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
+        "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
+        "gradients": gradients,
+        "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
@@ -49,7 +59,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
             "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
             "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
         },
-        "width": WIDTH,
+        "width": plan.spec.head_dim.v,
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
@@ -60,6 +70,28 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "dynamic": hopper.dynamic,
         "counter_param": "counter_ptr," if hopper.dynamic else "",
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
+    }
+
+
+def _parts(count: int) -> Fields:
+    """What forward calls the rows of a tile that one of its consumers has."""
+    name = {2: "half", 3: "third"}[count]
+    return {"part": {"count": count, "name": name, "NAME": name.upper()}}
+
+
+def _forward(fields: Fields, problem: list[str], tile: HopperTile, scaled: bool) -> Fields:
+    """Forward, and who computes it."""
+    chained, others = tile.chained, tile.consumers - 1
+    registers = [tile.consumer_registers] * others + [tile.producer_registers]
+    return _of_queries(fields, problem, tile, scaled, apart=True) | {
+        "state": "p, m_i, l_i, acc, n_used" if chained else "m_i, l_i, acc, n_used",
+        "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
+        "consumers": range(tile.consumers),
+        "warps": [4] * tile.consumers,
+        "registers": registers,
+        "rest": "the second consumer and the producer; the first consumer has the rest of 504"
+        if chained
+        else "the other consumers and the producer; the first consumer has the rest of 512",
     }
 
 
@@ -114,19 +146,22 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "past": own.past,
         "ahead": own.ahead,
         "first": first,
-        **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart),
+        **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, tile.chained),
         **_loads_ahead(loop["mask_lines"]),
     }
 
 
-def _masked_loops(loop: Fields, first: str, end: str, apart: bool) -> Fields:
-    """The loops over what follows the first tile, and how a tile knows whether it wants the mask."""
-    after = "1" if first == "0" else f"{first} + 1"
+def _masked_loops(loop: Fields, first: str, end: str, apart: bool, begun: bool) -> Fields:
+    """The loops over all tiles, or over what follows the first if that has `begun`, and how a tile knows whether it
+    wants the mask."""
+    second = "1" if first == "0" else f"{first} + 1"
+    after = second if begun else first
     if not (loop["masked"] and loop["has_full"]):
         own, loops = str(loop["masked"]), [{"lo": after, "hi": end, "masked": ""}]
     elif apart and not loop["head"]:
-        masked = {"lo": after, "hi": "n_tail", "masked": "MASKED=True, "}
-        rest = {"lo": f"gl.maximum(n_tail, {after})", "hi": end, "masked": "MASKED=False, "}
+        # At least one tile counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
+        rest = {"lo": f"gl.maximum(n_tail, {second})", "hi": end, "masked": "MASKED=False, "}
+        masked = {"lo": after, "hi": "n_tail" if begun else rest["lo"], "masked": "MASKED=True, "}
         own, loops = "MASKED", [masked, rest]
     else:
         own = "(j < n_tail) | (j >= n_tiles - n_head)" if loop["head"] else "j < n_tail"
@@ -141,6 +176,28 @@ def _loads_ahead(mask_lines: list[str]) -> Fields:
     return {
         "mask_loads": [{"name": m[1], "buffer": m[2], "line": m[0]} for m in loads],
         "mask_lines": [line for line in mask_lines if all(line != m[0] for m in loads)],
+    }
+
+
+def _key_products(hopper: HopperPlan) -> Fields:
+    """How the kernel of dk and dv takes the queries of a tile: at once, or in two halves."""
+    assert hopper.dkdv is not None
+    why = "no product may be under way where the loop closes"
+    if hopper.dkdv.halves:
+        return {
+            "rows": {"lse": "lse_rows", "delta": "delta_rows"},
+            "younger": 3,
+            "columns": "BLOCK_M // 2",
+            "held": "k_held, v_held",
+            "at_the_end": f"{why[0].upper()}{why[1:]}: the compiler would wait after each of them.",
+        }
+    slot = "{}_slots.index(slot).reshape([BLOCK_M])"
+    return {
+        "rows": {"lse": slot.format("lse"), "delta": slot.format("delta")},
+        "younger": 1,
+        "columns": "BLOCK_M",
+        "held": "k, v",
+        "at_the_end": f"As in dq, {why}.",
     }
 
 
@@ -162,6 +219,7 @@ def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
         lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), {left})")
     return loop | {
         "tile_args": textwrap.indent(loop["tile_args"], " " * 4),
+        "half_args": loop["tile_args"],
         "shared_prologue": [line for line in needed if line in shared],
         "prologue": [line for line in needed if line in by_head],
         "linear": any("_linear(" in line for line in lse_lines),
