@@ -1,0 +1,84 @@
+"""The machine code of kernels for Hopper: what ptxas has got wrong, and the source does not show."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import triton
+
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify.compiling import compile_specs
+
+ROOT = Path(__file__).resolve().parent.parent
+NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+
+
+# Q in registers, of halves and of thirds of a tile, and dS of the tile before; K and V.
+@pytest.mark.parametrize(("name", "kernels"), [("sliding_window", 2), ("causal_d64", 2), ("gpt_oss", 1)])
+def test_operands_in_registers_stay(
+    name: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    spec = load(ROOT / "specs" / f"{name}.yaml")
+    (tmp_path / name).mkdir()
+    for file, text in render_spec(spec).items():
+        (tmp_path / name / file).write_text(text)
+    assert not any(row["error"] for row in compile_specs([spec], tmp_path, ["sm_90"], targets=["triton"]))
+    held = set()
+    for path in (tmp_path / "cache").rglob("*_hopper_kernel.cubin"):
+        code = subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
+        found = _held(code)
+        assert not any(overwritten for _, overwritten in found), path.name
+        held |= {path.name for outside, _ in found if outside}
+    assert len(held) == kernels
+
+
+def test_an_operand_that_is_overwritten_is_found() -> None:
+    code = """
+.L_x_1:
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, R132, gdesc[UR16], RZ, !UPT ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, R136, gdesc[UR16], R24, gsb0 ;
+        /*0030*/                   F2FP.BF16.F32.PACK_AB R133, R23, R22 ;
+        /*0038*/                   HGMMA.64x64x16.F32.BF16 R56, R132, gdesc[UR16], R56, gsb0 ;
+        /*0040*/              @P0 BRA `(.L_x_1) ;
+"""
+    assert _held(code) == [(set(range(132, 140)), {133})]
+
+
+def _held(code: str) -> list[tuple[set[int], set[int]]]:
+    """Of every innermost loop with products: registers of left sides that come from outside, or the turn before, and
+    those that hold another's left side later in it."""
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", line):
+            lines.append(instruction[1])
+    jumps = [
+        (labels.get(m[1], i), i) for i, x in enumerate(lines) if (m := re.search(r"BRA.*`\((\.\w+)\)", x))
+    ]
+    loops = [(a, b) for a, b in jumps if a < b and any("HGMMA" in x for x in lines[a:b])]
+    inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
+    return [_of_loop(lines[a : b + 1]) for a, b in inner]
+
+
+def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
+    outside: set[int] = set()
+    inside: set[int] = set()
+    written: set[int] = set()
+    for line in lines:
+        if product := re.match(r"HGMMA\S* R\d+, R(\d+)", line):
+            left = set(range(int(product[1]), int(product[1]) + 4))
+            outside |= left - written
+            inside |= left & written
+        elif result := re.match(r"(?!HGMMA|ST|RED|BAR|SYNCS)(\S+) R(\d+)", line):
+            four, two = (
+                any(x in result[1] for x in sizes) for sizes in (("M88.4", ".128"), (".64", "CS2R", "WIDE"))
+            )
+            written |= set(range(int(result[2]), int(result[2]) + (4 if four else 2 if two else 1)))
+    return outside, outside & inside
