@@ -41,6 +41,10 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
+        # Elements that a thread has of half a tile's output; and where alpha of its two rows is among operands.
+        "accumulated": HALF * WIDTH // 128,
+        "alpha_at": HALF * WIDTH // 128 * 2,
+        "next_alpha_at": HALF * WIDTH // 128 * 2 + 2,
         "sink_load": _in_gluon(sinks["load"]),
         **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
         "vectors": _in_gluon(context["rows"]),
