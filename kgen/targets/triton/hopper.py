@@ -299,7 +299,7 @@ def _needed(lines: list[str], by: list[str]) -> list[str]:
 def _in_gluon(value: Any) -> Any:
     """Text that Triton would compile, as Gluon has it."""
     if isinstance(value, str):
-        return re.sub(r"\btl\.", "gl.", value).replace("_first_at_least(", "_first_at_least_hopper(")
+        return re.sub(r"\b(_first_at_least|_tanh)\(", r"\1_hopper(", re.sub(r"\btl\.", "gl.", value))
     if isinstance(value, list):
         return [_in_gluon(v) for v in value]
     return {k: _in_gluon(v) for k, v in value.items()} if isinstance(value, dict) else value
