@@ -112,6 +112,10 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
             else "_fetched(kv_ring, 2 * n_used, SLOTS)"
         ),
         "linear": bias is not None,
+        # What goes from tile to tile beside the accumulators.
+        "state": "l_i" if tile.bounded else "m_i, l_i",
+        "alpha": "" if tile.bounded else ", alpha",
+        "log_sum": "gl.log2(l_i)" if tile.bounded else "m_i + gl.log2(l_safe)",
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
