@@ -123,6 +123,19 @@ EARLY = {
 }
 
 
+def test_accumulators_follow_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    text = (ROOT / "generated" / "full" / "triton.py").read_text()
+    right = "acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])"
+    assert right in text
+    path = tmp_path / "full.py"
+    path.write_text(text.replace(right, "pass"))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        _, wrong = pool.submit(_verify, "full", path).result()
+    assert wrong
+    assert all("guarded" in message for message in wrong)
+
+
 @pytest.mark.parametrize("what", EARLY)
 def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -183,7 +196,8 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
         Case("long", 450, 450, heads_kv=2, group=group, lse=True),
         Case("one", 1, 1, group=group),
         Case("whole", 256, 256, group=group),  # no tile at an end of the queries
-        Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=0.2),
+        # So steep that the maximum of a row grows by far from tile to tile.
+        Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=1.0),
     )
     if problem.varlen:
         drawn = tuple(_packed(group))
@@ -257,6 +271,29 @@ class _Counted:
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
     text = render_spec(load(ROOT / "specs" / f"{name}.yaml"))["triton.py"]
     assert {kernel for kernel in ALL if f"_{kernel}_hopper_kernel" in text} == kernels
+
+
+@pytest.mark.parametrize(
+    ("change", "bounded"),
+    [
+        (("", ""), True),
+        (("cap: 30.0", "cap: 44"), True),
+        (("cap: 30.0", "cap: 45"), False),  # 2^65
+        (("cap: 30.0", "cap: {type: float, runtime: true}"), False),  # known when the function is called
+        (("bf16", "fp16"), False),
+        (("passes: [forward, backward]", "passes: [forward]\nsinks: true"), False),
+        (("cap * tanh(score / cap)", "cap * tanh(score / cap) + 0.1 * (kv_idx - q_idx)"), False),
+        (("cap * tanh(score / cap)", "cap * score"), False),
+    ],
+)
+def test_what_needs_no_maximum(change: tuple[str, str], bounded: bool, tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "softcap_causal.yaml").read_text()
+    assert change[0] in text
+    path = tmp_path / "softcap_causal.yaml"
+    path.write_text(text.replace(*change, 1))
+    emitted = render_spec(load(path))["triton.py"]
+    forward = emitted[emitted.index("def _hopper_softmax(") : emitted.index("def _hopper_tiles(")]
+    assert ("m_new" not in forward) == bounded
 
 
 @pytest.mark.parametrize(("name", "without"), [("causal", {"dq"}), ("causal_d64", {"dkdv"})])

@@ -40,6 +40,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     if hopper.dkdv is not None:
         loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv) | _key_products(hopper)
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
+    accumulated = HALF * plan.spec.head_dim.v // 128
     return {
         **dict.fromkeys(("forward", "dq", "dkdv")),
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
@@ -51,6 +52,11 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
+        # Elements that a thread has of half a tile's output; and where alpha of its two rows is among operands.
+        "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
+        "accumulated": accumulated,
+        "alpha_at": accumulated * 2,
+        "next_alpha_at": accumulated * 2 + 2,
         "sink_load": _in_gluon(sinks["load"]),
         **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
         "vectors": _in_gluon(context["rows"]),
@@ -83,8 +89,9 @@ def _forward(fields: Fields, problem: list[str], tile: HopperTile, scaled: bool)
     """Forward, and who computes it."""
     chained, others = tile.chained, tile.consumers - 1
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
-    return _of_queries(fields, problem, tile, scaled, apart=True) | {
-        "state": "p, m_i, l_i, acc, n_used" if chained else "m_i, l_i, acc, n_used",
+    loop = _of_queries(fields, problem, tile, scaled, apart=True)
+    return loop | {
+        "carried": f"{'p, ' * chained}{loop['state']}, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
         "consumers": range(tile.consumers),
         "warps": [4] * tile.consumers,
@@ -140,6 +147,10 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
             else "_fetched(kv_ring, 2 * n_used, SLOTS)"
         ),
         "linear": bias is not None,
+        # What goes from tile to tile beside the accumulators.
+        "state": "l_i" if tile.bounded else "m_i, l_i",
+        "alpha": "" if tile.bounded else ", alpha",
+        "log_sum": "gl.log2(l_i)" if tile.bounded else "m_i + gl.log2(l_safe)",
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
@@ -353,7 +364,7 @@ def _needed(lines: list[str], by: list[str]) -> list[str]:
 def _in_gluon(value: Any) -> Any:
     """Text that Triton would compile, as Gluon has it."""
     if isinstance(value, str):
-        return re.sub(r"\btl\.", "gl.", value).replace("_first_at_least(", "_first_at_least_hopper(")
+        return re.sub(r"\b(_first_at_least|_tanh)\(", r"\1_hopper(", re.sub(r"\btl\.", "gl.", value))
     if isinstance(value, list):
         return [_in_gluon(v) for v in value]
     return {k: _in_gluon(v) for k, v in value.items()} if isinstance(value, dict) else value
