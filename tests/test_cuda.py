@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 import jinja2
 import pytest
 import torch
+import triton
 from cuda.core import Program, ProgramOptions
 
 from kgen.expr.algebra import call
@@ -127,6 +129,35 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
             assert spills == 0 or which == "mods", (name, arch, spills)
 
 
+def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path):
+    spec = norm(tmp_path, "norm: rms", "width: 64", "dtype: bf16", "passes: [forward]")
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    rows = compile_specs([load(spec)], tmp_path / "out", ["sm_80"])
+    assert all(row["ok"] for row in rows), rows
+    module = import_file(path, "emitted_shapes")
+    names = {module._name("forward", s, s["single"]) for s in module._SHAPES["forward"]}
+    assert {n.rpartition("::")[2] for n in names} <= {row["kernel"] for row in rows}
+
+
+def test_hinted_copies_are_instructions(tmp_path):
+    """Where ptxas takes the address of a copy with a hint apart, it names registers that it never filled."""
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not disassembler.exists():
+        pytest.skip("this Triton has no disassembler")
+    path = emitted(norm(tmp_path, *NORMS["rms"]), tmp_path / "out") / "sample" / "cuda.cu"
+    kernel = "sample_kernels::forward_kernel<512, 1, 64, 1, 8, 1, 2>"
+    program = Program(path.read_text(), "c++", ProgramOptions(arch="sm_90", std="c++17"))
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(bytes(program.compile("cubin", name_expressions=(kernel,)).code))
+    listing = subprocess.run(
+        [disassembler, "-sass", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    copies = re.findall(r"LDGSTS\S* \[[^]]*\], desc\[UR(\d+)\]", listing)
+    assert len(copies) == 8
+    # What describes memory is a pair of registers, the first of which is even.
+    assert all(int(number) % 2 == 0 for number in copies), listing
+
+
 @pytest.fixture(scope="module")
 def module_of_layer_norm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("norm")
@@ -148,6 +179,20 @@ def test_which_rows_are_whole_accesses(module_of_layer_norm):
     for rows in ((x[:, :257],), (x[:, 1:257],), (odd[:, :256],), (odd,), (x, odd)):
         assert single(rows, (w,))
     assert single((x,), (w[1:],))
+
+
+def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypatch):
+    launched = []
+    monkeypatch.setattr(module_of_layer_norm, "_launch", lambda *args: launched.append(args[4]))
+    x, w = torch.ones(5, 256, dtype=torch.float16), torch.ones(256, dtype=torch.float16)
+    module_of_layer_norm.sample(x, w, w)
+    w.requires_grad_()
+    module_of_layer_norm.sample(x, w, w)
+    with torch.no_grad():
+        module_of_layer_norm.sample(x, w, w)
+    # x and its stride, weight, bias, out, mean, rstd.
+    stored = [[pointer != 0 for pointer in args[4:7]] for args in launched]
+    assert stored == [[True, False, False], [True, True, True], [True, False, False]]
 
 
 @pytest.mark.parametrize("width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143])

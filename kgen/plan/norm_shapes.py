@@ -68,7 +68,7 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
         Shape(224, 1, 32, blocks=4),
         Shape(512, 1, 16, blocks=4),
         Shape(512, 1, 24, blocks=3),
-        Shape(512, 1, 32, stages=0),
+        Shape(512, 1, 32, blocks=3),
         Shape(384, 1, 64),
         Shape(512, 1, 64, blocks=2),
         Shape(1024, 1, 64),

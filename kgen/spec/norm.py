@@ -49,7 +49,7 @@ RESERVED = frozenset(
             "aligned",
             "label",
         ),
-        *("tensor", "dtype", "ctx", "outputs", "step", "shares", "driver", "ctypes", "functools"),
+        *("tensor", "dtype", "ctx", "outputs", "step", "shares", "save", "driver", "ctypes", "functools"),
         *("x", "residual", "weight", "bias", "scale", "eps", "out", "inf", "width", "heads"),
         *(
             "h",

@@ -49,8 +49,7 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
         for shape in shapes:
             if shape["cluster"] == 1 or job.capability >= 90:
                 variant = f"width {shape['width']}"
-                for layout in shape["layouts"]:
-                    compile_only(None, module._name(kernel, shape, layout))
+                compile_only(None, module._name(kernel, shape, shape["single"]))
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

@@ -55,14 +55,21 @@ class LauncherFields:
         tensors = [*(o.name for o in plan.operands), *scale]
         scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
         keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
+        save = ["save"] if plan.saves else []
         return {
             "summary_line": spec.summary.rstrip(".") + "." if spec.summary else f"The norm `{spec.name}`.",
             "signature": ", ".join([*positional, "*", *keywords]),
             "usage": ", ".join([*positional, *(f"{n}={n}" for n in (*keyword, *runtime))]),
-            "tensor_params": ", ".join([*(f"{n}: Tensor" for n in tensors), *scalars, "eps: float"]),
+            "tensor_params": ", ".join(
+                [*(f"{n}: Tensor" for n in tensors), *scalars, "eps: float", *(f"{n}: bool" for n in save)]
+            ),
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join([*runtime, "eps"]),
-            "call_names": ", ".join([*tensors, *runtime, "eps"]),
+            "call_names": ", ".join([*tensors, *runtime, "eps", *save]),
+            "input_names": ", ".join([*tensors, *runtime, "eps", *("_" for _ in save)]),
+            "output_arguments": ", ".join(["x", *save]),
+            "save_words": "; without `save` no statistics, which backward alone needs" if save else "",
+            "gradient_operands": _tuple([o.name for o in plan.operands if o.grad]),
             "operands": [
                 {
                     "name": o.name,
@@ -275,7 +282,7 @@ class LauncherFields:
             "returns": ", ".join(
                 [
                     *(returned.get(o.name, "None") for o in plan.operands),
-                    *(["None"] * (len(self.runtime) + 1)),
+                    *(["None"] * (len(self.runtime) + (2 if plan.saves else 1))),
                 ]
             ),
         }
