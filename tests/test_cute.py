@@ -70,6 +70,7 @@ def test_each_architecture_has_a_file(name):
             "cutlass",
             "functools",
             "hashlib",
+            "itertools",
             "math",
             "os",
             "tempfile",

@@ -8,12 +8,9 @@ whatever TMA cannot load or must not (rows that only the mask hides may hold NaN
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
-from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
@@ -35,8 +32,6 @@ class HopperTile:
     keys_ahead: bool = False
     """Of forward: whether K of the next tile is waited for between the softmax and the end of the values' product. That
     branch keeps ptxas from moving the product's end ahead of the softmax."""
-    bounded: bool = False
-    """Of forward: whether 2^logit, and sums of it, stay in range without the row's maximum."""
     seldom_rescaled: bool = False
     """Of forward: whether what is taken from a row's logits may stay up to 8 below their maximum, and what is
     accumulated is multiplied only by warps that have a row where it moved."""
@@ -98,17 +93,15 @@ def _forward_tile(plan: AttentionPlan) -> HopperTile:
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
     # Searching takes the producer's registers.
     lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
-    # Measured: keys ahead give 2 % for full attention, windows and documents (there with Q in registers) and 8 % for
-    # soft caps, but for causal 2 % less; seldom rescaled 4 to 6 % for the former, for causal 1 %, with a bias 1 % less.
-    bounded = _bounded(plan)
+    # Measured: keys ahead give 2 % for full attention, windows and documents (there with Q in registers), for causal 2 %
+    # less; seldom rescaled 4 to 6 % for the former, for causal 1 %, with a bias 1 % less.
     return HopperTile(
         2 * HALF,
         keys,
         slots,
         *((232, 40) if lean else (240, 24)),
-        keys_ahead=mask != "triangle" or bounded,
-        bounded=bounded,
-        seldom_rescaled=mask != "triangle" and not bounded,
+        keys_ahead=mask != "triangle",
+        seldom_rescaled=mask != "triangle",
     )
 
 
@@ -116,21 +109,6 @@ def _narrow_forward_tile(plan: AttentionPlan) -> HopperTile | None:
     if not plan.problem.light or plan.problem.varlen:
         return None
     return HopperTile(3 * HALF, 128, 8, 160, 32, consumers=3)
-
-
-def _bounded(plan: AttentionPlan) -> bool:
-    """Whether logits are a tanh times at most 64: between 2^-64 and 2^64, their powers of two leave room for sums of
-    them and for values of up to 2^40 in bf16 and fp32, not in fp16."""
-    spec, form = plan.spec, plan.form
-    numbers: dict[Node, Node] = {
-        Var(name, param.scalar): Const(param.value, param.scalar)
-        for name, param in spec.params.items()
-        if param.value is not None
-    }
-    numbers[LOG2E] = Const(math.log2(math.e), Type.FLOAT)
-    most = Algebra().to_sympy(substitute(form.multiplier, numbers))
-    capped = isinstance(form.core, Call) and form.core.fn == "tanh" and form.max_of_core
-    return capped and spec.dtype == "bf16" and not spec.sinks and bool(most.is_number and most <= 64)
 
 
 def _backward(plan: AttentionPlan) -> bool:

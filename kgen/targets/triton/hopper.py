@@ -91,7 +91,7 @@ def _forward(fields: Fields, problem: list[str], tile: HopperTile, scaled: bool)
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
     loop = _of_queries(fields, problem, tile, scaled, apart=True)
     return loop | {
-        "carried": f"{'p, ' * chained}{loop['state']}, acc, n_used",
+        "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
         "consumers": range(tile.consumers),
         "warps": [4] * tile.consumers,
@@ -147,10 +147,6 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
             else "_fetched(kv_ring, 2 * n_used, SLOTS)"
         ),
         "linear": bias is not None,
-        # What goes from tile to tile beside the accumulators.
-        "state": "l_i" if tile.bounded else "m_i, l_i",
-        "alpha": "" if tile.bounded else ", alpha",
-        "log_sum": "gl.log2(l_i)" if tile.bounded else "m_i + gl.log2(l_safe)",
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
