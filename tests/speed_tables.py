@@ -16,7 +16,7 @@ that has the variant, and than the Triton kernels of the same file, which serve 
 kernels for Hopper. B {B}, HQ {HQ}, S {SQ}, medians of interleaved rounds in one run with torch {torch} and triton
 {triton}; above 1 the emitted kernel is faster."""
 
-Rows = dict[tuple[str, ...], dict[str, dict[str, Any]]]
+Rows = dict[tuple[Any, ...], dict[str, dict[str, Any]]]
 
 
 def _reports(name: str) -> list[dict[str, Any]]:
@@ -81,3 +81,25 @@ def lengths(name: str = "attention-shapes.json") -> str:
             texts = [f"{c['kgen']['tflops']:.0f}, {_times(c, 'flex')}" if c else "" for c in cells]
             lines.append(f"| `{spec}` {pass_} | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def norms(name: str = "norm.json", emitted: tuple[str, ...] = ("kgen", "kgen-triton")) -> str:
+    """The norms in CUDA as shares of a copy, at each width, beside the best of what others wrote."""
+    lines = [
+        f"| width | {' | '.join(f'{norm} {pass_} | best peer' for norm in ('rms', 'layer') for pass_ in PASSES)} |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    by_norm = {report["spec"]: _rows(report, "pass", "width", "graph") for report in _reports(name)}
+    widths = sorted({width for rows in by_norm.values() for _, width, graph in rows if not graph})
+    for width in widths:
+        cells = [str(width)]
+        for spec in ("rms_norm", "layer_norm"):
+            for pass_ in PASSES:
+                peers = {p: row["milliseconds"] for p, row in by_norm[spec][pass_, width, False].items()}
+                copy, own = peers.pop("copy"), peers["kgen"]
+                best, time = min(
+                    ((p, t) for p, t in peers.items() if p not in emitted), key=lambda pair: pair[1]
+                )
+                cells += [f"{copy / own:.0%}", f"{copy / time:.0%} {best}, {time / own:.2f}x"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines).replace("%", " %") + "\n"

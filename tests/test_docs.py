@@ -31,7 +31,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|specs|functions|speed|lengths)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL
+    r"<!-- (spec|loop|specs|functions|speed|lengths|norms)(?:: (\S+))? -->\n(.*?)<!-- end -->\n", re.DOTALL
 )
 
 
@@ -164,6 +164,7 @@ MAKERS = {
     "functions": lambda _: function_table(),
     "speed": lambda _: speed_tables.attention(),
     "lengths": lambda _: speed_tables.lengths(),
+    "norms": lambda _: speed_tables.norms(),
 }
 
 
@@ -184,9 +185,7 @@ def test_generated_parts_are_current(page: Path) -> None:
 
 
 def test_parts_are_there() -> None:
-    parts = {
-        part[1] for page in (README, LANGUAGE) for part in PART.finditer(page.read_text(encoding="utf-8"))
-    }
+    parts = {part[1] for page in PAGES for part in PART.finditer(page.read_text(encoding="utf-8"))}
     assert parts == set(MAKERS)
 
 
