@@ -46,6 +46,19 @@ def test_the_plain_fixture_passes_and_is_recorded(tmp_path):
     assert set(entry["records"]["interpreter"]["worst"]) == {"out", "lse", "dq", "dk", "dv"}
 
 
+def test_a_case_without_memory_is_tried_again(tmp_path):
+    """Other workers on the device give some back."""
+    call = "    out, lse = _forward("
+    once = (
+        "    if not CALLS:\n        CALLS.append(1)\n        raise torch.OutOfMemoryError('no memory left')\n"
+    )
+    path = render(plain(), tmp_path)
+    edit(path, (call, once + call), ("import torch\n", "import torch\n\nCALLS = []\n"))
+    rows = verify_specs([plain()], tmp_path, "cpu", cases=["tile"])
+    assert rows
+    assert wrong(rows) == {}
+
+
 DEAD = "torch.where(hidden, 0.0, torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse)[..., None]))"
 WRITTEN = "    lse.copy_(weights_lse)\n"
 PAST = "    torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel()).fill_(0.0)\n"

@@ -93,8 +93,8 @@ def _forward_tile(plan: AttentionPlan) -> HopperTile:
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
     # Searching takes the producer's registers.
     lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
-    # Measured: keys ahead give 2 % for full attention, windows and documents (there with Q in registers), for causal 2 %
-    # less; seldom rescaled 4 to 6 % for the former, for causal 1 %, with a bias 1 % less.
+    # Measured: keys ahead give 2 % for full attention, windows and documents (there with Q in registers), for causal
+    # 2 % less; seldom rescaled 4 to 6 % for the former, for causal 1 %, with a bias 1 % less.
     return HopperTile(
         2 * HALF,
         keys,

@@ -10,9 +10,9 @@ import json
 import math
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 
@@ -21,6 +21,10 @@ from kgen.verify.emitted import Emitted
 from kgen.verify.families import Subject, family_of
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import import_file
+
+T = TypeVar("T")
+WAITS = (1.0, 4.0, 16.0)
+"""Seconds until a case that ran out of memory is tried again."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +66,9 @@ def main(job: Job, lines: IO[str]) -> int:
         message = ""
         try:
             if name in checks:
-                checks[name](subject)
+                _with_memory(lambda: checks[name](subject))  # noqa: B023
             else:
-                found = family.run_case(subject, job.group, name)
+                found = _with_memory(lambda: family.run_case(subject, job.group, name))  # noqa: B023
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
@@ -87,6 +91,17 @@ def main(job: Job, lines: IO[str]) -> int:
             # afresh.
             torch.cuda.synchronize()
     return 0
+
+
+def _with_memory(run: Callable[[], T]) -> T:
+    """What `run` gives, tried again a few times where a device has no memory left: other workers give some back."""
+    for seconds in WAITS:
+        try:
+            return run()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            time.sleep(seconds)
+    return run()
 
 
 def _number(value: float) -> float | None:
