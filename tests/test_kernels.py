@@ -43,7 +43,9 @@ def emitted(path: Path, folder: Path) -> Path:
 
 
 SLOW = {
-    **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen", "packed_softcap", "packed_window"), 9),
+    **dict.fromkeys(
+        ("chunk_wide", "gated_delta_output_varlen", "packed_narrow", "packed_softcap", "packed_window"), 9
+    ),
     **dict.fromkeys(("clusters", "listed_heads", "near", "packed"), 5),
     **dict.fromkeys(("chunk_mixed", "decode_small_pages", "listed_anyway", "ragged_cache", "sunk"), 3),
     **dict.fromkeys(
