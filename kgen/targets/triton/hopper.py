@@ -52,8 +52,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
-        # Elements that a thread has of half a tile's output; and where alpha of its two rows is among operands.
         "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
+        # Elements that a thread has of half a tile's output; and where alpha of its two rows is among operands.
         "accumulated": accumulated,
         "alpha_at": accumulated * 2,
         "next_alpha_at": accumulated * 2 + 2,
@@ -189,14 +189,14 @@ def _loads_ahead(mask_lines: list[str]) -> Fields:
 def _key_products(hopper: HopperPlan) -> Fields:
     """How the kernel of dk and dv takes the queries of a tile: at once, or in two halves."""
     assert hopper.dkdv is not None
-    why = "no product may be under way where the loop closes"
     if hopper.dkdv.halves:
         return {
             "rows": {"lse": "lse_rows", "delta": "delta_rows"},
             "younger": 3,
             "columns": "BLOCK_M // 2",
             "held": "k_held, v_held",
-            "at_the_end": f"{why[0].upper()}{why[1:]}: the compiler would wait after each of them.",
+            "at_the_end": "No product may be under way where the loop closes: "
+            "the compiler would wait after each of them.",
         }
     slot = "{}_slots.index(slot).reshape([BLOCK_M])"
     return {
@@ -204,7 +204,7 @@ def _key_products(hopper: HopperPlan) -> Fields:
         "younger": 1,
         "columns": "BLOCK_M",
         "held": "k, v",
-        "at_the_end": f"As in dq, {why}.",
+        "at_the_end": "As in dq, no product may be under way where the loop closes.",
     }
 
 
