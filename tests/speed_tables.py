@@ -83,8 +83,9 @@ def lengths(name: str = "attention-shapes.json") -> str:
     return "\n".join(lines) + "\n"
 
 
-def norms(name: str = "norm.json", emitted: tuple[str, ...] = ("kgen", "kgen-triton")) -> str:
-    """The norms in CUDA as shares of a copy, at each width, beside the best of what others wrote."""
+def norms(file: str, name: str = "norm.json") -> str:
+    """The norms of one of the emitted files as shares of a copy, at each width, beside the best of what others wrote:
+    its share, and its time over that of the file."""
     lines = [
         f"| width | {' | '.join(f'{norm} {pass_} | best peer' for norm in ('rms', 'layer') for pass_ in PASSES)} |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -95,11 +96,11 @@ def norms(name: str = "norm.json", emitted: tuple[str, ...] = ("kgen", "kgen-tri
         cells = [str(width)]
         for spec in ("rms_norm", "layer_norm"):
             for pass_ in PASSES:
-                peers = {p: row["milliseconds"] for p, row in by_norm[spec][pass_, width, False].items()}
-                copy, own = peers.pop("copy"), peers["kgen"]
-                best, time = min(
-                    ((p, t) for p, t in peers.items() if p not in emitted), key=lambda pair: pair[1]
+                times = {p: row["milliseconds"] for p, row in by_norm[spec][pass_, width, False].items()}
+                copy, own = times["copy"], times[file]
+                best = min(
+                    (p for p in times if p != "copy" and not p.startswith("kgen")), key=times.__getitem__
                 )
-                cells += [f"{copy / own:.0%}", f"{copy / time:.0%} {best}, {time / own:.2f}x"]
+                cells += [f"{copy / own:.0%}", f"{copy / times[best]:.0%} {best}, {times[best] / own:.2f}x"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines).replace("%", " %") + "\n"

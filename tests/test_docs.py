@@ -27,6 +27,7 @@ from kgen.spec.common import ELEMENTS, ParamSpec
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 LANGUAGE = ROOT / "docs/specs.md"
+NORMS = [ROOT / f"docs/performance/{name}.md" for name in ("norm", "norm_cuda")]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
@@ -164,7 +165,7 @@ MAKERS = {
     "functions": lambda _: function_table(),
     "speed": lambda _: speed_tables.attention(),
     "lengths": lambda _: speed_tables.lengths(),
-    "norms": lambda _: speed_tables.norms(),
+    "norms": speed_tables.norms,
 }
 
 
@@ -185,7 +186,11 @@ def test_generated_parts_are_current(page: Path) -> None:
 
 
 def test_parts_are_there() -> None:
-    parts = {part[1] for page in PAGES for part in PART.finditer(page.read_text(encoding="utf-8"))}
+    parts = {
+        part[1]
+        for page in (README, LANGUAGE, *NORMS)
+        for part in PART.finditer(page.read_text(encoding="utf-8"))
+    }
     assert parts == set(MAKERS)
 
 
