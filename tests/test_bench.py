@@ -32,7 +32,7 @@ from standins import (
 
 from kgen.bench.attention import first_call, packed, peers, plot
 from kgen.bench.attention.shape import Shape
-from kgen.bench.attention.source import modification
+from kgen.bench.attention.source import modification, python_source
 from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
@@ -164,6 +164,15 @@ def test_several_shapes(tmp_path):
     reports = json.loads(path.read_text())["reports"]
     assert path.name == "attention-shapes.json"
     assert [r["workload"]["shape"]["SQ"] for r in reports] == [32, 48]
+
+
+def test_reads_are_guarded_where_an_index_may_leave_the_buffer():
+    """FlexAttention is given what a user would write: no guard where queries and keys are as many."""
+    problem = problem_of(load(Path(__file__).resolve().parent.parent / "specs" / "document_causal.yaml"))
+    same = draw_workload(problem, 1, 1, 64, "cpu")
+    assert python_source(problem.mask_mod, same) == "(doc[q_idx] == doc[kv_idx]) & (q_idx >= kv_idx)"
+    fewer = replace(same, buffers={"doc": same.buffers["doc"][:16]})
+    assert python_source(problem.mask_mod, fewer).count("torch.clamp(") == 2
 
 
 def test_kernels_for_every_chip_beside_those_for_hopper():
