@@ -52,6 +52,7 @@ class LauncherFields:
         passed = [*operands, *tables, *spec.buffers, *sinks]
         tensors = [*passed, *lists]
         scalars = ["scale", *self.runtime]
+        whole = [n for n, p in self.runtime.items() if p.type == "int"]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
         keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
@@ -72,6 +73,8 @@ class LauncherFields:
             "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join(scalars),
+            "further_names": "".join(f", {n}" for n in tensors[3:]),
+            "whole_scalars": f" + ({', '.join(whole)},)" if whole else "",
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
             "needs_lse": needs if plan.backward else "",
@@ -264,7 +267,7 @@ class LauncherFields:
                 shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
                 lines.append(f"d_{g.name} = q.new_zeros(({shape}), dtype=torch.float32)")
         if self.spec.sinks:
-            shape = "HQ, triton.cdiv(TQ, 64)" if packed else "B, HQ, triton.cdiv(SQ, 64)"
+            shape = "HQ, _cdiv(TQ, 64)" if packed else "B, HQ, _cdiv(SQ, 64)"
             lines.append(f"d_sinks = q.new_zeros(({shape}), dtype=torch.float32)")
         return lines
 
