@@ -52,7 +52,6 @@ class LauncherFields:
         passed = [*operands, *tables, *spec.buffers, *sinks]
         tensors = [*passed, *lists]
         scalars = ["scale", *self.runtime]
-        whole = [n for n, p in self.runtime.items() if p.type == "int"]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
         keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
@@ -73,8 +72,9 @@ class LauncherFields:
             "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join(scalars),
-            "further_names": "".join(f", {n}" for n in tensors[3:]),
-            "whole_scalars": f" + ({', '.join(whole)},)" if whole else "",
+            "gradient_buffer_names": "".join(
+                f", {line.partition(' = ')[0]}" for line in self._gradient_buffers()
+            ),
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
             "needs_lse": needs if plan.backward else "",
