@@ -147,6 +147,10 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
             else "_fetched(kv_ring, 2 * n_used, SLOTS)"
         ),
         "linear": bias is not None,
+        "bounded": tile.least is not None,
+        "alpha": "" if tile.least is not None else ", alpha",
+        # Of bounded logits m_i is a number where no key is seen, too.
+        "sum": "l_i" if tile.least is not None else "l_safe",
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
