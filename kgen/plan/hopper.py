@@ -37,15 +37,9 @@ class HopperTile:
     SLOTS: int
     consumer_registers: int = 240
     producer_registers: int = 24
-    keys_ahead: bool = False
-    """Of forward: whether K of the next tile is waited for between the softmax and the end of the values' product. That
-    branch keeps ptxas from moving the product's end ahead of the softmax."""
     least: float | None = None
     """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that it is. None
     where the maximum is followed."""
-    seldom_rescaled: bool = False
-    """Of forward: whether what is taken from a row's logits may stay up to 8 below their maximum, and what is
-    accumulated is multiplied only by warps that have a row where it moved."""
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
@@ -57,6 +51,17 @@ class HopperTile:
     def chained(self) -> bool:
         """Of forward: whether the values of a tile meet P while the next one's softmax runs."""
         return self.consumers == 2
+
+    @property
+    def bounded(self) -> bool:
+        """Of forward: whether the maximum of a row's first tile is taken from all of its logits."""
+        return self.least is not None
+
+    @property
+    def seldom_rescaled(self) -> bool:
+        """Of forward: whether what is taken from a row's logits may stay up to 8 below their maximum, and what is
+        accumulated is multiplied only by warps that have a row where it moved."""
+        return self.chained and not self.bounded
 
     @property
     def queries_in_registers(self) -> bool:
@@ -103,19 +108,10 @@ def _forward_tile(plan: AttentionPlan) -> HopperTile:
     # Ends of a range are masked, so short ranges want short tiles.
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
     # Searching takes the producer's registers.
-    lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
-    # Measured: keys ahead give 2 % for full attention, windows and documents (there with Q in registers), for soft caps
-    # 8 %, for causal 2 % less; seldom rescaled 4 to 6 % for the former, for causal 1 %, with a bias 1 % less.
+    registers = (232, 40) if mask == "search" else (240, 24)
     most = _most(plan)
-    bounded = most is not None and most <= MOST
     return HopperTile(
-        2 * HALF,
-        keys,
-        slots,
-        *((232, 40) if lean else (240, 24)),
-        keys_ahead=mask != "triangle" or bounded,
-        least=round(most - ROOM, 2) if most is not None and bounded else None,
-        seldom_rescaled=mask != "triangle" and not bounded,
+        2 * HALF, keys, slots, *registers, least=round(most - ROOM, 2) if most is not None and most <= MOST else None
     )
 
 
