@@ -274,6 +274,29 @@ def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("change", "bounded"),
+    [
+        (("", ""), True),
+        (("cap: 30.0", "cap: 55"), True),
+        (("cap: 30.0", "cap: 56"), False),  # 2^81
+        (("cap: 30.0", "cap: {type: float, runtime: true}"), False),  # known when the function is called
+        (("bf16", "fp16"), False),
+        (("passes: [forward, backward]", "passes: [forward]\nsinks: true"), False),
+        (("cap * tanh(score / cap)", "cap * tanh(score / cap) + 0.1 * (kv_idx - q_idx)"), False),
+        (("cap * tanh(score / cap)", "cap * score"), False),
+    ],
+)
+def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: bool, tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "softcap_causal.yaml").read_text()
+    assert change[0] in text
+    path = tmp_path / "softcap_causal.yaml"
+    path.write_text(text.replace(*change, 1))
+    emitted = render_spec(load(path))["triton.py"]
+    forward = emitted[emitted.index("def _hopper_softmax(") : emitted.index("def _hopper_tiles(")]
+    assert ("m_new" not in forward) == bounded
+
+
+@pytest.mark.parametrize(
     ("name", "kernels", "without"), [("causal", ALL, {"dq"}), ("causal_d64", KERNELS["causal_d64"], {"dkdv"})]
 )
 def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path) -> None:
