@@ -19,7 +19,7 @@ from kgen.verify.compiling import compile_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
-# scores that take a function, ranges of a few tiles.
+# scores that take a function, ranges of a few tiles, a range chosen by the tile of keys.
 DENSE = [
     "document_causal",
     "sliding_window",
@@ -29,13 +29,13 @@ DENSE = [
     "full",
     "softcap_causal",
     "near",
+    "prefix_lm",
 ]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 ALL = {"forward", "dq", "dkdv"}
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED], ALL),
-    "prefix_lm": {"forward"},  # two ranges of keys, and of queries
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
@@ -260,7 +260,8 @@ class _Counted:
         ("causal", ALL),
         ("softcap_causal", ALL),
         ("head_scale", {"forward"}),  # a gradient of a buffer
-        ("prefix_lm", {"forward"}),  # keys are seen by two ranges of queries
+        ("prefix_lm", ALL),  # a range of queries, chosen by the tile of keys
+        ("longformer", set()),  # two ranges of keys
         ("causal_d64", {"forward", "dkdv"}),
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
