@@ -115,7 +115,7 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
 
 
 def _before(hopper: Mapping[str, Any] | None) -> dict[str, str]:
-    """What the kernel of delta has where kernels for Hopper may follow: they are told to begin, with counters at zero."""
+    """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
     follow = hopper is not None and hopper["dkdv"] is not None
     counted = hopper is not None and follow and hopper["dynamic"]
     return {

@@ -63,7 +63,7 @@ class LauncherFields:
         ]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, "GQA=HQ // HKV"]
-        needs = f" or (torch.is_grad_enabled() and any(x.requires_grad for x in ({', '.join(sources_of_gradient)})))"
+        needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
         return {
             "tensors": ", ".join(operands),
             "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
@@ -77,7 +77,7 @@ class LauncherFields:
             ),
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
-            "needs_lse": needs if plan.backward else "",
+            "needs_lse": f" or (torch.is_grad_enabled() and ({needs}))" if plan.backward else "",
             "paged": paged,
             "kv_sizes": self._kv_sizes(),
             "kv_shapes": self._kv_shapes(),
