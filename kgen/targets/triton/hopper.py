@@ -40,6 +40,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     if hopper.dkdv is not None:
         loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv) | _key_products(hopper)
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
+    short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = HALF * plan.spec.head_dim.v // 128
     return {
         **dict.fromkeys(("forward", "dq", "dkdv")),
@@ -49,7 +50,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
-        "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
+        "short_dkdv": short,
+        "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
         "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
@@ -140,13 +142,12 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "first_product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
-        "product": product.format(
-            keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"
-            if tile.keys_ahead
-            else "_fetched(kv_ring, 2 * n_used, SLOTS)"
-        ),
+        "product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
+        "awaited_product": product.format(keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"),
         "linear": bias is not None,
+        "alpha": "" if tile.bounded else ", alpha",
+        # Of bounded logits m_i is a number where no key is seen, too.
+        "sum": "l_i" if tile.bounded else "l_safe",
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
