@@ -30,11 +30,12 @@ from standins import (
     render,
 )
 
-from kgen.bench.attention import first_call, packed, peers, plot
+from kgen.bench.attention import delta, first_call, packed, peers, plot
 from kgen.bench.attention.shape import Shape
 from kgen.bench.attention.source import modification, python_source
 from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.running import bench_specs
+from kgen.bench.timing import BenchJob
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.nodes import Const, Read, Var
 from kgen.spec.load import load
@@ -227,6 +228,53 @@ def test_usage(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MissingError):
         bench_specs([plain()], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"), [("(out.float() * dout.float()).sum(3)", True), ("out.float().sum(3)", False)]
+)
+def test_a_delta_beside_what_pytorch_makes_of_it(text, ok, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    path = tmp_path / "cuda.py"
+    path.write_text(f"def d_delta(out, dout):\n    return {text}\n")
+    problem = problem_of(loaded("d", mask_mod=CAUSAL))
+    job = BenchJob(problem, {}, (), Shape(), "cpu", rounds=2, budget=0.0, parts={"delta": path})
+    load = draw_workload(problem, 1, 2, 64, "cpu")
+    rows = {row["peer"]: row for row in delta.race_delta(job, load)}
+    assert list(rows) == (
+        ["kgen", "compile", "eager", "copy"] if ok else ["kgen", "copy", "compile", "eager"]
+    )
+    assert all(row["pass"] == "delta" for row in rows.values())
+    nbytes = 2 * load.dout.nbytes + 4 * 2 * 64
+    assert rows["kgen"]["tbps"] == pytest.approx(
+        nbytes / rows["kgen"]["milliseconds"] / 1e9, rel=0.1, abs=1e-3
+    )
+    assert ("disagrees with kgen" in (rows["eager"]["error"] or "")) != ok
+
+
+def test_plot_shows_decoding_by_length(tmp_path):
+    pytest.importorskip("matplotlib")
+    drawn = {}
+
+    def bars(axis, groups, series, form, **labels):
+        drawn[tuple(groups)] = series
+
+    def row(pass_, peer, **rate):
+        return {"spec": "s", "pass": pass_, "peer": peer, "tflops": None, "tbps": None, **rate}
+
+    rows = [
+        row("forward", "kgen", tflops=500.0),
+        row("decode 16384", "kgen", tbps=4.0),
+        row("decode 16384", "copy", tbps=4.2),
+        row("delta", "kgen", tbps=4.1),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plot.plotting, "bars", bars)
+        assert plot.plot([{"rows": rows, "facts": {}}], tmp_path / "x.png")
+    assert drawn == {
+        ("s",): {"kgen": {"s": 500.0}, "copy": {}},
+        ("s, 16384",): {"kgen": {"s, 16384": 4.0}, "copy": {"s, 16384": 4.2}},
+    }
 
 
 def test_without_matplotlib(tmp_path, monkeypatch, capsys):

@@ -19,7 +19,7 @@ from kgen.verify.compiling import compile_specs
 
 ROOT = Path(__file__).resolve().parent.parent
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
-# scores that take a function, ranges of a few tiles.
+# scores that take a function, ranges of a few tiles, a range chosen by the tile of keys.
 DENSE = [
     "document_causal",
     "sliding_window",
@@ -29,6 +29,7 @@ DENSE = [
     "full",
     "softcap_causal",
     "near",
+    "prefix_lm",
 ]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
@@ -36,8 +37,7 @@ ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED], ALL),
-    **dict.fromkeys([name for name in DENSE if name not in ("softcap_causal", "near")], FUSED),
-    "prefix_lm": {"forward"},  # two ranges of keys, and of queries
+    **dict.fromkeys([name for name in DENSE if name != "softcap_causal"], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
@@ -119,8 +119,10 @@ EARLY = {
         "pass",
     ),
     "queries freed before dk and dq are there": (
-        "dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        _free(q_ring, n_used, SLOTS)\n        n_used += 1\n        #",
-        "_free(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        n_used += 1\n        #",
+        "dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n"
+        "        _free(q_ring, n_used, SLOTS)\n        n_used += 1\n        # Zero",
+        "_free(q_ring, n_used, SLOTS)\n"
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        n_used += 1\n        # Zero",
     ),
     "values freed before both halves have met p": (
         "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, 2 * n_used + 1, SLOTS)\n",
@@ -270,7 +272,8 @@ class _Counted:
         ("causal", FUSED),
         ("softcap_causal", ALL),  # a derivative that waits for dP
         ("head_scale", {"forward"}),  # a gradient of a buffer
-        ("prefix_lm", {"forward"}),  # keys are seen by two ranges of queries
+        ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
+        ("longformer", set()),  # two ranges of keys
         ("causal_d64", {"forward", "dkdv"}),
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
@@ -281,6 +284,29 @@ class _Counted:
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
     text = render_spec(load(ROOT / "specs" / f"{name}.yaml"))["triton.py"]
     assert {kernel for kernel in FUSED if f"_{kernel}_hopper_kernel" in text} == kernels
+
+
+@pytest.mark.parametrize(
+    ("change", "bounded"),
+    [
+        (("", ""), True),
+        (("cap: 30.0", "cap: 55"), True),
+        (("cap: 30.0", "cap: 56"), False),  # 2^81
+        (("cap: 30.0", "cap: {type: float, runtime: true}"), False),  # known when the function is called
+        (("bf16", "fp16"), False),
+        (("passes: [forward, backward]", "passes: [forward]\nsinks: true"), False),
+        (("cap * tanh(score / cap)", "cap * tanh(score / cap) + 0.1 * (kv_idx - q_idx)"), False),
+        (("cap * tanh(score / cap)", "cap * score"), False),
+    ],
+)
+def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: bool, tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "softcap_causal.yaml").read_text()
+    assert change[0] in text
+    path = tmp_path / "softcap_causal.yaml"
+    path.write_text(text.replace(*change, 1))
+    emitted = render_spec(load(path))["triton.py"]
+    forward = emitted[emitted.index("def _hopper_softmax(") : emitted.index("def _hopper_tiles(")]
+    assert ("m_new" not in forward) == bounded
 
 
 @pytest.mark.parametrize(

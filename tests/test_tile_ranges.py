@@ -72,6 +72,21 @@ def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -
     return visited
 
 
+def test_a_condition_on_the_outer_tile_chooses_the_range() -> None:
+    text = "kv_idx < window or q_idx >= kv_idx"
+    (span,) = spans_of(mask(text), Q_AXIS, KV_AXIS)
+    env = {"SQ": 100, "window": 40, "kv_start": 32, "kv_last": 63}
+    # Some keys are seen by all queries, and all keys by those from the last one on.
+    assert [int(evaluate(n, env)) for n in (span.lo, span.hi, span.full_lo, span.full_hi)] == [
+        0,
+        100,
+        63,
+        100,
+    ]
+    check(text, 1, 100, 130, 32, 16, {"window": 40})
+    check(text, 2, 77, 50, 16, 32, {"window": 16})
+
+
 def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]) -> None:
     tree = mask(text)
     env = draw_env(seed, sq, sk) | {"b": seed % 2, "h": seed // 2 % 2} | changes

@@ -74,12 +74,16 @@ def bench_specs(
 
     def run(number: int) -> None:
         nonlocal done
-        place, text, part = tasks[number]
+        place, text, size = tasks[number]
         problem, files, peers = work[place][:3]
         able = {file: file.rank for file in files if file.rank is not None and not file.unable(device)}
         best_first = sorted(able, key=lambda file: -able[file])
+        parts = {
+            part: file.path.resolve() for file in files if (part := file.part) and not file.unable(device)
+        }
         turns = Path(folder) / "turns" if jobs > 1 else None
-        job = replace(_job(problem, best_first, peers, part, device, turns), first_call=first_call)
+        job = _job(problem, best_first, peers, size, device, turns)
+        job = replace(job, first_call=first_call, parts=parts)
 
         def tell(row: dict[str, Any]) -> None:
             with lock:

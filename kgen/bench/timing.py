@@ -42,6 +42,8 @@ class BenchJob:
     first_call: bool = False
     """Whether to time the first call in a fresh process instead, where the family can."""
     forward_only: frozenset[str] = frozenset()
+    parts: Mapping[str, Path] = field(default_factory=dict)
+    """Emitted files that do one part of the kernel, by the name of the part: `delta`."""
     turns: Path | None = None
 
     def peers_of(self, backward: bool) -> tuple[str, ...]:
@@ -83,6 +85,14 @@ class Contender:
     samples: list[float] = field(default_factory=list)
     distance: float | None = None
     """Of its result from kgen's, as `distance` has it; None where that was not looked at."""
+
+
+def copy(nbytes: int, device: str) -> Contender:
+    """As many bytes read and written together: what the device's memory allows."""
+    # A copy of an odd number of bytes is a slower one.
+    source = torch.zeros(-(-nbytes // 8192) * 4096, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return Contender("copy", lambda: target.copy_(source), 0.0)
 
 
 def synchronize(device: str) -> None:

@@ -328,7 +328,7 @@ def _disjunctive(mask: Node) -> list[list[Node]] | None:
 
 
 def _merged(spans: list[Span]) -> list[Span]:
-    """Spans that start together, or end together, are one."""
+    """Spans that start together, or end together, are one; and so are any other and one of all positions or none."""
     merged: list[Span] = []
     for span in spans:
         for i, other in enumerate(merged):
@@ -347,9 +347,37 @@ def _union(a: Span, b: Span) -> Span | None:
             return replace(a, hi=_either("max", a.hi, b.hi), full_hi=_either("max", a.full_hi, b.full_hi))
         if a.hi == b.hi and a.full_hi == b.full_hi:
             return replace(a, lo=_either("min", a.lo, b.lo), full_lo=_either("min", a.full_lo, b.full_lo))
+        if _all_or_nothing(a) or _all_or_nothing(b):
+            return _all_or(a, b) if _all_or_nothing(a) else _all_or(b, a)
     elif (a.lo, a.hi) == (b.lo, b.hi):
         return a if a.has_full else b
     return None
+
+
+def _all_or_nothing(span: Span) -> bool:
+    """Whether it is of conditions on the outer tile alone."""
+    chosen = all(
+        isinstance(b, Call) and b.fn == "where" and b.args[2] == _ZERO for b in (span.hi, span.full_hi)
+    )
+    return chosen and (span.lo, span.full_lo) == (_ZERO, _ZERO)
+
+
+def _all_or(everything: Span, other: Span) -> Span:
+    """All positions where the outer tile allows them, those of the other span where it does not."""
+
+    def choice(of: Node, first: Node, second: Node) -> Node:
+        assert isinstance(of, Call)
+        return first if first == second else call("where", of.args[0], first, second)
+
+    hi, full_hi = everything.hi, everything.full_hi
+    assert isinstance(hi, Call) and isinstance(full_hi, Call)
+    return Span(
+        choice(hi, _ZERO, other.lo),
+        choice(hi, hi.args[1], other.hi),
+        choice(full_hi, _ZERO, other.full_lo),
+        choice(full_hi, full_hi.args[1], other.full_hi),
+        has_full=True,
+    )
 
 
 def _ascending(spans: list[Span]) -> tuple[Span, ...]:

@@ -8,14 +8,22 @@ whatever TMA cannot load or must not (rows that only the mask hides may hold NaN
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
+from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
+
+
+ROOM, MOST = 64, 80
+"""Powers of two of bounded logits are 2^64 at most, which leaves room in bf16 and fp32 for sums of 2^20 of them with
+values of up to 2^40. With bounds of up to 80 those of a row's first tile are 2^-96 at least."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,9 @@ class HopperTile:
     SLOTS: int
     consumer_registers: int = 240
     producer_registers: int = 24
-    keys_ahead: bool = False
-    """Of forward: whether K of the next tile is waited for between the softmax and the end of the values' product. That
-    branch keeps ptxas from moving the product's end ahead of the softmax."""
-    seldom_rescaled: bool = False
-    """Of forward: whether what is taken from a row's logits may stay up to 8 below their maximum, and what is
-    accumulated is multiplied only by warps that have a row where it moved."""
+    least: float | None = None
+    """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that it is. None
+    where the maximum is followed."""
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
@@ -46,6 +51,17 @@ class HopperTile:
     def chained(self) -> bool:
         """Of forward: whether the values of a tile meet P while the next one's softmax runs."""
         return self.consumers == 2
+
+    @property
+    def bounded(self) -> bool:
+        """Of forward: whether the maximum of a row's first tile is taken from all of its logits."""
+        return self.least is not None
+
+    @property
+    def seldom_rescaled(self) -> bool:
+        """Of forward: whether what is taken from a row's logits may stay up to 8 below their maximum, and what is
+        accumulated is multiplied only by warps that have a row where it moved."""
+        return self.chained and not self.bounded
 
     @property
     def queries_in_registers(self) -> bool:
@@ -95,16 +111,14 @@ def _forward_tile(plan: AttentionPlan) -> HopperTile:
     # Ends of a range are masked, so short ranges want short tiles.
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
     # Searching takes the producer's registers.
-    lean = mask == "search" or (mask == "triangle" and plan.problem.score == "plain")
-    # Measured: keys ahead give 2 % for full attention, windows and documents (there with Q in registers), for causal
-    # 2 % less; seldom rescaled 4 to 6 % for the former, for causal 1 %, with a bias 1 % less.
+    registers = (232, 40) if mask == "search" else (240, 24)
+    most = _most(plan)
     return HopperTile(
         2 * HALF,
         keys,
         slots,
-        *((232, 40) if lean else (240, 24)),
-        keys_ahead=mask != "triangle",
-        seldom_rescaled=mask != "triangle",
+        *registers,
+        least=round(most - ROOM, 2) if most is not None and most <= MOST else None,
     )
 
 
@@ -112,6 +126,22 @@ def _narrow_forward_tile(plan: AttentionPlan) -> HopperTile | None:
     if not plan.problem.light or plan.problem.varlen:
         return None
     return HopperTile(3 * HALF, 128, 8, 160, 32, consumers=3)
+
+
+def _most(plan: AttentionPlan) -> float | None:
+    """What a tanh is multiplied by to give the logits, in base 2: they are between -most and most."""
+    spec, form = plan.spec, plan.form
+    capped = isinstance(form.core, Call) and form.core.fn == "tanh" and form.max_of_core
+    if not capped or spec.dtype != "bf16" or spec.sinks:
+        return None
+    numbers: dict[Node, Node] = {
+        Var(name, param.scalar): Const(param.value, param.scalar)
+        for name, param in spec.params.items()
+        if param.value is not None
+    }
+    numbers[LOG2E] = Const(math.log2(math.e), Type.FLOAT)
+    most = Algebra().to_sympy(substitute(form.multiplier, numbers))
+    return float(most) if most.is_number else None
 
 
 def _backward(plan: AttentionPlan) -> bool:

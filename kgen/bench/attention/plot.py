@@ -1,4 +1,4 @@
-"""Bars of throughput, by spec and peer."""
+"""Bars of throughput, by spec and peer; of decoding, by length of the cache."""
 
 from __future__ import annotations
 
@@ -10,26 +10,33 @@ from kgen.bench import plotting
 
 
 def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
-    """Draw TFLOP/s of every peer, forward above backward. False, with a note, where matplotlib is missing."""
+    """Draw TFLOP/s of every peer, forward above backward, and TB/s of decoding below. False, with a note, where
+    matplotlib is missing."""
     pyplot = plotting.pyplot()
     if pyplot is None:
         return False
-    rows = [row for report in reports for row in report["rows"] if row["tflops"] is not None]
-    passes = [name for name in ("forward", "backward") if any(row["pass"] == name for row in rows)]
-    if not passes:
+    # Panels by what they show: bars as (group, peer, height).
+    panels: dict[str, list[tuple[str, str, float]]] = {"forward, TFLOP/s": [], "backward, TFLOP/s": []}
+    for row in (row for report in reports for row in report["rows"]):
+        name, _, keys = row["pass"].partition(" ")
+        if row["tflops"] is not None:
+            panels[f"{name}, TFLOP/s"].append((row["spec"], row["peer"], row["tflops"]))
+        elif name == "decode" and row["tbps"] is not None:
+            group = f"{row['spec']}, {keys}"
+            panels.setdefault("decode, TB/s", []).append((group, row["peer"], row["tbps"]))
+    panels = {label: found for label, found in panels.items() if found}
+    if not panels:
         return False
-    specs = list(dict.fromkeys(row["spec"] for row in rows))
-    peers = list(dict.fromkeys(row["peer"] for row in rows))
-    size = (max(6.0, 1.1 * len(specs) * max(1.0, 0.35 * len(peers))), 3.2 * len(passes))
-    figure, axes = pyplot.subplots(len(passes), 1, figsize=size, sharex=True, squeeze=False)
-    for axis, pass_ in zip(axes[:, 0], passes, strict=True):
-        series = {
-            peer: {r["spec"]: r["tflops"] for r in rows if (r["pass"], r["peer"]) == (pass_, peer)}
-            for peer in peers
-        }
-        plotting.bars(axis, specs, series, "%.0f")
-        axis.set_ylabel(f"{pass_}, TFLOP/s")
-    axes[-1, 0].set_xticks(range(len(specs)), specs, rotation=20, ha="right")
+    peers = list(dict.fromkeys(peer for found in panels.values() for _, peer, _ in found))
+    groups = {label: list(dict.fromkeys(group for group, _, _ in found)) for label, found in panels.items()}
+    most = max(len(names) for names in groups.values())
+    size = (max(6.0, 1.1 * most * max(1.0, 0.35 * len(peers))), 3.6 * len(panels))
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=size, squeeze=False)
+    for axis, (label, found) in zip(axes[:, 0], panels.items(), strict=True):
+        series = {peer: {group: height for group, p, height in found if p == peer} for peer in peers}
+        plotting.bars(axis, groups[label], series, "%.2f" if label.startswith("decode") else "%.0f")
+        axis.set_ylabel(label)
+        axis.set_xticks(range(len(groups[label])), groups[label], rotation=20, ha="right")
     axes[0, 0].set_title(plotting.on_device("Attention", reports))
     axes[0, 0].legend(frameon=False, ncols=len(peers), fontsize=8)
     plotting.save(figure, path)

@@ -10,6 +10,7 @@ import torch
 from kgen.bench.attention.block_mask import race_block_mask
 from kgen.bench.attention.contenders import contenders, prepared
 from kgen.bench.attention.decode import race_decode
+from kgen.bench.attention.delta import race_delta
 from kgen.bench.attention.first_call import first_calls
 from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.timing import BenchJob, measure, measuring, preparing, rows
@@ -47,6 +48,8 @@ def race(job: BenchJob, functions: Mapping[str, Any]) -> Iterator[dict[str, Any]
             found.clear()
             if job.device == "cuda":
                 torch.cuda.empty_cache()
+    if "delta" in job.parts:
+        yield from race_delta(job, workload)
     if "decode" in problem.passes:
         del workload, attentions
         yield from race_decode(job, functions)

@@ -15,6 +15,7 @@ from kgen.bench.timing import (
     AGREE,
     BenchJob,
     Contender,
+    copy,
     distance,
     first,
     measure,
@@ -66,7 +67,7 @@ def _contenders(
     for name in job.peers:
         try:
             if name == "copy":
-                run, _, seconds = first(lambda: _copy(workload.bytes_moved(pass_), job.device), job.device)
+                run, seconds = copy(workload.bytes_moved(pass_), job.device).run, 0.0
             else:
                 norm = prepare(name, workload, functions)
                 make = (lambda n: lambda: _gradients(n, workload))(norm) if backward else _forward(norm)
@@ -98,14 +99,6 @@ def _gradients(norm: Norm, workload: Workload) -> Callable[[], Any]:
     outputs = norm()
     cotangents = list(workload.cotangents.values())[: len(outputs)]
     return lambda: torch.autograd.grad(outputs, workload.wanted, cotangents, retain_graph=True)
-
-
-def _copy(size: int, device: str) -> Callable[[], Any]:
-    """As many bytes read and written together as the norm has to: what the device's memory allows."""
-    # A copy of an odd number of bytes is a slower one.
-    source = torch.zeros(-(-size // 8192) * 4096, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source)
 
 
 def _graphed(run: Callable[[], Any], stream: Any) -> Callable[[], Any]:

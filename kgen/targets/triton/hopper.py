@@ -147,13 +147,12 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "first_product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
-        "product": product.format(
-            keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"
-            if tile.keys_ahead
-            else "_fetched(kv_ring, 2 * n_used, SLOTS)"
-        ),
+        "product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
+        "awaited_product": product.format(keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"),
         "linear": bias is not None,
+        "alpha": "" if tile.bounded else ", alpha",
+        # Of bounded logits m_i is a number where no key is seen, too.
+        "sum": "l_i" if tile.bounded else "l_safe",
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
