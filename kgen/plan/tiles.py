@@ -30,6 +30,8 @@ class TileTables:
     forward: dict[int, tuple[Tile, ...]]
     dq: dict[int, tuple[Tile, ...]]
     dkdv: dict[int, tuple[Tile, ...]]
+    pair: dict[int, tuple[Tile, ...]]
+    """Of gradients of buffers that are kept by pair or by distance: square."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def tile_tables(problem: Problem) -> TileTables:
         forward=table("forward", _forward, _forward_shared),
         dq=table("dq", _dq, _dq_shared),
         dkdv=table("dkdv", _dkdv, _dkdv_shared),
+        pair=table("pair", _pair, _pair_shared),
     )
 
 
@@ -203,6 +206,11 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
     return [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
 
 
+def _pair(problem: Problem, chip: int) -> list[Tile]:
+    # Programs that share a multiprocessor hide each other's loads.
+    return [Tile(64, 64, 4, 1)] if chip >= 80 else [Tile(32, 32, 4, 1)]
+
+
 # Rows that stream through the pipeline at once, and its stages.
 _STREAMS = [(32, 2), (32, 3), (32, 4), (64, 2), (64, 3), (128, 2), (128, 3)]
 
@@ -229,3 +237,8 @@ def _dq_shared(problem: Problem, tile: Tile) -> int:
 def _dkdv_shared(problem: Problem, tile: Tile) -> int:
     held = problem.element_size * tile.BLOCK_N * (problem.width_qk + problem.width_v)
     return held + _streamed(problem, tile, tile.BLOCK_M)
+
+
+def _pair_shared(problem: Problem, tile: Tile) -> int:
+    rows = tile.BLOCK_M + tile.BLOCK_N
+    return problem.element_size * tile.num_stages * rows * (problem.width_qk + problem.width_v) + 2 * KIB

@@ -110,6 +110,7 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
         "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
         "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
         "pairs": [kernels.pair(p) for p in plan.pairs],
+        "diagonals": [kernels.diagonal(p) for p in plan.diagonals],
     }
 
 
@@ -143,8 +144,8 @@ def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[st
         tables["_DECODE_TILES"] = {chip: [tile] for chip, tile in decode.tiles.items()}
     if plan.backward:
         tables |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
-    if plan.pairs:
-        tables["_PAIR_TILES"] = {0: [Tile(32, 32, 4, 1)]}
+    if plan.pairs or plan.diagonals:
+        tables["_PAIR_TILES"] = plan.tiles.pair
     return [
         {
             "name": name,
