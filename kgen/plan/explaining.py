@@ -353,8 +353,8 @@ def _tiles(plan: AttentionPlan) -> Iterator[str]:
     tables = {"forward": plan.tiles.forward}
     if plan.backward:
         tables |= {"dq": plan.tiles.dq, "dk and dv": plan.tiles.dkdv}
-    if plan.pairs or plan.diagonals:
-        tables["buffers"] = plan.tiles.pair
+    tables |= {"pairs": plan.tiles.pair} if plan.pairs else {}
+    tables |= {"diagonals": plan.tiles.diagonal} if plan.diagonals else {}
     yield "  queries x keys, warps, pipeline stages; TMA where the strides of the tensors allow it"
     for kernel, table in tables.items():
         for chip in sorted(table, reverse=True):

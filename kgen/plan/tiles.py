@@ -31,7 +31,9 @@ class TileTables:
     dq: dict[int, tuple[Tile, ...]]
     dkdv: dict[int, tuple[Tile, ...]]
     pair: dict[int, tuple[Tile, ...]]
-    """Of gradients of buffers that are kept by pair or by distance: square."""
+    """Of gradients of buffers with an element for each pair."""
+    diagonal: dict[int, tuple[Tile, ...]]
+    """Of gradients of buffers by distance: square, so that tiles on a diagonal have the same distances."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def tile_tables(problem: Problem) -> TileTables:
         dq=table("dq", _dq, _dq_shared),
         dkdv=table("dkdv", _dkdv, _dkdv_shared),
         pair=table("pair", _pair, _pair_shared),
+        diagonal=table("diagonal", _diagonal, _pair_shared),
     )
 
 
@@ -207,8 +210,13 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
 
 
 def _pair(problem: Problem, chip: int) -> list[Tile]:
-    # Programs that share a multiprocessor hide each other's loads.
-    return [Tile(64, 64, 4, 1)] if chip >= 80 else [Tile(32, 32, 4, 1)]
+    # Its loop is as long as there are batches, a few: programs that share a multiprocessor hide each other's loads.
+    return [Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)] if chip else [Tile(32, 32, 4, 1)]
+
+
+def _diagonal(problem: Problem, chip: int) -> list[Tile]:
+    # Its loop is as long as the sequence: loads go ahead. What it holds of each pair is the sum, S, dP and the bias.
+    return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 32, 4, 1)] if chip else [Tile(32, 32, 4, 1)]
 
 
 # Rows that stream through the pipeline at once, and its stages.
