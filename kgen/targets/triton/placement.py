@@ -59,7 +59,6 @@ _DENSE: dict[str, object] = {
     "shape": {
         "q": "B, HQ, SQ",
         "lse": "B, HQ, SQ",
-        "values": "B, HQ, S",
     },
     "sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": ["HKV, SK = k.shape[1], k.shape[2]"]},
     "programs": {
@@ -96,7 +95,6 @@ _PACKED: dict[str, object] = {
     "shape": {
         "q": "TQ, HQ",
         "lse": "HQ, TQ",
-        "values": "HQ, T",
     },
     "sizes": {"q": "TQ, HQ, _ = q.shape", "others": ["TK, HKV, _ = k.shape", "B = len(cu_seqlens_q) - 1"]},
     "programs": {
