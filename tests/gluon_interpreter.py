@@ -53,8 +53,8 @@ class Memory:
     def permute(self, order: Sequence[int]) -> Memory:
         return Memory(self.tensor.permute(*order))
 
-    def slice(self, start: int, length: int) -> Memory:
-        return Memory(self.tensor[start : start + length])
+    def slice(self, start: int, length: int, dim: int = 0) -> Memory:
+        return Memory(self.tensor.narrow(dim, start, length))
 
     def load(self, layout: Any) -> Tensor:
         return self.tensor.clone()

@@ -34,6 +34,8 @@ DENSE = [
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
 # Keys past an end that the mask knows: of caches, with a window, of a buffer.
 ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
+# Pages: two of a tile, eight, half of one.
+PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 ALL = {"forward", "dq", "dkdv"}
 KERNELS = {
@@ -43,7 +45,7 @@ KERNELS = {
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
-    **{name: {"forward"} for name in ENDING},
+    **{name: {"forward"} for name in [*ENDING, *PAGED]},
 }
 
 
@@ -289,6 +291,7 @@ class _Counted:
         ("varlen_causal", ALL),
         ("decode_gqa", {"forward"}),  # a length for each sequence
         ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
+        ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer
     ],
 )

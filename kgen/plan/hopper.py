@@ -20,6 +20,8 @@ from kgen.expr.softmax_form import KV_IDX
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
+LEAST_PAGE = 16
+"""Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
@@ -85,6 +87,8 @@ class HopperPlan:
     """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
     hidden_keys: bool
     """Of forward: whether keys past an end that only the mask knows may be in the last tile of a range."""
+    page_rows: int | None
+    """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
@@ -98,6 +102,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     backward = _backward(plan)
     # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
     forward = _forward_tile(plan) if wide else _narrow_forward_tile(plan)
+    pages = plan.spec.paged_kv
     if forward is None and not backward:
         return None
     return HopperPlan(
@@ -106,6 +111,9 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         dkdv=_dkdv_tile(plan, wide) if backward else None,
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
+        page_rows=min(pages.page_size, forward.BLOCK_N)
+        if pages is not None and forward is not None
+        else None,
         heads=16 if mask == "search" else 1,
     )
 
@@ -166,8 +174,9 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec = plan.spec
     made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v in WIDTHS
     hidden = plan.q.live != plan.q.bound
-    elsewhere = spec.paged_kv is not None or loop.listed or len(loop.spans) != 1
-    return made_for and not hidden and not elsewhere and plan.problem.score != "reads"
+    elsewhere = loop.listed or len(loop.spans) != 1 or "forward" not in spec.passes
+    small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
+    return made_for and not (hidden or elsewhere or small_pages) and plan.problem.score != "reads"
 
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:

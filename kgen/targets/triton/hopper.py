@@ -71,6 +71,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
+        "pages": _pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
         "group": max(hopper.heads, context["group"]),
         "searches": any(fields["searches"] for fields in loops.values()),
@@ -78,6 +79,33 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "dynamic": hopper.dynamic,
         "counter_param": "counter_ptr," if hopper.dynamic else "",
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
+    }
+
+
+NO_PAGES: Fields = {
+    "there": False,
+    "params": "",
+    "args": "",
+    "given": "",
+    "k": "k",
+    "v": "v",
+    "rows": "BLOCK_N",
+}
+
+
+def _pages(hopper: HopperPlan, size: int) -> Fields:
+    """How forward finds keys in pages of `size`, and what the launcher makes descriptors of: [pages, HKV, size, D]."""
+    assert hopper.forward is not None
+    return {
+        "there": True,
+        "size": size,
+        "row": f"kv_start % {size}" if size > hopper.forward.BLOCK_N else "0",
+        "params": "block_table_ptr, stride_tb: tl.int64, stride_tp, ",
+        "args": "block_table_ptr, stride_tb, stride_tp, ",
+        "given": "block_table, *block_table.stride(), ",
+        "k": "k.transpose(1, 2)",
+        "v": "v.transpose(1, 2)",
+        "rows": str(hopper.page_rows),
     }
 
 
@@ -113,9 +141,12 @@ def _hidden_keys(fields: Fields, problem: list[str], chained: bool) -> Fields:
     passed = _passed([live], ["b", "h", *fields["prologue"]], problem)
     return {
         "live": live,
+        "needed": _needed(fields["prologue"], [live]),
         "last_live": re.sub(r"\bkv_idx\b", "kv_last", live.replace("kv_live", "last_live")),
+        "names": ", ".join(passed),
         "params": wrapped(passed, 4),
         "args": wrapped(passed, 12),
+        "of_scores": any("_tanh(" in line for line in fields["score_lines"]),
         # Of a chain the first tile's softmax is done.
         "slot": "2 * n_used - 1" if chained else "2 * n_used + 1",
     }
