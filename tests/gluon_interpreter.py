@@ -230,8 +230,8 @@ def _store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
 
 def _atomic_add(pointer: Pointer, value: int, sem: str) -> Tensor:
     with _lock:
-        old = pointer.tensor[0].clone()
-        pointer.tensor[0] += value
+        old = pointer.tensor[pointer.offset].clone()
+        pointer.tensor[pointer.offset] += value
     return old
 
 
@@ -372,7 +372,7 @@ class Kernel:
         return self.function(*args, **options)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(*args: Any, num_warps: int, **options: Any) -> None:
+        def launch(*args: Any, num_warps: int, launch_pdl: bool = False, **options: Any) -> None:
             _failed.clear()
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             for number in range(grid[0]):
@@ -443,6 +443,7 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
 
     module._on_hopper = lambda *tensors: all(module._by_tma(x) for x in tensors)
     module._multiprocessors = lambda device: multiprocessors
+    module.gdc_wait = module.gdc_launch_dependents = lambda: None  # kernels run one after the other
     for name, value in list(vars(module).items()):
         if isinstance(value, tl.constexpr):
             setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)

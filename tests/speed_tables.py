@@ -43,23 +43,53 @@ def attention(name: str = "attention.json") -> str:
     """Each spec beside FlexAttention, what PyTorch has of its own, and kgen's Triton kernels for every chip."""
     reports = _reports(name)
     versions, shape = reports[0]["facts"]["versions"], reports[0]["workload"]["shape"]
-    lines = [
-        *HEAD.format(
-            device=reports[0]["facts"]["device"],
-            **{name: shape[name] for name in ("B", "HQ", "SQ")},
-            **{name: versions[name] for name in ("torch", "triton")},
-        ).splitlines(),
-        "",
-        "| spec | forward | Flex | PyTorch | Triton | backward | Flex | PyTorch | Triton |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = HEAD.format(
+        device=reports[0]["facts"]["device"],
+        **{name: shape[name] for name in ("B", "HQ", "SQ")},
+        **{name: versions[name] for name in ("torch", "triton")},
+    )
+    peers = {"Flex": ("flex",), "PyTorch": ("sdpa", "varlen"), "Triton": ("kgen-triton",)}
+    return f"{head}\n\n{_variants(reports, peers)}"
+
+
+def others(name: str = "attention-others.json") -> str:
+    """The specs that are not in the first table, in less detail."""
+    return _variants(_reports(name), {"Flex": ("flex",), "PyTorch": ("sdpa",)})
+
+
+def _variants(reports: list[dict[str, Any]], peers: dict[str, tuple[str, ...]]) -> str:
+    """A line for each spec: for each pass TFLOP/s, and how many times slower peers are."""
+    heads = [text for pass_ in PASSES for text in (pass_, *peers)]
+    lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     for report in reports:
         rows, cells = _rows(report, "pass"), [f"`{report['spec']}`"]
         for pass_ in PASSES:
-            own = rows[pass_,]
-            cells += [f"{own['kgen']['tflops']:.0f}", _times(own, "flex")]
-            cells += [_times(own, "sdpa", "varlen"), _times(own, "kgen-triton")]
+            own = rows.get((pass_,), {})
+            cells.append(f"{own['kgen']['tflops']:.0f}" if own else "")
+            cells += [_times(own, *names) for names in peers.values()]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def decoding(name: str = "attention-others.json") -> str:
+    """One query over caches of several lengths: the share of a copy's rate, and how many times slower peers are."""
+    by_spec = {report["spec"]: _rows(report, "pass") for report in _reports(name)}
+    by_spec = {
+        spec: {
+            int(pass_.split()[1]): peers for (pass_,), peers in rows.items() if pass_.startswith("decode ")
+        }
+        for spec, rows in by_spec.items()
+    }
+    lengths = sorted({length for rows in by_spec.values() for length in rows})
+    heads = [text for length in lengths for text in (f"{length} keys", "Flex", "PyTorch")]
+    lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
+    for spec, rows in by_spec.items():
+        cells = []
+        for peers in rows.values():
+            share = peers["kgen"]["tbps"] / peers["copy"]["tbps"]
+            cells += [f"{share:.0%}".replace("%", " %"), _times(peers, "flex"), _times(peers, "sdpa")]
+        if cells:
+            lines.append(f"| `{spec}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

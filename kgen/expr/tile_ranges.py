@@ -27,7 +27,7 @@ from itertools import product
 from kgen.expr.algebra import Algebra, call
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import conjuncts, disjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, variables
 
 MOST_SPANS = 4
 FIRST_AT_LEAST = ".first_at_least"
@@ -365,17 +365,16 @@ def _all_or_nothing(span: Span) -> bool:
 def _all_or(everything: Span, other: Span) -> Span:
     """All positions where the outer tile allows them, those of the other span where it does not."""
 
-    def choice(of: Node, first: Node, second: Node) -> Node:
-        assert isinstance(of, Call)
-        return first if first == second else call("where", of.args[0], first, second)
+    def choice(every: Node, first: Node, second: Node) -> Node:
+        condition = children(every)[0]
+        return first if first == second else call("where", condition, first, second)
 
-    hi, full_hi = everything.hi, everything.full_hi
-    assert isinstance(hi, Call) and isinstance(full_hi, Call)
+    (hi, full_hi), size = (everything.hi, everything.full_hi), children(everything.hi)[1]
     return Span(
         choice(hi, _ZERO, other.lo),
-        choice(hi, hi.args[1], other.hi),
+        choice(hi, size, other.hi),
         choice(full_hi, _ZERO, other.full_lo),
-        choice(full_hi, full_hi.args[1], other.full_hi),
+        choice(full_hi, size, other.full_hi),
         has_full=True,
     )
 

@@ -80,6 +80,8 @@ def passes_opcheck(subject: Subject) -> None:
     example = family_of(subject.problem).example(subject, "opcheck")
     with _Calls(operators) as calls:
         example.run(subject.function)
+        with torch.no_grad():
+            example.call(subject.function)
     for name, (func, args, kwargs) in calls.seen.items():
         trained = torch._C._dispatch_has_kernel_for_dispatch_key(name, "Autograd")
 

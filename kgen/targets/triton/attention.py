@@ -88,6 +88,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "hopper_forward": hopper is not None and hopper["forward"] is not None,
         "hopper_dq": hopper is not None and hopper["dq"] is not None,
         "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
+        "delta_before": _before(hopper),
         "multiprocessors": hopper is not None or decode is not None,
         "many_queries": context["forward_kernel"] or hopper is not None,
     }
@@ -111,6 +112,18 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
         "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
         "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
         "pairs": [kernels.pair(p) for p in plan.pairs],
+    }
+
+
+def _before(hopper: Mapping[str, Any] | None) -> dict[str, str]:
+    """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
+    follow = hopper is not None and hopper["dkdv"] is not None
+    counted = hopper is not None and follow and hopper["dynamic"]
+    return {
+        "param": "BEFORE_HOPPER: tl.constexpr, " if follow else "",
+        "arg": "BEFORE_HOPPER=on_hopper, " if follow else "",
+        "counters_param": "counter_ptr, " if counted else "",
+        "counters_arg": "counters, " if counted else "",
     }
 
 

@@ -40,6 +40,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     if hopper.dkdv is not None:
         loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv) | _key_products(hopper)
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
+    short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = HALF * plan.spec.head_dim.v // 128
     return {
         **dict.fromkeys(("forward", "dq", "dkdv")),
@@ -49,7 +50,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
-        "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
+        "short_dkdv": short,
+        "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
         "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
         "linear": any(fields["linear"] for fields in loops.values()),
         "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,

@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
-from kgen.expr.hoist import Binding, Program, hoist
+from kgen.expr.hoist import TILE, Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
@@ -92,7 +92,7 @@ class KernelFields:
             turn = [str("tile" if rotates else 0)] if loop.rotated else []
             gap = [part.get("gap", "0, 0")] if gapped else []
             part["options"] = "".join(f"{o}, " for o in turn + gap)
-        fields = self._tile_fields(loop, printer)
+        fields = self._tile_fields(loop, printer, by_rows=descriptors)
         guards = plan.q if outer == "q" else plan.kv
         live, bound = loop.program.results["outer_live"], guards.bound
         exists = f"{outer}_live" if guards.live == bound else printer.own(bound)
@@ -137,15 +137,21 @@ class KernelFields:
         params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
         return fields | {"tile_params": params, "tile_args": args}
 
-    def _tile_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
-        """Scores and mask of one tile."""
+    def _tile_fields(self, loop: TileLoop, printer: Printer, by_rows: bool = False) -> dict[str, Any]:
+        """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
+        the loop."""
         plan, program, form = self.plan, loop.program, self.plan.form
         inner = loop.inner.index.name.removesuffix("_idx")
         only_masked = ("mask", "inner_live")
         scale = printer.tile(program.results["qk_scale"])
         scale = scale if re.fullmatch(r"[\w.]+(\[.*\])?", scale) else f"({scale})"
         core = printer.tile(program.results["core"])
-        score_lines = self._lines(program.in_loop(without=only_masked), printer)
+        row_lines, score_lines = [], []
+        for binding in program.in_loop(without=only_masked):
+            found = self._read_by_rows(binding, loop, printer) if by_rows else None
+            rows, lines = found or ([], self._lines([binding], printer))
+            row_lines += rows
+            score_lines += lines
         if form.max_of_core:
             logits, scaled = ("qk" if form.core == QK else "s"), f" * {scale}"
             score_lines += [] if form.core == QK else [f"s = {core}"]
@@ -167,12 +173,44 @@ class KernelFields:
         return {
             "masked": loop.masked,
             "mask_lines": mask_lines,
+            "row_lines": row_lines,
             "score_lines": score_lines,
             "logits": logits,
             "scaled": scaled,
             "dead_rows": loop.masked or not plan.form.finite,
             "lse_lines": self._lse_lines(loop, printer),
         }
+
+    def _read_by_rows(
+        self, binding: Binding, loop: TileLoop, printer: Printer
+    ) -> tuple[list[str], list[str]] | None:
+        """How a tile of a buffer is read that has the loop's index as one of its own: addresses of its first tile,
+        before the loop, and the loads in it, which in tiles without a mask ask only for what exists of the outer index.
+        None for any other read."""
+        read, inner, place = binding.node, loop.inner.index, loop.program.place
+        if not (
+            isinstance(read, Read)
+            and binding.place == TILE
+            and loop.masked
+            and read.indices.count(inner) == 1
+        ):
+            return None
+        if any(place(index).in_loop for index in read.indices if index != inner):
+            return None
+        axes, side = printer.axes, inner.name.removesuffix("_idx")
+        whole = {**printer.ranges.greatest, inner.name: {loop.inner.size.name: 1, "": -1}}
+        unmasked = replace(printer, ranges=replace(printer.ranges, greatest=whole))
+        offsets = {"kv": "offs_n", "q": "offs_m"}[side]
+        rows = re.sub(rf"\b{inner.name}\b", offsets, printer.address(read.buffer, read.indices, axes))
+        at = f"{binding.name}_rows + {side}_start * stride_{read.buffer}_{read.indices.index(inner)}"
+        masked, full = (
+            printer.loaded(read.buffer, at, p.guard(read.buffer, read.indices, axes))[0]
+            for p in (printer, unmasked)
+        )
+        lines = [f"{binding.name} = {full}"]
+        if masked != full:
+            lines = ["if MASKED:", f"    {binding.name} = {masked}", "else:", f"    {binding.name} = {full}"]
+        return [f"{binding.name}_rows = {rows}"], lines
 
     def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
         """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
@@ -467,7 +505,7 @@ class KernelFields:
             names += tma_row(self.packed, SIDES[streamed[0]], "h_kv" if outer == "q_idx" else "h")[1]
         names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
         body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
-        body.append(fields["scaled"])
+        body += [*fields["row_lines"], fields["scaled"]]
         body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
         used = set(re.findall(r"\w+", "\n".join(body)))
         outside = [line.partition(" = ")[0] for line in before]

@@ -63,7 +63,7 @@ class LauncherFields:
         ]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, "GQA=HQ // HKV"]
-        needs = f" or (torch.is_grad_enabled() and any(x.requires_grad for x in ({', '.join(sources_of_gradient)})))"
+        needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
         return {
             "tensors": ", ".join(operands),
             "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
@@ -72,9 +72,12 @@ class LauncherFields:
             "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join(scalars),
+            "gradient_buffer_names": "".join(
+                f", {line.partition(' = ')[0]}" for line in self._gradient_buffers()
+            ),
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
-            "needs_lse": needs if plan.backward else "",
+            "needs_lse": f" or (torch.is_grad_enabled() and ({needs}))" if plan.backward else "",
             "paged": paged,
             "kv_sizes": self.kv_sizes(),
             "kv_shapes": self._kv_shapes(),
@@ -265,7 +268,7 @@ class LauncherFields:
                 shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
                 lines.append(f"d_{g.name} = q.new_zeros(({shape}), dtype=torch.float32)")
         if self.spec.sinks:
-            shape = "HQ, triton.cdiv(TQ, 64)" if packed else "B, HQ, triton.cdiv(SQ, 64)"
+            shape = "HQ, _cdiv(TQ, 64)" if packed else "B, HQ, _cdiv(SQ, 64)"
             lines.append(f"d_sinks = q.new_zeros(({shape}), dtype=torch.float32)")
         return lines
 

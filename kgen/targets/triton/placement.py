@@ -59,17 +59,17 @@ _DENSE: dict[str, object] = {
         "first_l": "b * stride_lb + ",
         "no_strides": "(0, 0, 0)",
         "rows": "b_h.to(tl.int64) * SQ",
-        "programs": "triton.cdiv(SQ, 64) * B * HQ",
+        "programs": "_cdiv(SQ, 64) * B * HQ",
     },
-    "axes": {"names": "[B, H, S, D]", "count": 4, "rows": 3},
+    "axes": {"names": "[B, H, S, D]", "count": 4, "steps": "b, h, s", "either_step": "b | h | s"},
     "shape": {
         "q": "B, HQ, SQ",
         "lse": "B, HQ, SQ",
         "values": "B, HQ, S",
     },
     "programs": {
-        "q": 'triton.cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
-        "kv": 'triton.cdiv(SK, tile["BLOCK_N"]) * B * HKV',
+        "q": '_cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
+        "kv": '_cdiv(SK, tile["BLOCK_N"]) * B * HKV',
     },
     "like": {x: f"_empty({x}.shape, {x})" for x in "qkv"},
     # Keys and values of four long sequences stay in L2.
@@ -95,9 +95,9 @@ _PACKED: dict[str, object] = {
         "first_l": "",
         "no_strides": "(0, 0)",
         "rows": "h.to(tl.int64) * TQ",
-        "programs": "triton.cdiv(TQ, 64) * HQ",
+        "programs": "_cdiv(TQ, 64) * HQ",
     },
-    "axes": {"names": "[T, H, D]", "count": 3, "rows": 2},
+    "axes": {"names": "[T, H, D]", "count": 3, "steps": "t, h", "either_step": "t | h"},
     "shape": {
         "q": "TQ, HQ",
         "lse": "HQ, TQ",

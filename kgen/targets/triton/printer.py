@@ -140,9 +140,12 @@ class Printer:
 
     def _load(self, node: Read, axes: tuple[str, ...]) -> tuple[str, int]:
         address = self.address(node.buffer, node.indices, axes)
-        guard = self.guard(node.buffer, node.indices, axes)
+        return self.loaded(node.buffer, address, self.guard(node.buffer, node.indices, axes))
+
+    def loaded(self, buffer: str, address: str, guard: str) -> tuple[str, int]:
+        """The elements of a buffer at an address, as numbers that expressions compute with."""
         text = f"tl.load({address}, mask={guard}, other=0)" if guard else f"tl.load({address})"
-        dtype = self.buffers[node.buffer].dtype
+        dtype = self.buffers[buffer].dtype
         if dtype in ("bf16", "fp16"):
             return f"{text}.to(tl.float32)", ATOM
         if dtype == "int64":
