@@ -32,6 +32,10 @@ DENSE = [
     "prefix_lm",
 ]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
+# Keys past an end that the mask knows: of caches, with a window, of a buffer.
+ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
+# Pages: two of a tile, eight, half of one.
+PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
@@ -43,6 +47,7 @@ KERNELS = {
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
+    **{name: {"forward"} for name in [*ENDING, *PAGED]},
 }
 
 
@@ -148,6 +153,18 @@ def test_accumulators_follow_the_maximum(tmp_path: Path, monkeypatch: pytest.Mon
     assert all("guarded" in message for message in wrong)
 
 
+def test_values_past_the_end_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    text = (ROOT / "generated" / "decode_gqa" / "triton.py").read_text()
+    right = "if not last_live:"
+    assert text.count(right) == 1
+    path = tmp_path / "decode_gqa.py"
+    path.write_text(text.replace(right, "if False:"))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        _, wrong = pool.submit(_verify, "decode_gqa", path).result()
+    assert {message.split()[1].rstrip(":") for message in wrong} >= {"ends", "short"}
+
+
 @pytest.mark.parametrize("what", EARLY)
 def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -211,6 +228,12 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
         # So steep that the maximum of a row grows by far from tile to tile.
         Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=1.0),
     )
+    if problem.key_conjuncts or problem.per_batch:
+        # Ends anywhere, past which there is NaN: in a tile, between tiles, none.
+        drawn += (
+            Case("ends", 130, 300, 5, group=group, lse=True, hidden=True),
+            Case("short", 150, 64, 3, group=group, hidden=True),
+        )
     if problem.varlen:
         drawn = tuple(_packed(group))
     cases.cases = lambda problem, quick: drawn
@@ -278,6 +301,9 @@ class _Counted:
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
         ("varlen_causal", ALL),
+        ("decode_gqa", {"forward"}),  # a length for each sequence
+        ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
+        ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer
     ],
 )
