@@ -178,8 +178,9 @@ def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         verified = pool.submit(_verify, name, path, 5e-3)
         try:
             _, found = verified.result()
-        except RuntimeError as error:  # what is read early may be freed early, and its barrier never complete
-            found = re.findall("a barrier that nobody completes", str(error))
+        except (RuntimeError, AssertionError) as error:
+            # What is read early may be freed early: its barrier never completes, or has too many arrivals.
+            found = re.findall("a barrier that nobody completes|more arrivals than a phase", str(error))
     assert found
 
 
