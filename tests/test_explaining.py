@@ -62,7 +62,10 @@ def test_reductions() -> None:
     by_pair = explained("score + x[q_idx, kv_idx]", learned.format("[SQ, SK]"))
     assert "loops over batches and heads: no atomics" in by_pair
     by_distance = explained("score + x[abs(q_idx - kv_idx)]", learned.format("[99]"))
-    assert "atomic addition" in by_distance
+    assert "the same bits every time" in by_distance
+    assert "tiles on each diagonal" in by_distance
+    by_sum = explained("score + x[q_idx + kv_idx]", learned.format("[99]"))
+    assert "atomic addition" in by_sum
     by_bucket = explained("score + x[q_idx // 8]", learned.format("[99]"))
     assert "index_put" in by_bucket
 

@@ -1,12 +1,13 @@
 """A spec of attention becomes an `AttentionPlan`: for each kernel, what to load, hoist, loop over and store.
 
-Everything that is decided is decided here, in terms of expressions; a target only spells it. The four kernels share one
+Everything that is decided is decided here, in terms of expressions; a target only spells it. The kernels share one
 description, `TileLoop`: a program owns a tile of the *outer* index and visits tiles of the *inner* one.
 
     forward   outer q_idx, inner kv_idx     out, lse
     dq        outer q_idx, inner kv_idx     dq, gradients of buffers that do not depend on the key
     dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key alone
     pair      one tile of both              gradient of a buffer with an element for each (query, key)
+    diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance q_idx - kv_idx
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from functools import cached_property
 
 from kgen.expr.algebra import LOG2E, Algebra, call
 from kgen.expr.differentiate import differentiate, is_one, is_zero
-from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist
+from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
+from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist, place_of
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
 from kgen.plan.block_mask import BlockMask, Choice, choose, plan_block_mask
@@ -37,6 +39,8 @@ KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), SK)
 OFFS_N = Var("offs_n", Type.INT)
 Q_LIVE, KV_LIVE = Var("q_live", Type.BOOL), Var("kv_live", Type.BOOL)
 ONE = Const(1, Type.INT)
+ALONG_DIAGONAL = Place(False, ("q", "kv"))
+"""Where what depends on a distance is computed: once for all tiles on a diagonal."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,9 @@ class ReadGradient:
     """The gradient through one distinct read of a buffer: `sum of dscore_mod * derivative` at `indices`.
 
     `along` says over which positions it is kept before it is written: "q" (a value per query), "kv" (a value per key),
-    or "pair". `summed` names the dimensions `b h q_idx kv_idx` that the indices are, one for one, so that
-    the gradient is a
-    plain sum over the others; it is `None` when the values have to be scattered.
+    "distance" (a value per q_idx - kv_idx, over which `indices` then are), or "pair". `summed` names the dimensions
+    `b h q_idx kv_idx` that the indices are, one for one, so that the gradient is a plain sum over the others; it is
+    `None` when the values have to be scattered.
     """
 
     name: str
@@ -132,6 +136,7 @@ class AttentionPlan:
     dq: TileLoop | None
     dkdv: TileLoop | None
     pairs: tuple[TileLoop, ...]
+    diagonals: tuple[TileLoop, ...]
     index_ranges: IndexRanges
     choice: Choice
     """Why there is a block mask, or none."""
@@ -140,7 +145,7 @@ class AttentionPlan:
     @cached_property
     def gradients(self) -> tuple[ReadGradient, ...]:
         """Gradients of buffers, in the order in which `score_mod` reads them."""
-        loops = [loop for loop in (self.dq, self.dkdv, *self.pairs) if loop is not None]
+        loops = [loop for loop in (self.dq, self.dkdv, *self.pairs, *self.diagonals) if loop is not None]
         return tuple(g for loop in loops for g in loop.gradients)
 
     @property
@@ -200,6 +205,7 @@ class _Planner:
         by_query = tuple(g for g in gradients if g.along == "q" or (g.along == "pair" and g.summed is None))
         by_key = tuple(g for g in gradients if g.along == "kv")
         by_pair = tuple(g for g in gradients if g.along == "pair" and g.summed is not None)
+        by_distance = tuple(g for g in gradients if g.along == "distance")
         dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
         # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
         by_head = () if spec.gqa == 1 else (Var("h", Type.INT),)
@@ -225,6 +231,7 @@ class _Planner:
             dq=loops["dq"] if backward else None,
             dkdv=loops["dkdv"] if backward else None,
             pairs=tuple(self._pair(g) for g in by_pair),
+            diagonals=tuple(self._diagonal(g) for g in by_distance),
             index_ranges=self._index_ranges(),
             choice=self.choice,
             block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
@@ -330,10 +337,30 @@ class _Planner:
 
     def _pair(self, gradient: ReadGradient) -> TileLoop:
         """One tile of both indices; the batches and heads that the buffer does not have are looped over inside."""
-        row, column = Place(False, ("q",)), Place(False, ("kv",))
+        assert gradient.summed is not None
+        places = {"q_idx": Place(False, ("q",)), "kv_idx": Place(False, ("kv",)), "qk": TILE}
+        places |= {name: Place(name not in gradient.summed, ()) for name in ("b", "h")}
+        # What is there of a side may depend on the batch.
+        row, column = (
+            places[x.name] | place_of(g.live, places) for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv))
+        )
+        places |= {"q_live": row, "kv_live": column}
+        masked = place_of(self._mask_in(Q_AXIS), places)
+        return self._tile_loop(
+            Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), masked_at=masked
+        )
+
+    def _diagonal(self, gradient: ReadGradient) -> TileLoop:
+        """The tiles on one diagonal of one (b, h): the loop moves on by as many queries as keys, and distances stay."""
+        row, column = Place(True, ("q",)), Place(True, ("kv",))
         places = {"q_idx": row, "q_live": row, "kv_idx": column, "kv_live": column, "qk": TILE}
-        places |= {name: Place(True, ()) for name in ("b", "h")}
-        return self._tile_loop(Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), ())
+        places |= {"q_start": Place(True, ()), "kv_start": Place(True, ()), DISTANCE.name: ALONG_DIAGONAL}
+        kept = [over_distance(c, self.algebra) for c in conjuncts(normalize(self.mask_mod or TRUE))]
+        allowed = all_of([c for c in kept if c is not None and DISTANCE.name in variables(c)])
+        gradient = replace(gradient, derivative=reads_over_distance(gradient.derivative, self.algebra))
+        return self._tile_loop(
+            Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), along_diagonal=allowed
+        )
 
     def _tile_loop(
         self,
@@ -345,8 +372,19 @@ class _Planner:
         dscore: tuple[Node, Node],
         gradients: tuple[ReadGradient, ...],
         spans: tuple[Span, ...],
+        along_diagonal: Node | None = None,
+        masked_at: Place = TILE,
     ) -> TileLoop:
         form = self.form
+        if along_diagonal is not None:
+            form = replace(
+                form,
+                core=reads_over_distance(form.core, self.algebra),
+                multiplier=reads_over_distance(form.multiplier, self.algebra),
+                bias=form.bias and reads_over_distance(form.bias, self.algebra),
+            )
+        # Rows past the end of a tensor are not stored, but sums along diagonals see them.
+        mask = self.mask if along_diagonal is not None else self._mask_in(outer)
         q_place = row if outer is Q_AXIS else column
         sides = {"q_idx": self.q, "kv_idx": self.kv}
         roots: dict[str, tuple[Node, Place]] = {
@@ -354,8 +392,10 @@ class _Planner:
             "qk_scale": (form.multiplier, TILE),
             "outer_live": (sides[outer.index.name].live, row),
             "inner_live": (sides[inner.index.name].live, column),
-            "mask": (self._mask_in(outer), TILE),
+            "mask": (mask, masked_at),
         }
+        if along_diagonal not in (None, TRUE):
+            roots["allowed"] = (along_diagonal, ALONG_DIAGONAL)
         if form.bias is not None:
             roots["bias"] = (
                 self._by_column(form.bias) if inner is KV_AXIS and spans and not self.packed else form.bias,
@@ -376,7 +416,7 @@ class _Planner:
             inner=inner,
             program=program,
             spans=spans,
-            masked=self._mask_in(outer) != TRUE,
+            masked=mask != TRUE,
             inner_live=sides[inner.index.name].live,
             dscore=dscore[1],
             dscore_factor=dscore[0],
@@ -417,10 +457,16 @@ class _Planner:
             name = read.buffer if not count else f"{read.buffer}_{count + 1}"
             names = frozenset().union(*(variables(i) for i in read.indices)) if read.indices else frozenset()
             along = "q" if "kv_idx" not in names else "pair" if "q_idx" in names else "kv"
-            found.append(
-                ReadGradient(name, read.buffer, read.indices, along, self._summed(read), rest, factor)
-            )
+            indices, summed = read.indices, self._summed(read)
+            if along == "pair" and summed is None and not self.spec.varlen:
+                along, indices = self._along_distance(read)
+            found.append(ReadGradient(name, read.buffer, indices, along, summed, rest, factor))
         return tuple(found)
+
+    def _along_distance(self, read: Read) -> tuple[str, tuple[Node, ...]]:
+        """Whether a gradient is kept by distance or by pair, and the indices over that."""
+        by_distance = over_distance(read, self.algebra)
+        return ("pair", read.indices) if by_distance is None else ("distance", children(by_distance))
 
     def _summed(self, read: Read) -> tuple[str, ...] | None:
         sizes: dict[str, tuple[str, ...]] = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
@@ -498,6 +544,13 @@ _RESERVED = frozenset(
         "inner_live",
         "outer_live",
         "GQA",
+        "whole",
+        "inner",
+        "outer",
+        "rows",
+        "walk",
+        "distance",
+        "columns",
     ]
 )
 

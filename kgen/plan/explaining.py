@@ -332,6 +332,11 @@ def _reduction(gradient: ReadGradient, plan: AttentionPlan) -> Iterator[str]:
         )
         yield f"A kernel of its own writes each tile of it once{over}: no atomics, the same bits every time."
         return
+    if gradient.along == "distance":
+        yield "A kernel of its own adds up the tiles on each diagonal of each (b, h), then the diagonals of their sum;"
+        yield "the launcher adds the number of each distance = q_idx - kv_idx to the element that it belongs to"
+        yield "(index_put with accumulation): no atomics for pairs, the same bits every time."
+        return
     one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
     yield f"The {kernel} kernel keeps one number for each {one} of each (b, h) and writes it once;"
     if gradient.summed is not None:
@@ -348,6 +353,8 @@ def _tiles(plan: AttentionPlan) -> Iterator[str]:
     tables = {"forward": plan.tiles.forward}
     if plan.backward:
         tables |= {"dq": plan.tiles.dq, "dk and dv": plan.tiles.dkdv}
+    tables |= {"pairs": plan.tiles.pair} if plan.pairs else {}
+    tables |= {"diagonals": plan.tiles.diagonal} if plan.diagonals else {}
     yield "  queries x keys, warps, pipeline stages; TMA where the strides of the tensors allow it"
     for kernel, table in tables.items():
         for chip in sorted(table, reverse=True):
@@ -363,7 +370,13 @@ def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
     compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"
     yield f"  Where TMA can load the tensors, sm_90 has kernels of its own: one warpgroup loads, {compute} compute."
     order = "from a counter" if hopper.dynamic else "in turn"
-    for kernel, tile in {"forward": hopper.forward, "dq": hopper.dq, "dk and dv": hopper.dkdv}.items():
+    kernels = {
+        "forward": hopper.forward,
+        "dq, dk, dv": hopper.fused,
+        "dq": hopper.dq,
+        "dk and dv": hopper.dkdv,
+    }
+    for kernel, tile in kernels.items():
         if tile is not None:
             sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
             yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}"

@@ -83,6 +83,8 @@ class HopperPlan:
     forward: HopperTile | None
     dq: HopperTile | None
     dkdv: HopperTile | None
+    fused: HopperTile | None
+    """Of dq, dk and dv in one kernel, beside those of dq and of dk and dv, which have one order of summation."""
     dynamic: bool
     """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
     hidden_keys: bool
@@ -109,6 +111,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         forward=forward,
         dq=HopperTile(2 * HALF, HALF, 8) if backward and wide else None,
         dkdv=_dkdv_tile(plan, wide) if backward else None,
+        fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         page_rows=min(pages.page_size, forward.BLOCK_N)
@@ -168,6 +171,13 @@ def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
     # A gradient that multiplies dS waits for dP in as many registers as P: of 64 queries, too many beside dk and dv.
     plain = plan.dkdv is not None and is_one(plan.dkdv.dscore)
     return HopperTile(HALF, 2 * HALF, 2) if plain else HopperTile(HALF // 2, 2 * HALF, 4)
+
+
+def _fused(plan: AttentionPlan) -> bool:
+    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins."""
+    loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
+    plain = all(is_one(loop.dscore) and is_one(loop.dscore_factor) for loop in loops)
+    return plain and not plan.problem.varlen
 
 
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:

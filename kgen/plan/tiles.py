@@ -30,6 +30,10 @@ class TileTables:
     forward: dict[int, tuple[Tile, ...]]
     dq: dict[int, tuple[Tile, ...]]
     dkdv: dict[int, tuple[Tile, ...]]
+    pair: dict[int, tuple[Tile, ...]]
+    """Of gradients of buffers with an element for each pair."""
+    diagonal: dict[int, tuple[Tile, ...]]
+    """Of gradients of buffers by distance: square, so that tiles on a diagonal have the same distances."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ def tile_tables(problem: Problem) -> TileTables:
         forward=table("forward", _forward, _forward_shared),
         dq=table("dq", _dq, _dq_shared),
         dkdv=table("dkdv", _dkdv, _dkdv_shared),
+        pair=table("pair", _pair, _pair_shared),
+        diagonal=table("diagonal", _diagonal, _pair_shared),
     )
 
 
@@ -203,6 +209,16 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
     return [Tile(32, 32, 8, 2), Tile(32, 32, 8, 1)]
 
 
+def _pair(problem: Problem, chip: int) -> list[Tile]:
+    # Its loop is as long as there are batches, a few: programs that share a multiprocessor hide each other's loads.
+    return [Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)] if chip else [Tile(32, 32, 4, 1)]
+
+
+def _diagonal(problem: Problem, chip: int) -> list[Tile]:
+    # Its loop is as long as the sequence: loads go ahead. What it holds of each pair is the sum, S, dP and the bias.
+    return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 32, 4, 1)] if chip else [Tile(32, 32, 4, 1)]
+
+
 # Rows that stream through the pipeline at once, and its stages.
 _STREAMS = [(32, 2), (32, 3), (32, 4), (64, 2), (64, 3), (128, 2), (128, 3)]
 
@@ -229,3 +245,8 @@ def _dq_shared(problem: Problem, tile: Tile) -> int:
 def _dkdv_shared(problem: Problem, tile: Tile) -> int:
     held = problem.element_size * tile.BLOCK_N * (problem.width_qk + problem.width_v)
     return held + _streamed(problem, tile, tile.BLOCK_M)
+
+
+def _pair_shared(problem: Problem, tile: Tile) -> int:
+    rows = tile.BLOCK_M + tile.BLOCK_N
+    return problem.element_size * tile.num_stages * rows * (problem.width_qk + problem.width_v) + 2 * KIB

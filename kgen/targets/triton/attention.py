@@ -112,6 +112,7 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
         "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
         "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
         "pairs": [kernels.pair(p) for p in plan.pairs],
+        "diagonals": [kernels.diagonal(p) for p in plan.diagonals],
     }
 
 
@@ -158,12 +159,14 @@ def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[st
     if plan.backward:
         tables |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
     if plan.pairs:
-        tables["_PAIR_TILES"] = {0: [Tile(32, 32, 4, 1)]}
+        tables["_PAIR_TILES"] = plan.tiles.pair
+    if plan.diagonals:
+        tables["_DIAGONAL_TILES"] = plan.tiles.diagonal
     return [
         {
             "name": name,
             "rows": [
-                {"chip": chip, "fields": _fields(tile, tma=name != "_PAIR_TILES")}
+                {"chip": chip, "fields": _fields(name, tile)}
                 for chip, tiles in sorted(table.items(), reverse=True)
                 for tile in tiles
             ],
@@ -172,9 +175,14 @@ def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[st
     ]
 
 
-def _fields(tile: Tile | DecodeTile, tma: bool) -> str:
+def _fields(table: str, tile: Tile | DecodeTile) -> str:
     """A tile as the arguments of a launch."""
-    fields = {name: value for name, value in asdict(tile).items() if tma or name != "TMA"}
+    fields = asdict(tile)
+    if table in ("_PAIR_TILES", "_DIAGONAL_TILES"):
+        del fields["TMA"]
+    if table == "_DIAGONAL_TILES":
+        fields = {"BLOCK": fields.pop("BLOCK_M")} | fields
+        del fields["BLOCK_N"]
     return ", ".join(f"{name}={value}" for name, value in fields.items())
 
 

@@ -38,7 +38,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     if hopper.dq is not None:
         loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
     if hopper.dkdv is not None:
-        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv) | _key_products(hopper)
+        keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
+        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper)
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = HALF * plan.spec.head_dim.v // 128
@@ -49,6 +50,13 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
+        "fused": hopper.fused,
+        "sums": "dq_sum, " if hopper.fused else "",
+        # Halves of K and V: of two tiles, or as the kernel that asks has it.
+        "kv_slots": "KV_SLOTS" if hopper.fused else "8",
+        "kv_slots_param": " KV_SLOTS: tl.constexpr," if hopper.fused else "",
+        "kv_slots_of_two": " 8," if hopper.fused else "",
+        "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": short,
         "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
@@ -257,6 +265,12 @@ def _key_products(hopper: HopperPlan) -> Fields:
         "held": "k, v",
         "at_the_end": "As in dq, no product may be under way where the loop closes.",
     }
+
+
+def _with_keys_masked(fields: Mapping[str, Any]) -> Fields:
+    """The kernel of dk and dv where keys past the end, which it does not store, are masked, too: they add to dq."""
+    lines = [re.sub(r"^mask = (.*)", r"mask = (kv_idx < SK)[:, None] & \1", x) for x in fields["mask_lines"]]
+    return {**fields, "mask_lines": lines}
 
 
 def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:

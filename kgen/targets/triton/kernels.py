@@ -24,6 +24,14 @@ LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
 
 
+@dataclass(frozen=True)
+class _Bound:
+    """Whether a side of a tile ends before the tensor does, and the mask of a store where it may not."""
+
+    whole: str
+    guard: str
+
+
 NO_LISTS = {"list_params": "", "list_args": ""}
 
 
@@ -298,56 +306,118 @@ class KernelFields:
 
     def pair(self, loop: TileLoop) -> dict[str, Any]:
         """The kernel for a gradient with an element for each (query, key)."""
-        plan, program, (g,) = self.plan, loop.program, loop.gradients
+        program, (g,) = loop.program, loop.gradients
         assert g.summed is not None
         printer = self.printer(loop)
+        fields = self._recomputed(loop, printer)
+        present = [d for d in ("b", "h") if d in g.summed]
+        at = {
+            (): ("", ""),
+            ("b",): ("outer", ""),
+            ("h",): ("", "outer"),
+            ("b", "h"): ("outer // HQ", "outer % HQ"),
+        }
+        b, h = at[tuple(present)]
+        name, bounds = fields["name"], self._bounds()
+        address = printer.address(
+            name,
+            tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
+            ("q", "kv"),
+        )
+        lines, inside = (self._lines(program.before_loop(), p) for p in (printer, self._inside(printer)))
+        unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
+        return fields | {
+            "stride_params": ", ".join(f"stride_{name}_{d}: tl.int64" for d in range(len(g.indices))),
+            "inside": " & ".join(f"({b.whole})" for b in bounds),
+            "bounded": bool(bounds),
+            "given": [f"{n} = {value}" for n, value in (("b", b), ("h", h)) if value],
+            "prologue": [
+                x
+                for line in _at_first_use(lines, self._conditions(loop, printer, in_loop=False))
+                for x in _in_two(line, unguarded.get(line))
+            ],
+            "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
+            "summed": {
+                (): ["b, h = inner // HQ, inner % HQ"],
+                ("b",): ["h = inner"],
+                ("h",): ["b = inner"],
+                ("b", "h"): [],
+            }[tuple(present)],
+            "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
+            "address": address.replace("outer_b", b).replace("outer_h", h),
+            "store_guard": f", mask={' & '.join(b.guard for b in bounds)}" if bounds else "",
+        }
+
+    def diagonal(self, loop: TileLoop) -> dict[str, Any]:
+        """The kernel for a gradient with an element for each distance of each (b, h)."""
+        program, printer = loop.program, self.printer(loop)
+        allowed = program.results.get("allowed")
+        return self._recomputed(loop, printer) | {
+            "prologue": _at_first_use(
+                self._lines(program.before_loop(), printer), self._conditions(loop, printer, in_loop=False)
+            ),
+            "bounded": allowed is not None,
+            "allowed": "" if allowed is None else printer.tile(allowed),
+        }
+
+    def _recomputed(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
+        """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
+        plan, program, (g,) = self.plan, loop.program, loop.gradients
         fields = self._tile_fields(loop, printer)
         lines: list[str] = []
         part = self._contribution(loop, printer, g, lines)
-        lines = [line.replace("if MASKED:", "").strip() for line in lines if line.strip() != "if MASKED:"]
-        factor = "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}"
-        present = [d for d in ("b", "h") if d in g.summed]
+        lines = [line.strip() for line in lines if line.strip() != "if MASKED:"]
         q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
         q_guard = "" if q_live == TRUE else "q_live[:, None]"
         kv_guard = "" if kv_live == TRUE else "kv_live[:, None]"
-        bounds = ["(q_idx < SQ)[:, None]"] * (plan.q.bound != TRUE) + ["(kv_idx < SK)[None, :]"] * (
-            plan.kv.bound != TRUE
+        # Loads need what a mask leaves of either side, too.
+        mask_lines = _at_first_use(
+            self._lines(program.in_loop(needed_by=("mask", "inner_live", "outer_live")), printer),
+            self._conditions(loop, printer, in_loop=True),
         )
-        rows = ", mask=q_live" if q_live != TRUE else ""
-        live_lines = [f"q_live = {printer.own(q_live)}"] if q_live != TRUE else []
-        # Everything here sits inside the loop over heads: bindings on either side may depend on it.
-        mask_lines = self._lines(program.before_loop(), printer) + live_lines + fields["mask_lines"]
-        name = f"d_{g.name}"
+        scored = [line for line in fields["score_lines"] if line not in mask_lines]
         return fields | {
-            "name": name,
-            "stride_params": ", ".join(f"stride_{name}_{d}: tl.int64" for d in range(len(g.indices))),
-            "prologue": [],
+            "name": f"d_{g.name}",
             "mask_lines": mask_lines,
-            "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
-            "b": {(): "inner // HQ", ("b",): "outer", ("h",): "inner", ("b", "h"): "outer // HQ"}[
-                tuple(present)
-            ],
-            "h": {(): "inner % HQ", ("b",): "inner", ("h",): "outer", ("b", "h"): "outer % HQ"}[
-                tuple(present)
-            ],
-            "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
+            "score_lines": scored,
             "q_loads": [self.load(c, q_guard) for c in plan.qk_chunks],
             "k_loads": [self._streamed(c, kv_guard) for c in plan.qk_chunks],
             "v_loads": [
                 replace(self._streamed(c, kv_guard), do_guard=self.load(c, q_guard).guard)
                 for c in plan.v_chunks
             ],
-            "vector_load": f"{rows}, other=0.0" if rows else "",
-            "gradient_lines": [*lines, f"{name} += {part}{factor}"],
-            "address": printer.address(
-                name,
-                tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
-                ("q", "kv"),
-            )
-            .replace("outer_b", "outer" if present == ["b"] else "outer // HQ")
-            .replace("outer_h", "outer" if present == ["h"] else "outer % HQ"),
-            "store_guard": f", mask={' & '.join(bounds)}" if bounds else "",
+            "vector_load": ", mask=q_live, other=0.0" if q_live != TRUE else "",
+            "gradient_lines": lines,
+            "part": part,
+            "factor": "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}",
         }
+
+    def _conditions(self, loop: TileLoop, printer: Printer, in_loop: bool) -> list[str]:
+        """Which positions of each side of a tile are there, and its mask: computed in the loop, or before it."""
+        program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
+        own = {name: printer.own(program.results[result]) for name, result in names.items()}
+        own |= {"mask": printer.tile(program.results["mask"])}
+        return [
+            f"{name} = {text}"
+            for name, text in own.items()
+            if (node := program.results[names.get(name, name)]) != TRUE
+            and program.place(node).in_loop == in_loop
+        ]
+
+    def _bounds(self) -> list[_Bound]:
+        """Of a tile of both sides: which of its sides may reach past the end."""
+        sides = (
+            (self.plan.q, _Bound("q_start + BLOCK_M <= SQ", "(q_idx < SQ)[:, None]")),
+            (self.plan.kv, _Bound("kv_start + BLOCK_N <= SK", "(kv_idx < SK)[None, :]")),
+        )
+        return [bound for guards, bound in sides if guards.bound != TRUE]
+
+    def _inside(self, printer: Printer) -> Printer:
+        """A printer for tiles that no side of reaches past the end."""
+        greatest = {"q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}
+        return replace(
+            printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest})
+        )
 
     def _searches(self, loop: TileLoop, printer: Printer) -> tuple[list[str], list[Span]]:
         """Searches of sorted buffers that the bounds of a loop ask for, two of one row at a time, and the spans
@@ -683,6 +753,24 @@ def streamed_columns(chunk: Chunk) -> str:
 
 def accumulators(loop: TileLoop) -> list[str]:
     return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
+
+
+def _at_first_use(lines: list[str], definitions: list[str]) -> list[str]:
+    """Lines with each definition ahead of the first that uses it, or at the end."""
+    lines = list(lines)
+    for definition in definitions:
+        name = definition.partition(" = ")[0]
+        if name == "mask":  # bindings are made of its parts, and loads have a `mask=`
+            lines.append(definition)
+            continue
+        uses = (i for i, line in enumerate(lines) if name in re.findall(r"\w+", line.partition(" = ")[2]))
+        lines.insert(next(uses, len(lines)), definition)
+    return lines
+
+
+def _in_two(line: str, unguarded: str | None) -> list[str]:
+    """A line, or what it is in tiles that are inside of both tensors and in the others."""
+    return [line] if unguarded is None else ["if whole:", f"    {unguarded}", "else:", f"    {line}"]
 
 
 def _pointer_names(params: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kgen.expr.nodes import Const, Node, Var, substitute, variables
+from kgen.expr.nodes import Const, Node, Var, reads, substitute, variables
 from kgen.plan.attention import AttentionPlan, ReadGradient
 from kgen.plan.positions import KV_LENS
 from kgen.targets.triton.kernels import lists_of
@@ -58,6 +58,8 @@ class LauncherFields:
         keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
         learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
+        gradients = plan.gradients if plan.backward else ()
+        scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
         problem_args = [
             a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
         ]
@@ -100,9 +102,8 @@ class LauncherFields:
                     *("None" for _ in scalars),
                 ]
             ),
-            "scatters": any(g.summed is None and g.along != "pair" for g in plan.gradients)
-            if plan.backward
-            else False,
+            "scatters": bool(scattered),
+            "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
 
     def kv_sizes(self) -> str:
@@ -259,6 +260,8 @@ class LauncherFields:
             if g.along == "pair" and g.summed is not None:
                 sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
                 lines.append(f"d_{g.name} = {g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))")
+            elif g.along == "distance":
+                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, SQ + SK), dtype=torch.float32)")
             elif g.along == "pair":
                 lines.append(
                     f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
@@ -277,6 +280,9 @@ class LauncherFields:
         positions = {"q": "q_idx", "kv": "kv_idx"}
         for g in self.plan.gradients if self.plan.backward else ():
             if g.along == "pair":
+                continue
+            if g.along == "distance":
+                lines += self._by_distance(g)
                 continue
             if g.summed is None:
                 index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
@@ -313,6 +319,21 @@ class LauncherFields:
                 else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
             )
         return lines
+
+    def _by_distance(self, g: ReadGradient) -> list[str]:
+        """The sums by distance, first over what the indices do not have, added to the elements that they belong to."""
+        used = frozenset().union(*(variables(i) for i in g.indices))
+        sizes = {"b": "B", "h": "HQ"}
+        absent = [i for i, n in enumerate(sizes) if n not in used]
+        total = f"d_{g.name}.sum({absent})" if absent else f"d_{g.name}"
+        ranges = {n: f"torch.arange({size}, device=q.device)" for n, size in sizes.items() if n in used}
+        ranges["distance"] = "torch.arange(-SK, SQ, device=q.device)"
+        grid = ", ".join(ranges) + "," * (len(ranges) == 1)
+        index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+        return [
+            f'{grid} = torch.meshgrid({", ".join(ranges.values())}, indexing="ij")',
+            f"d_{g.name} = _scatter({total}, ({index},), {g.buffer})",
+        ]
 
     def _tokens(self, g: ReadGradient) -> list[str]:
         """The positions, heads and sequences of packed tokens, which a gradient's indices are made of."""

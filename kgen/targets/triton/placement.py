@@ -65,7 +65,6 @@ _DENSE: dict[str, object] = {
     "shape": {
         "q": "B, HQ, SQ",
         "lse": "B, HQ, SQ",
-        "values": "B, HQ, S",
     },
     "programs": {
         "q": '_cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
@@ -101,7 +100,6 @@ _PACKED: dict[str, object] = {
     "shape": {
         "q": "TQ, HQ",
         "lse": "HQ, TQ",
-        "values": "HQ, T",
     },
     "sizes": {"q": "TQ, HQ, _ = q.shape", "others": ["TK, HKV, _ = k.shape", "B = len(cu_seqlens_q) - 1"]},
     "programs": {
