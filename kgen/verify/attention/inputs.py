@@ -163,6 +163,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("decode-large", 4, 3000, batch=3, magnitude=16.0, lse=True)
         yield Case("decode-crowd", 1, 700, batch=100)
         yield Case("decode-alone", 1, 70_000, heads_kv=1, lse=True)
+    if problem.per_batch:
+        yield Case("ragged", 333, 700, batch=5, heads_kv=2, lse=True)
     yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
     yield Case("offset", 99, 131, layout="offset")
     if problem.block_mask:
