@@ -1,4 +1,4 @@
-"""What is written over a distance is what was there, at every pair of positions; and what is not a function of it stays."""
+"""What is written over a distance is what was there, at every pair of positions; what is no function of it stays."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ def test_indices_by_distance(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["q_idx", "q_idx + kv_idx", "q_idx // 2 - kv_idx // 2", "doc[q_idx] - kv_idx", "2 * q_idx - kv_idx"]
+    "text",
+    ["q_idx", "q_idx + kv_idx", "q_idx // 2 - kv_idx // 2", "doc[q_idx] - kv_idx", "2 * q_idx - kv_idx"],
 )
 def test_other_indices(text: str) -> None:
     assert over_distance(index(text), ALGEBRA) is None
 
 
-@pytest.mark.parametrize("text", ["q_idx >= kv_idx", "q_idx < kv_idx + window", "(q_idx - kv_idx) % dilation == 0"])
+@pytest.mark.parametrize(
+    "text", ["q_idx >= kv_idx", "q_idx < kv_idx + window", "(q_idx - kv_idx) % dilation == 0"]
+)
 def test_conditions_by_distance(text: str) -> None:
     found = over_distance(mask(text), ALGEBRA)
     assert found is not None

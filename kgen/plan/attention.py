@@ -71,9 +71,9 @@ class ReadGradient:
     """The gradient through one distinct read of a buffer: `sum of dscore_mod * derivative` at `indices`.
 
     `along` says over which positions it is kept before it is written: "q" (a value per query), "kv" (a value per key),
-    "distance" (a value per q_idx - kv_idx, over which `indices` then are), or "pair". `summed` names the dimensions `b h q_idx kv_idx` that the indices are, one for one, so that
-    the gradient is a
-    plain sum over the others; it is `None` when the values have to be scattered.
+    "distance" (a value per q_idx - kv_idx, over which `indices` then are), or "pair". `summed` names the dimensions
+    `b h q_idx kv_idx` that the indices are, one for one, so that the gradient is a plain sum over the others; it is
+    `None` when the values have to be scattered.
     """
 
     name: str
@@ -341,7 +341,9 @@ class _Planner:
         places = {"q_idx": Place(False, ("q",)), "kv_idx": Place(False, ("kv",)), "qk": TILE}
         places |= {name: Place(name not in gradient.summed, ()) for name in ("b", "h")}
         # What is there of a side may depend on the batch.
-        row, column = (places[x.name] | place_of(g.live, places) for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv)))
+        row, column = (
+            places[x.name] | place_of(g.live, places) for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv))
+        )
         places |= {"q_live": row, "kv_live": column}
         masked = place_of(self._mask_in(Q_AXIS), places)
         return self._tile_loop(

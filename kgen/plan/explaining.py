@@ -333,7 +333,7 @@ def _reduction(gradient: ReadGradient, plan: AttentionPlan) -> Iterator[str]:
         yield f"A kernel of its own writes each tile of it once{over}: no atomics, the same bits every time."
         return
     if gradient.along == "distance":
-        yield "A kernel of its own adds up the tiles on each diagonal of each (b, h), and then the diagonals of their sum;"
+        yield "A kernel of its own adds up the tiles on each diagonal of each (b, h), then the diagonals of their sum;"
         yield "the launcher adds the number of each distance = q_idx - kv_idx to the element that it belongs to"
         yield "(index_put with accumulation): no atomics for pairs, the same bits every time."
         return

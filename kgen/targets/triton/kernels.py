@@ -311,11 +311,18 @@ class KernelFields:
         printer = self.printer(loop)
         fields = self._recomputed(loop, printer)
         present = [d for d in ("b", "h") if d in g.summed]
-        at = {(): ("", ""), ("b",): ("outer", ""), ("h",): ("", "outer"), ("b", "h"): ("outer // HQ", "outer % HQ")}
+        at = {
+            (): ("", ""),
+            ("b",): ("outer", ""),
+            ("h",): ("", "outer"),
+            ("b", "h"): ("outer // HQ", "outer % HQ"),
+        }
         b, h = at[tuple(present)]
         name, bounds = fields["name"], self._bounds()
         address = printer.address(
-            name, tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed), ("q", "kv")
+            name,
+            tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
+            ("q", "kv"),
         )
         lines, inside = (self._lines(program.before_loop(), p) for p in (printer, self._inside(printer)))
         unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
@@ -386,7 +393,7 @@ class KernelFields:
         }
 
     def _conditions(self, loop: TileLoop, printer: Printer, in_loop: bool) -> list[str]:
-        """Which positions of each side of a tile are there, and its mask: what is computed in the loop, or before it."""
+        """Which positions of each side of a tile are there, and its mask: those computed in the loop, or before."""
         program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
         own = {name: printer.own(program.results[result]) for name, result in names.items()}
         own |= {"mask": printer.tile(program.results["mask"])}
