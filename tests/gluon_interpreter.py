@@ -53,8 +53,8 @@ class Memory:
     def permute(self, order: Sequence[int]) -> Memory:
         return Memory(self.tensor.permute(*order))
 
-    def slice(self, start: int, length: int) -> Memory:
-        return Memory(self.tensor[start : start + length])
+    def slice(self, start: int, length: int, dim: int = 0) -> Memory:
+        return Memory(self.tensor.narrow(dim, start, length))
 
     def load(self, layout: Any) -> Tensor:
         return self.tensor.clone()
@@ -228,10 +228,11 @@ def _store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
     storage[at[at >= 0]] = value.to(storage.dtype)[at >= 0]
 
 
-def _atomic_add(pointer: Pointer, value: int, sem: str) -> Tensor:
+def _atomic_add(pointer: Pointer, value: Any, sem: str) -> Tensor:
+    storage, at = pointer.elements(None)
     with _lock:
-        old = pointer.tensor[pointer.offset].clone()
-        pointer.tensor[pointer.offset] += value
+        old = storage[at].clone()
+        storage[at] += value
     return old
 
 
@@ -342,7 +343,7 @@ gl = SimpleNamespace(
     ),
     arange=lambda start, end, layout=None: torch.arange(start, end),
     full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
-    convert_layout=lambda x, layout: x,
+    convert_layout=lambda x, layout, assert_trivial=False: x,
     broadcast=torch.broadcast_tensors,
     fma=lambda a, b, c: a * b + c,
     where=_where,

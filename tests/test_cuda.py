@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -106,7 +107,28 @@ def norm(folder: Path, *lines: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("which", NORMS)
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize("which", ["rms", "layer"])
+def test_no_shape_spills(tmp_path, which, arch):
+    """Every kernel that the launcher may pick on a chip, which has clusters from sm_90 on."""
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
+    module = import_file(path, f"emitted_all_{which}_{arch}")
+    names = {"sample_kernels::columns_kernel", "sample_kernels::finalize_kernel"}
+    for kernel, shapes in module._SHAPES.items():
+        picked = [(s, s["single"]) for s in shapes if s["cluster"] == 1 or arch != "sm_80"]
+        fallback = product((module._NARROW, module._WIDE), (False, True))
+        names |= {module._name(kernel, s, single) for s, single in (*picked, *fallback)}
+    assert len(names) > 60
+
+    def spills(name: str) -> int:
+        return usage(bytes(module._compiled(name, arch).code))[1]
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = dict(zip(names, pool.map(spills, names), strict=True))
+    assert {name: n for name, n in found.items() if n} == {}
+
+
+@pytest.mark.parametrize("which", sorted(NORMS.keys() - {"rms", "layer"}))
 def test_norms_compile_and_do_not_spill(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
     module = import_file(path, f"emitted_{which}")
@@ -137,6 +159,17 @@ def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path):
     module = import_file(path, "emitted_shapes")
     names = {module._name("forward", s, s["single"]) for s in module._SHAPES["forward"]}
     assert {n.rpartition("::")[2] for n in names} <= {row["kernel"] for row in rows}
+
+
+def test_chips_without_clusters_compile_none(tmp_path):
+    spec = norm(tmp_path, "norm: rms", "width: 65536", "dtype: bf16", "passes: [forward]")
+    emitted(spec, tmp_path / "out")
+    clusters = {}
+    for arch in ("sm_80", "sm_90"):
+        rows = compile_specs([load(spec)], tmp_path / "out", [arch])
+        shapes = [re.findall(r"\d+", row["kernel"]) for row in rows]
+        clusters[arch] = sum(int(s[3]) > 1 for s in shapes)
+    assert clusters["sm_80"] == 0 < clusters["sm_90"]
 
 
 def test_hinted_copies_are_instructions(tmp_path):

@@ -1,4 +1,4 @@
-"""What is written over a distance is what was there, at every pair of positions; what is no function of it stays."""
+"""What is written over a distance is what was there, at every pair of positions; other values stay as they are."""
 
 from __future__ import annotations
 

@@ -32,15 +32,22 @@ DENSE = [
     "prefix_lm",
 ]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
+# Keys past an end that the mask knows: of caches, with a window, of a buffer.
+ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
+# Pages: two of a tile, eight, half of one.
+PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 ALL = {"forward", "dq", "dkdv"}
+FUSED = ALL | {"backward"}
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED], ALL),
+    **dict.fromkeys([name for name in DENSE if name != "softcap_causal"], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
+    **{name: {"forward"} for name in [*ENDING, *PAGED]},
 }
 
 
@@ -112,6 +119,16 @@ EARLY = {
         "    dq = warpgroup_mma_wait(0, deps=[dq_on])\n        _free(kv_ring, 2 * n_used - 2, SLOTS)\n        n_used",
         "    _free(kv_ring, 2 * n_used - 2, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_on])\n        n_used",
     ),
+    "dS stored before both consumers are done with the one before": (
+        "mbarrier.wait(stored.index(i & 1), i >> 1 & 1)",
+        "pass",
+    ),
+    "queries freed before dk and dq are there": (
+        "dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n"
+        "        _free(q_ring, n_used, SLOTS)\n        n_used += 1\n        # Zero",
+        "_free(q_ring, n_used, SLOTS)\n"
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        n_used += 1\n        # Zero",
+    ),
     "values freed before both halves have met p": (
         "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, 2 * n_used + 1, SLOTS)\n",
         "        _free(kv_ring, 2 * n_used + 1, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n",
@@ -134,6 +151,18 @@ def test_accumulators_follow_the_maximum(tmp_path: Path, monkeypatch: pytest.Mon
         _, wrong = pool.submit(_verify, "full", path).result()
     assert wrong
     assert all("guarded" in message for message in wrong)
+
+
+def test_values_past_the_end_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    text = (ROOT / "generated" / "decode_gqa" / "triton.py").read_text()
+    right = "if not last_live:"
+    assert text.count(right) == 1
+    path = tmp_path / "decode_gqa.py"
+    path.write_text(text.replace(right, "if False:"))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        _, wrong = pool.submit(_verify, "decode_gqa", path).result()
+    assert {message.split()[1].rstrip(":") for message in wrong} >= {"ends", "short"}
 
 
 @pytest.mark.parametrize("what", EARLY)
@@ -199,6 +228,12 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
         # So steep that the maximum of a row grows by far from tile to tile.
         Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=1.0),
     )
+    if problem.key_conjuncts or problem.per_batch:
+        # Ends anywhere, past which there is NaN: in a tile, between tiles, none.
+        drawn += (
+            Case("ends", 130, 300, 5, group=group, lse=True, hidden=True),
+            Case("short", 150, 64, 3, group=group, hidden=True),
+        )
     if problem.varlen:
         drawn = tuple(_packed(group))
     cases.cases = lambda problem, quick: drawn
@@ -257,21 +292,24 @@ class _Counted:
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        ("causal", ALL),
-        ("softcap_causal", ALL),
+        ("causal", FUSED),
+        ("softcap_causal", ALL),  # a derivative that waits for dP
         ("head_scale", {"forward"}),  # a gradient of a buffer
-        ("prefix_lm", ALL),  # a range of queries, chosen by the tile of keys
+        ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
         ("longformer", set()),  # two ranges of keys
         ("causal_d64", {"forward", "dkdv"}),
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
         ("varlen_causal", ALL),
+        ("decode_gqa", {"forward"}),  # a length for each sequence
+        ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
+        ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer
     ],
 )
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
     text = render_spec(load(ROOT / "specs" / f"{name}.yaml"))["triton.py"]
-    assert {kernel for kernel in ALL if f"_{kernel}_hopper_kernel" in text} == kernels
+    assert {kernel for kernel in FUSED if f"_{kernel}_hopper_kernel" in text} == kernels
 
 
 @pytest.mark.parametrize(
@@ -298,7 +336,8 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
 
 
 @pytest.mark.parametrize(
-    ("name", "kernels", "without"), [("causal", ALL, {"dq"}), ("causal_d64", KERNELS["causal_d64"], {"dkdv"})]
+    ("name", "kernels", "without"),
+    [("causal", FUSED, {"dq"}), ("causal_d64", KERNELS["causal_d64"], {"dkdv"})],
 )
 def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path) -> None:
     """Bytes a thread of all partitions; they lie outside of the innermost loops, or are few there."""

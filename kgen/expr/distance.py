@@ -1,7 +1,7 @@
-"""Pass: what depends on a pair of positions only through `q_idx - kv_idx` is written over that distance.
+"""Pass: what depends on a pair of positions only through their distance `q_idx - kv_idx` is written over the distance.
 
-All pairs on a diagonal of the scores have one distance, so what this finds has one value there: a bias read from a
-table by distance, a causal mask, a window.
+All pairs on a diagonal of the scores have one distance, and so has what this finds: a bias read from a table by
+distance, a causal mask, a window.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class DecodePlan:
     page_per_tile: bool
     """A tile of keys lies within one page."""
     alone: bool
-    """There is no other forward kernel: every number of queries comes here."""
+    """There is no other forward kernel for every chip: every number of queries comes here, unless Hopper has one."""
 
 
 def decodes(loaded: Loaded) -> bool:

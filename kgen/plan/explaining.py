@@ -370,7 +370,13 @@ def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
     compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"
     yield f"  Where TMA can load the tensors, sm_90 has kernels of its own: one warpgroup loads, {compute} compute."
     order = "from a counter" if hopper.dynamic else "in turn"
-    for kernel, tile in {"forward": hopper.forward, "dq": hopper.dq, "dk and dv": hopper.dkdv}.items():
+    kernels = {
+        "forward": hopper.forward,
+        "dq, dk, dv": hopper.fused,
+        "dq": hopper.dq,
+        "dk and dv": hopper.dkdv,
+    }
+    for kernel, tile in kernels.items():
         if tile is not None:
             sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
             yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}"

@@ -3,7 +3,8 @@
 The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
 registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
 half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Other widths, and
-whatever TMA cannot load or must not (rows that only the mask hides may hold NaN), keep the kernels for every chip.
+whatever TMA cannot load or must not, keep the kernels for every chip: rows that only the mask hides may hold NaN.
+Forward takes them where they are the keys past an end: one tile has some, whose values it makes zeros.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from dataclasses import dataclass
 
 from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
-from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute
+from kgen.expr.mask_form import conjuncts
+from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables
+from kgen.expr.softmax_form import KV_IDX
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
+LEAST_PAGE = 16
+"""Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
@@ -78,27 +83,40 @@ class HopperPlan:
     forward: HopperTile | None
     dq: HopperTile | None
     dkdv: HopperTile | None
+    fused: HopperTile | None
+    """Of dq, dk and dv in one kernel, beside those of dq and of dk and dv, which have one order of summation."""
     dynamic: bool
     """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
+    hidden_keys: bool
+    """Of forward: whether keys past an end that only the mask knows may be in the last tile of a range."""
+    page_rows: int | None
+    """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
 
 def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     """The kernels for Hopper; None where there are none."""
-    if not _made_for(plan, plan.forward):
+    hidden = plan.kv.live != plan.kv.bound
+    if not _made_for(plan, plan.forward) or (hidden and not _ends_the_keys(plan)):
         return None
     wide, mask, varlen = plan.spec.head_dim.v == max(WIDTHS), plan.problem.mask, plan.problem.varlen
     backward = _backward(plan)
     # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
     forward = _forward_tile(plan) if wide else _narrow_forward_tile(plan)
+    pages = plan.spec.paged_kv
     if forward is None and not backward:
         return None
     return HopperPlan(
         forward=forward,
         dq=HopperTile(2 * HALF, HALF, 8) if backward and wide else None,
         dkdv=_dkdv_tile(plan, wide) if backward else None,
-        dynamic=mask != "all" or varlen,
+        fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
+        dynamic=mask != "all" or varlen or hidden,
+        hidden_keys=hidden,
+        page_rows=min(pages.page_size, forward.BLOCK_N)
+        if pages is not None and forward is not None
+        else None,
         heads=16 if mask == "search" else 1,
     )
 
@@ -143,7 +161,8 @@ def _most(plan: AttentionPlan) -> float | None:
 
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    return bool(loops) and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
+    hidden = plan.kv.live != plan.kv.bound
+    return bool(loops) and not hidden and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
 
 
 def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
@@ -154,9 +173,31 @@ def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
     return HopperTile(HALF, 2 * HALF, 2) if plain else HopperTile(HALF // 2, 2 * HALF, 4)
 
 
+def _fused(plan: AttentionPlan) -> bool:
+    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins."""
+    loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
+    plain = all(is_one(loop.dscore) and is_one(loop.dscore_factor) for loop in loops)
+    return plain and not plan.problem.varlen
+
+
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec = plan.spec
     made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v in WIDTHS
-    hidden = plan.kv.live != plan.kv.bound or plan.q.live != plan.q.bound
-    elsewhere = spec.paged_kv is not None or loop.listed or len(loop.spans) != 1
-    return made_for and not hidden and not elsewhere and plan.problem.score != "reads"
+    hidden = plan.q.live != plan.q.bound
+    elsewhere = loop.listed or len(loop.spans) != 1 or "forward" not in spec.passes
+    small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
+    return made_for and not (hidden or elsewhere or small_pages) and plan.problem.score != "reads"
+
+
+def _ends_the_keys(plan: AttentionPlan) -> bool:
+    """Whether the conditions on keys alone are ends of them, which the range of keys knows: what they hide from every
+    query is then past the last key of a range."""
+    ends = all(
+        isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
+        for c in conjuncts(plan.kv.live)
+    )
+    return ends and plan.problem.mask != "scan"
+
+
+def _is_whole(end: Node) -> bool:
+    return end.type == Type.INT and "kv_idx" not in variables(end)

@@ -72,9 +72,8 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
         Shape(384, 1, 64),
         Shape(512, 1, 64, blocks=2),
         Shape(1024, 1, 64),
-        Shape(352, 1, 24, cluster=8, stages=3, blocks=4),
         Shape(288, 1, 32, cluster=8, stages=2, blocks=4),
-        Shape(512, 1, 64, cluster=4, blocks=3),
+        Shape(256, 1, 64, cluster=8, stages=2, blocks=3),
         Shape(512, 1, 64, cluster=8, blocks=3),
     ),
     "layer": (
@@ -95,9 +94,9 @@ FORWARD: dict[str, tuple[Shape, ...]] = {
         Shape(256, 1, 56, blocks=4),
         Shape(512, 1, 32, stages=2, blocks=2, turns=2),
         Shape(1024, 1, 32, stages=2, turns=4),
-        Shape(1024, 1, 32, cluster=2, stages=2),
-        Shape(288, 1, 64, cluster=4, stages=2, blocks=3),
-        Shape(512, 1, 32, cluster=8, stages=3, blocks=2),
+        Shape(256, 1, 32, cluster=8, stages=2, blocks=4),
+        Shape(288, 1, 32, cluster=8, stages=2, blocks=3),
+        Shape(512, 1, 64, cluster=4, blocks=2),
         Shape(512, 1, 64, cluster=8, blocks=2),
     ),
 }

@@ -23,7 +23,7 @@ TAKEN = frozenset(
     hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
     row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
     threads elements cluster blocks block single stays early unroll stride
-    staged part part_of there keeps_rows load load_kept store rounded bf16 fp16 auto bool char const constexpr
+    further has staged part part_of there keeps_rows load load_kept store rounded bf16 fp16 auto bool char const constexpr
     default delete do double enum extern float goto inline int long namespace new operator private
     protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
     virtual void volatile

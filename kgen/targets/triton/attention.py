@@ -31,6 +31,7 @@ def sources(loaded: Loaded) -> list[Source]:
 def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
     """Every name of the template."""
     spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
+    launcher = LauncherFields(plan)
     forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
     context: dict[str, object] = {
         "name": spec.name,
@@ -69,7 +70,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
-        **placement(spec.varlen, spec.head_dim.v),
+        **placement(spec.varlen, spec.head_dim.v, launcher.kv_sizes()),
         "sinks": sinks,
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
@@ -81,7 +82,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
     }
     if plan.backward:
         context |= _backward(plan, kernels)
-    hopper = hopper_fields(plan, kernels, context) if context["forward_kernel"] else None
+    hopper = hopper_fields(plan, kernels, context)
     context |= {
         "hopper": hopper,
         "hopper_forward": hopper is not None and hopper["forward"] is not None,
@@ -89,13 +90,13 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
         "delta_before": _before(hopper),
         "multiprocessors": hopper is not None or decode is not None,
+        "many_queries": context["forward_kernel"] or hopper is not None,
     }
     helpers = kernels.helpers
     if decode is not None:
         packed = KernelFields(decode.attention)
         context["decode"] = decode_fields(decode, packed)
-        helpers = packed.helpers if decode.alone else helpers | packed.helpers
-    launcher = LauncherFields(plan)
+        helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields()
     context["block_mask"] = plan.block_mask and block_mask_fields(plan.block_mask, kernels, launcher)
     context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}

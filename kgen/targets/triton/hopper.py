@@ -34,11 +34,12 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     scaled = plan.form.core == QK and plan.form.positive
     loops = {}
     if hopper.forward is not None:
-        loops["forward"] = _forward(context["forward"], known, hopper.forward, scaled)
+        loops["forward"] = _forward(context["forward"], known, hopper, scaled)
     if hopper.dq is not None:
         loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
     if hopper.dkdv is not None:
-        loops["dkdv"] = _of_keys(context["dkdv"], known, hopper.dkdv) | _key_products(hopper)
+        keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
+        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper)
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = HALF * plan.spec.head_dim.v // 128
@@ -49,6 +50,13 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
+        "fused": hopper.fused,
+        "sums": "dq_sum, " if hopper.fused else "",
+        # Halves of K and V: of two tiles, or as the kernel that asks has it.
+        "kv_slots": "KV_SLOTS" if hopper.fused else "8",
+        "kv_slots_param": " KV_SLOTS: tl.constexpr," if hopper.fused else "",
+        "kv_slots_of_two": " 8," if hopper.fused else "",
+        "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": short,
         "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
@@ -68,9 +76,12 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
             "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
         },
         "width": plan.spec.head_dim.v,
+        # Threads of a warp beside each other in a row, eight elements each, and rows.
+        "lanes": [256 // plan.spec.head_dim.v, plan.spec.head_dim.v // 8],
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
+        "pages": _pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
         "group": max(hopper.heads, context["group"]),
         "searches": any(fields["searches"] for fields in loops.values()),
@@ -81,26 +92,73 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     }
 
 
+NO_PAGES: Fields = {
+    "there": False,
+    "params": "",
+    "args": "",
+    "given": "",
+    "k": "k",
+    "v": "v",
+    "rows": "BLOCK_N",
+}
+
+
+def _pages(hopper: HopperPlan, size: int) -> Fields:
+    """How forward finds keys in pages of `size`, and what the launcher makes descriptors of: [pages, HKV, size, D]."""
+    assert hopper.forward is not None
+    return {
+        "there": True,
+        "size": size,
+        "row": f"kv_start % {size}" if size > hopper.forward.BLOCK_N else "0",
+        "params": "block_table_ptr, stride_tb: tl.int64, stride_tp, ",
+        "args": "block_table_ptr, stride_tb, stride_tp, ",
+        "given": "block_table, *block_table.stride(), ",
+        "k": "k.transpose(1, 2)",
+        "v": "v.transpose(1, 2)",
+        "rows": str(hopper.page_rows),
+    }
+
+
 def _parts(count: int) -> Fields:
     """What forward calls the rows of a tile that one of its consumers has."""
     name = {2: "half", 3: "third"}[count]
     return {"part": {"count": count, "name": name, "NAME": name.upper()}}
 
 
-def _forward(fields: Fields, problem: list[str], tile: HopperTile, scaled: bool) -> Fields:
+def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: bool) -> Fields:
     """Forward, and who computes it."""
+    tile = hopper.forward
+    assert tile is not None
     chained, others = tile.chained, tile.consumers - 1
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
     loop = _of_queries(fields, problem, tile, scaled, apart=True)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
+        "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, problem, chained),
         "consumers": range(tile.consumers),
         "warps": [4] * tile.consumers,
         "registers": registers,
         "rest": "the second consumer and the producer; the first consumer has the rest of 504"
         if chained
         else "the other consumers and the producer; the first consumer has the rest of 512",
+    }
+
+
+def _hidden_keys(fields: Fields, problem: list[str], chained: bool) -> Fields:
+    """How forward knows which keys of the first tile that it takes are past the end, and where their values are."""
+    (live,) = (line for line in fields["mask_lines"] if line.startswith("kv_live = "))
+    passed = _passed([live], ["b", "h", *fields["prologue"]], problem)
+    return {
+        "live": live,
+        "needed": _needed(fields["prologue"], [live]),
+        "last_live": re.sub(r"\bkv_idx\b", "kv_last", live.replace("kv_live", "last_live")),
+        "names": ", ".join(passed),
+        "params": wrapped(passed, 4),
+        "args": wrapped(passed, 12),
+        "of_scores": any("_tanh(" in line for line in fields["score_lines"]),
+        # Of a chain the first tile's softmax is done.
+        "slot": "2 * n_used - 1" if chained else "2 * n_used + 1",
     }
 
 
@@ -207,6 +265,12 @@ def _key_products(hopper: HopperPlan) -> Fields:
         "held": "k, v",
         "at_the_end": "As in dq, no product may be under way where the loop closes.",
     }
+
+
+def _with_keys_masked(fields: Mapping[str, Any]) -> Fields:
+    """The kernel of dk and dv where keys past the end, which it does not store, are masked, too: they add to dq."""
+    lines = [re.sub(r"^mask = (.*)", r"mask = (kv_idx < SK)[:, None] & \1", x) for x in fields["mask_lines"]]
+    return {**fields, "mask_lines": lines}
 
 
 def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:

@@ -393,7 +393,7 @@ class KernelFields:
         }
 
     def _conditions(self, loop: TileLoop, printer: Printer, in_loop: bool) -> list[str]:
-        """Which positions of each side of a tile are there, and its mask: those computed in the loop, or before."""
+        """Which positions of each side of a tile are there, and its mask: computed in the loop, or before it."""
         program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
         own = {name: printer.own(program.results[result]) for name, result in names.items()}
         own |= {"mask": printer.tile(program.results["mask"])}

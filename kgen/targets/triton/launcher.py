@@ -81,7 +81,7 @@ class LauncherFields:
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
             "needs_lse": f" or (torch.is_grad_enabled() and ({needs}))" if plan.backward else "",
             "paged": paged,
-            "kv_sizes": self._kv_sizes(),
+            "kv_sizes": self.kv_sizes(),
             "kv_shapes": self._kv_shapes(),
             "k_shape": self._k_shape(),
             "buffer_words": self._argument_words(),
@@ -106,7 +106,8 @@ class LauncherFields:
             "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
 
-    def _kv_sizes(self) -> str:
+    def kv_sizes(self) -> str:
+        """Heads of K and V, and the number of keys."""
         if self.spec.paged_kv is None:
             return "k.shape[1], k.shape[2]"
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"

@@ -6,10 +6,16 @@ Kernels and launcher are the same for both but for these names.
 from __future__ import annotations
 
 
-def placement(packed: bool, head_v: int) -> dict[str, object]:
-    """The names by which the templates find tensors: strides, first rows of a sequence, rows of vectors, shapes."""
+def placement(packed: bool, head_v: int, kv_sizes: str) -> dict[str, object]:
+    """The names by which the templates find tensors: strides, first rows of a sequence, rows of vectors, shapes.
+
+    `kv_sizes` are the heads and the length of tensors that are not packed.
+    """
     out = f"q.new_empty((TQ, HQ, {head_v}))" if packed else f"_empty((B, HQ, SQ, {head_v}), q)"
-    return {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
+    names = {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
+    if packed:
+        return names
+    return names | {"sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": [f"HKV, SK = {kv_sizes}"]}}
 
 
 def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
@@ -60,7 +66,6 @@ _DENSE: dict[str, object] = {
         "q": "B, HQ, SQ",
         "lse": "B, HQ, SQ",
     },
-    "sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": ["HKV, SK = k.shape[1], k.shape[2]"]},
     "programs": {
         "q": '_cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
         "kv": '_cdiv(SK, tile["BLOCK_N"]) * B * HKV',
