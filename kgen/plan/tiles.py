@@ -211,12 +211,13 @@ def _dkdv(problem: Problem, chip: int) -> list[Tile]:
 
 def _pair(problem: Problem, chip: int) -> list[Tile]:
     # Its loop is as long as there are batches, a few: programs that share a multiprocessor hide each other's loads.
-    return [Tile(64, 64, 4, 1), Tile(32, 32, 4, 1)] if chip else [Tile(32, 32, 4, 1)]
+    # Products of earlier chips than Hopper take their operands from registers, too many of 64 x 64.
+    return [Tile(64, 64, 4, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
 
 
 def _diagonal(problem: Problem, chip: int) -> list[Tile]:
     # Its loop is as long as the sequence: loads go ahead. What it holds of each pair is the sum, S, dP and the bias.
-    return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1), Tile(32, 32, 4, 1)] if chip else [Tile(32, 32, 4, 1)]
+    return [Tile(64, 64, 8, 2), Tile(64, 64, 8, 1)] * (chip >= 90) + [Tile(32, 32, 4, 1)]
 
 
 # Rows that stream through the pipeline at once, and its stages.
