@@ -32,8 +32,8 @@ DENSE = [
     "prefix_lm",
 ]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
-# Keys past an end that the mask knows: of caches, with a window, of a buffer.
-ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
+# Keys past an end that the mask knows: of caches, of a buffer.
+ENDING = ["decode_gqa", "padding"]
 # Pages: two of a tile, eight, half of one.
 PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
@@ -298,6 +298,7 @@ class _Counted:
         ("head_scale", {"forward"}),  # a gradient of a buffer
         ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
         ("longformer", set()),  # two ranges of keys
+        ("decode_sliding_window", set()),  # a window that ends where only the mask knows
         ("causal_d64", {"forward", "dkdv"}),
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
