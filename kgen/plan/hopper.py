@@ -191,8 +191,8 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:
     """Whether the conditions on keys alone are ends of them, which the range of keys knows: what they hide from every
-    query is then past the last key of a range. Not in windows: on an H200 few rows of some calls were wrong there, where
-    ranges of one tile follow each other; why is not known."""
+    query is then past the last key of a range. Not in windows, where on an H200 few rows of some calls were wrong: why
+    is not known."""
     ends = all(
         isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
         for c in conjuncts(plan.kv.live)
