@@ -32,7 +32,7 @@ def bars(
     for number, (name, heights) in enumerate(series.items()):
         there = [(i, heights[group]) for i, group in enumerate(groups) if group in heights]
         places = [i + (number - (len(series) - 1) / 2) * width for i, _ in there]
-        drawn = axis.bar(places, [height for _, height in there], width, label=name)
+        drawn = axis.bar(places, [height for _, height in there], width, label=name, color=f"C{number}")
         axis.bar_label(drawn, fmt=form, fontsize=7, **labels)
     axis.spines[["top", "right"]].set_visible(False)
 

@@ -38,6 +38,10 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> bool:
         axis.set_ylabel(label)
         axis.set_xticks(range(len(groups[label])), groups[label], rotation=20, ha="right")
     axes[0, 0].set_title(plotting.on_device("Attention", reports))
-    axes[0, 0].legend(frameon=False, ncols=len(peers), fontsize=8)
+    # A panel need not have bars of every peer.
+    legend = [
+        pyplot.Rectangle((0, 0), 1, 1, color=f"C{number}", label=peer) for number, peer in enumerate(peers)
+    ]
+    axes[0, 0].legend(handles=legend, frameon=False, ncols=len(peers), fontsize=8)
     plotting.save(figure, path)
     return True
