@@ -19,6 +19,7 @@ from kgen.targets.triton.hopper import hopper_fields
 from kgen.targets.triton.kernels import KernelFields, accumulators
 from kgen.targets.triton.launcher import LauncherFields
 from kgen.targets.triton.placement import placement
+from kgen.targets.triton.recomputed import diagonal_fields, pair_fields
 from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 
 
@@ -111,8 +112,8 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
     return {
         "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
         "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
-        "pairs": [kernels.pair(p) for p in plan.pairs],
-        "diagonals": [kernels.diagonal(p) for p in plan.diagonals],
+        "pairs": [pair_fields(kernels, p) for p in plan.pairs],
+        "diagonals": [diagonal_fields(kernels, p) for p in plan.diagonals],
     }
 
 

@@ -8,9 +8,10 @@ from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
 from kgen.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.targets.triton.kernels import KernelFields, lists_of
+from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.launcher import LauncherFields
 from kgen.targets.triton.printer import Printer
+from kgen.targets.triton.ranges import lists_of
 from kgen.targets.triton.text import wrapped
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")

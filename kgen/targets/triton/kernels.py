@@ -11,33 +11,17 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import TILE, Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.softmax_form import QK
-from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
 from kgen.targets.triton.placement import tma_row
 from kgen.targets.triton.printer import BufferLayout, Printer
-from kgen.targets.triton.text import bracketed, value_of, wrapped
+from kgen.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
+from kgen.targets.triton.text import bracketed, wrapped
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
-
-
-@dataclass(frozen=True)
-class _Bound:
-    """Whether a side of a tile ends before the tensor does, and the mask of a store where it may not."""
-
-    whole: str
-    guard: str
-
-
-NO_LISTS = {"list_params": "", "list_args": ""}
-
-
-def lists_of(inner: str) -> tuple[str, str, str]:
-    """What a block mask calls its lists of blocks of keys (`kv`) or of queries (`q`), as FlexAttention does."""
-    return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
 
 
 @dataclass(frozen=True)
@@ -84,12 +68,14 @@ class KernelFields:
         printer = self.printer(loop)
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
-        searches, found = ([], []) if loop.listed else self._searches(loop, printer)
+        searches, found = ([], []) if loop.listed else searches_of(loop, printer)
         spans = [
-            self._span(s, loop, printer, first=i == 0, last=i == len(found) - 1) for i, s in enumerate(found)
+            span_loops(s, loop, printer, self._divisible(inner), i == 0, i == len(found) - 1)
+            for i, s in enumerate(found)
         ]
         if loop.listed:
-            spans = [self._lists(loop)]
+            assert plan.block_mask is not None
+            spans = [listed_loops(plan.block_mask, loop)]
         if outer == "kv":
             # What is searched for may depend on the query head.
             spans[0]["bounds"], searches = searches + spans[0]["bounds"], []
@@ -100,7 +86,7 @@ class KernelFields:
             turn = [str("tile" if rotates else 0)] if loop.rotated else []
             gap = [part.get("gap", "0, 0")] if gapped else []
             part["options"] = "".join(f"{o}, " for o in turn + gap)
-        fields = self._tile_fields(loop, printer, by_rows=descriptors)
+        fields = self.tile_fields(loop, printer, by_rows=descriptors)
         guards = plan.q if outer == "q" else plan.kv
         live, bound = loop.program.results["outer_live"], guards.bound
         exists = f"{outer}_live" if guards.live == bound else printer.own(bound)
@@ -111,7 +97,7 @@ class KernelFields:
         # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
         rows = live if outer == "q" else loop.program.results["inner_live"]
         row_guard = "" if rows == TRUE else ", mask=q_live"
-        before = self._lines(loop.program.before_loop(), printer)
+        before = self.lines_of(loop.program.before_loop(), printer)
         if live != TRUE:
             before.append(f"{outer}_live = {printer.own(live)}")
         if OFFS_N in {n for b in loop.program.before_loop() for n in walk(b.node)} and inner == "kv":
@@ -121,7 +107,7 @@ class KernelFields:
         fields |= {
             "gapped": gapped,
             "listed": loop.listed,
-            **self._range(loop, outer, inner, gapped),
+            **range_fields(loop, outer, inner, gapped),
             "searches": searches,
             "state": state,
             "rotated": loop.rotated,
@@ -139,13 +125,13 @@ class KernelFields:
         fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
         if not descriptors:
             columns = {"k": plan.qk_chunks, "v": plan.v_chunks}
-            fields |= {f"{x}_loads": [self._streamed(c, inner_guard) for c in columns[x]] for x in columns}
+            fields |= {f"{x}_loads": [self.streamed(c, inner_guard) for c in columns[x]] for x in columns}
         if not forward:
             fields |= self._gradient_fields(loop, printer)
         params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
         return fields | {"tile_params": params, "tile_args": args}
 
-    def _tile_fields(self, loop: TileLoop, printer: Printer, by_rows: bool = False) -> dict[str, Any]:
+    def tile_fields(self, loop: TileLoop, printer: Printer, by_rows: bool = False) -> dict[str, Any]:
         """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
         the loop."""
         plan, program, form = self.plan, loop.program, self.plan.form
@@ -157,7 +143,7 @@ class KernelFields:
         row_lines, score_lines = [], []
         for binding in program.in_loop(without=only_masked):
             found = self._read_by_rows(binding, loop, printer) if by_rows else None
-            rows, lines = found or ([], self._lines([binding], printer))
+            rows, lines = found or ([], self.lines_of([binding], printer))
             row_lines += rows
             score_lines += lines
         if form.max_of_core:
@@ -169,7 +155,7 @@ class KernelFields:
             core = core if re.fullmatch(r"[\w.]+(\(.*\))?", core) else f"({core})"
             score_lines.append(f"s = {core} * {scale}{bias}")
         # Masks come first in a tile: what scores need too is spelled in both places.
-        mask_lines = self._lines(program.in_loop(needed_by=only_masked), printer)
+        mask_lines = self.lines_of(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
             live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
             first_use = next(
@@ -225,7 +211,7 @@ class KernelFields:
         program = loop.program
         lines: list[str] = []
         for g in loop.gradients:
-            part = self._contribution(loop, printer, g, lines)
+            part = self.contribution(loop, printer, g, lines)
             if g.along == "pair":
                 address = printer.address(
                     f"d_{g.name}",
@@ -239,7 +225,7 @@ class KernelFields:
                         ("q", "kv"),
                     )
                 ]
-                factor = "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}"
+                factor = "" if is_one(g.factor) else f" * {self.scalar(g.factor, printer)}"
                 inside = " & ".join(x for x in guards if x)
                 if loop.masked:
                     both = f"mask & {inside}" if inside else "mask"
@@ -285,7 +271,7 @@ class KernelFields:
                     "name": f"d_{g.name}",
                     "value": f"d_{g.name}"
                     if is_one(g.factor)
-                    else f"d_{g.name} * {self._scalar(g.factor, printer)}",
+                    else f"d_{g.name} * {self.scalar(g.factor, printer)}",
                 }
                 for g in kept
             ],
@@ -294,7 +280,7 @@ class KernelFields:
             "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
         }
 
-    def _contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient, lines: list[str]) -> str:
+    def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient, lines: list[str]) -> str:
         """What a tile adds to the gradient of a read, before it is summed."""
         if is_one(g.derivative):
             return "ds"
@@ -303,231 +289,6 @@ class KernelFields:
             return part
         lines += [f"part = {part}", "if MASKED:", "    part = tl.where(mask, part, 0.0)"]
         return "part"
-
-    def pair(self, loop: TileLoop) -> dict[str, Any]:
-        """The kernel for a gradient with an element for each (query, key)."""
-        program, (g,) = loop.program, loop.gradients
-        assert g.summed is not None
-        printer = self.printer(loop)
-        fields = self._recomputed(loop, printer)
-        present = [d for d in ("b", "h") if d in g.summed]
-        at = {
-            (): ("", ""),
-            ("b",): ("outer", ""),
-            ("h",): ("", "outer"),
-            ("b", "h"): ("outer // HQ", "outer % HQ"),
-        }
-        b, h = at[tuple(present)]
-        name, bounds = fields["name"], self._bounds()
-        address = printer.address(
-            name,
-            tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
-            ("q", "kv"),
-        )
-        lines, inside = (self._lines(program.before_loop(), p) for p in (printer, self._inside(printer)))
-        unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
-        return fields | {
-            "stride_params": ", ".join(f"stride_{name}_{d}: tl.int64" for d in range(len(g.indices))),
-            "inside": " & ".join(f"({b.whole})" for b in bounds),
-            "bounded": bool(bounds),
-            "given": [f"{n} = {value}" for n, value in (("b", b), ("h", h)) if value],
-            "prologue": [
-                x
-                for line in _at_first_use(lines, self._conditions(loop, printer, in_loop=False))
-                for x in _in_two(line, unguarded.get(line))
-            ],
-            "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
-            "summed": {
-                (): ["b, h = inner // HQ, inner % HQ"],
-                ("b",): ["h = inner"],
-                ("h",): ["b = inner"],
-                ("b", "h"): [],
-            }[tuple(present)],
-            "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
-            "address": address.replace("outer_b", b).replace("outer_h", h),
-            "store_guard": f", mask={' & '.join(b.guard for b in bounds)}" if bounds else "",
-        }
-
-    def diagonal(self, loop: TileLoop) -> dict[str, Any]:
-        """The kernel for a gradient with an element for each distance of each (b, h)."""
-        program, printer = loop.program, self.printer(loop)
-        allowed = program.results.get("allowed")
-        return self._recomputed(loop, printer) | {
-            "prologue": _at_first_use(
-                self._lines(program.before_loop(), printer), self._conditions(loop, printer, in_loop=False)
-            ),
-            "bounded": allowed is not None,
-            "allowed": "" if allowed is None else printer.tile(allowed),
-        }
-
-    def _recomputed(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
-        """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
-        plan, program, (g,) = self.plan, loop.program, loop.gradients
-        fields = self._tile_fields(loop, printer)
-        lines: list[str] = []
-        part = self._contribution(loop, printer, g, lines)
-        lines = [line.strip() for line in lines if line.strip() != "if MASKED:"]
-        q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
-        q_guard = "" if q_live == TRUE else "q_live[:, None]"
-        kv_guard = "" if kv_live == TRUE else "kv_live[:, None]"
-        # Loads need what a mask leaves of either side, too.
-        mask_lines = _at_first_use(
-            self._lines(program.in_loop(needed_by=("mask", "inner_live", "outer_live")), printer),
-            self._conditions(loop, printer, in_loop=True),
-        )
-        scored = [line for line in fields["score_lines"] if line not in mask_lines]
-        return fields | {
-            "name": f"d_{g.name}",
-            "mask_lines": mask_lines,
-            "score_lines": scored,
-            "q_loads": [self.load(c, q_guard) for c in plan.qk_chunks],
-            "k_loads": [self._streamed(c, kv_guard) for c in plan.qk_chunks],
-            "v_loads": [
-                replace(self._streamed(c, kv_guard), do_guard=self.load(c, q_guard).guard)
-                for c in plan.v_chunks
-            ],
-            "vector_load": ", mask=q_live, other=0.0" if q_live != TRUE else "",
-            "gradient_lines": lines,
-            "part": part,
-            "factor": "" if is_one(g.factor) else f" * {self._scalar(g.factor, printer)}",
-        }
-
-    def _conditions(self, loop: TileLoop, printer: Printer, in_loop: bool) -> list[str]:
-        """Which positions of each side of a tile are there, and its mask: computed in the loop, or before it."""
-        program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
-        own = {name: printer.own(program.results[result]) for name, result in names.items()}
-        own |= {"mask": printer.tile(program.results["mask"])}
-        return [
-            f"{name} = {text}"
-            for name, text in own.items()
-            if (node := program.results[names.get(name, name)]) != TRUE
-            and program.place(node).in_loop == in_loop
-        ]
-
-    def _bounds(self) -> list[_Bound]:
-        """Of a tile of both sides: which of its sides may reach past the end."""
-        sides = (
-            (self.plan.q, _Bound("q_start + BLOCK_M <= SQ", "(q_idx < SQ)[:, None]")),
-            (self.plan.kv, _Bound("kv_start + BLOCK_N <= SK", "(kv_idx < SK)[None, :]")),
-        )
-        return [bound for guards, bound in sides if guards.bound != TRUE]
-
-    def _inside(self, printer: Printer) -> Printer:
-        """A printer for tiles that no side of reaches past the end."""
-        greatest = {"q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}
-        return replace(
-            printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest})
-        )
-
-    def _searches(self, loop: TileLoop, printer: Printer) -> tuple[list[str], list[Span]]:
-        """Searches of sorted buffers that the bounds of a loop ask for, two of one row at a time, and the spans
-        over their results."""
-        rows: dict[tuple[str, tuple[Node, ...]], list[Read]] = {}
-        for node in (
-            n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)
-        ):
-            if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
-                searches = rows.setdefault((node.buffer, node.indices[:-1]), [])
-                searches += [node] * (node not in searches)
-        names: dict[Node, Var] = {}
-        lines = []
-        for searches in rows.values():
-            for first, second in zip(searches[::2], [*searches[1::2], searches[-1]], strict=False):
-                for node in (first, second):
-                    stem = node.buffer.removesuffix(FIRST_AT_LEAST)
-                    names.setdefault(node, Var(f"{stem}_first_{len(names)}", Type.INT))
-                other = names[second].name if first != second else "_"
-                lines.append(f"{names[first].name}, {other} = {printer.search(first, second)}")
-        found = dict[Node, Node](names)
-        return lines, [
-            replace(
-                s,
-                lo=substitute(s.lo, found),
-                hi=substitute(s.hi, found),
-                full_lo=substitute(s.full_lo, found),
-                full_hi=substitute(s.full_hi, found),
-            )
-            for s in loop.spans
-        ]
-
-    def _span(self, span: Span, loop: TileLoop, printer: Printer, first: bool, last: bool) -> dict[str, Any]:
-        """Tile-aligned loop bounds of one span, and the loops between them."""
-        x = loop.inner.index.name.removesuffix("_idx")
-        block = "BLOCK_N" if x == "kv" else "BLOCK_M"
-        size = loop.inner.size
-        lines: list[str] = []
-        lo = "0"
-        if span.lo != Const(0, Type.INT):
-            lines.append(f"{x}_lo = {bracketed(printer.own(span.lo))} // {block} * {block}")
-            lo = f"{x}_lo"
-        if not first:
-            # What the span before this one has visited is done.
-            lines[-1:] = (
-                [f"{x}_lo = tl.maximum({value_of(lines[-1])}, {x}_done)"]
-                if lo != "0"
-                else [f"{x}_lo = {x}_done"]
-            )
-            lo = f"{x}_lo"
-        lines.append(f"{x}_hi = {printer.own(span.hi)}")
-        if not last:
-            lines.append(f"{x}_done = tl.cdiv({x}_hi, {block}) * {block}")
-        if not span.has_full or not loop.masked:
-            return {"bounds": lines, "loops": [{"lo": lo, "hi": f"{x}_hi", "masked": loop.masked}]}
-        full_lo, full_hi = lo, f"{x}_full_hi"
-        from_start = span.full_lo == span.lo == Const(0, Type.INT) and first
-        if not from_start:
-            aligned = f"tl.cdiv({printer.own(span.full_lo)}, {block}) * {block}"
-            lines.append(f"{x}_full_lo = {f'tl.maximum({aligned}, {lo})' if lo != '0' else aligned}")
-            full_lo = f"{x}_full_lo"
-        if span.full_hi == span.hi == size and self._divisible(x):
-            head = {"lo": lo, "hi": f"tl.minimum({full_lo}, {x}_hi)", "masked": True}
-            rest = {"lo": full_lo, "hi": f"{x}_hi", "masked": False}
-            return {"bounds": lines, "loops": [rest] if from_start else [head, rest]}
-        lines.append(f"{x}_full_hi = {bracketed(printer.own(span.full_hi))} // {block} * {block}")
-        full = {"lo": full_lo, "hi": full_hi, "masked": False}
-        if from_start:
-            return {"bounds": lines, "loops": [full, {"lo": full_hi, "hi": f"{x}_hi", "masked": True}]}
-        lines.append(f"{x}_gap = tl.maximum({full_hi} - {full_lo}, 0)")
-        ends = {"lo": lo, "hi": f"{x}_hi", "masked": True, "gap": f"{full_lo}, {x}_gap"}
-        return {"bounds": lines, "loops": [ends, full]}
-
-    def _range(self, loop: TileLoop, outer: str, inner: str, gapped: bool) -> dict[str, str]:
-        """What a tile function is told of the tiles to visit, and the lists that its kernel takes."""
-        words = {"q": "query", "kv": "KV"}[inner]
-        if not loop.listed:
-            names = [f"{inner}_lo", f"{inner}_hi", *["turn"] * loop.rotated, *["gap_lo", "gap"] * gapped]
-            visited = f"{words} tiles of [{inner}_lo, {inner}_hi)"
-            return {"range_params": "".join(f"{n}, " for n in names), "visited": visited} | NO_LISTS
-        lists = lists_of(inner)
-        return {
-            "range_params": f"{inner}_blocks, n_blocks, ",
-            "visited": f"{words} tiles of n_blocks listed blocks",
-            "list_params": "".join(f"{n}_ptr, " for n in lists),
-            "list_args": "".join(f"{n}, " for n in lists),
-        }
-
-    def _lists(self, loop: TileLoop) -> dict[str, Any]:
-        """The loops over what the block mask lists for a tile: blocks with the mask, and blocks without it."""
-        assert self.plan.block_mask is not None
-        outer, inner = (axis.index.name.removesuffix("_idx") for axis in (loop.outer, loop.inner))
-        num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
-        head = {(True, True): "(b * HQ + h)", (True, False): "b", (False, True): "h", (False, False): ""}
-        plane = head[self.plan.block_mask.by_batch, self.plan.block_mask.by_head]
-        blocks = {"q": "tl.cdiv(SQ, BLOCK_SIZE)", "kv": "tl.cdiv(SK, BLOCK_SIZE)"}
-        own = f"{loop.outer.start.name} // BLOCK_SIZE"
-        lines = [
-            f"row = {plane} * {blocks[outer]} + {own}" if plane else f"row = {own}",
-            f"n_partial, n_full = tl.load({num_blocks} + row), tl.load({full_num_blocks} + row)",
-            f"{inner}_blocks = {indices} + row.to(tl.int64) * {blocks[inner]}",
-        ]
-        listed = f"{inner}_blocks"
-        return {
-            "bounds": lines,
-            "loops": [
-                {"lo": listed, "hi": "n_partial", "masked": loop.masked},
-                {"lo": f"{listed} + n_partial", "hi": "n_full", "masked": False},
-            ],
-        }
 
     def _divisible(self, x: str) -> bool:
         return (self.plan.kv if x == "kv" else self.plan.q).bound == TRUE
@@ -612,7 +373,7 @@ class KernelFields:
             self.helpers,
         )
 
-    def _lines(self, bindings: Iterable[Binding], printer: Printer) -> list[str]:
+    def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[str]:
         return [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in bindings]
 
     def _row_rest(self, loop: TileLoop, printer: Printer, sign: str) -> str:
@@ -646,14 +407,14 @@ class KernelFields:
 
         return any(open_ended(n) for n in walk(node))
 
-    def _scalar(self, node: Node, printer: Printer) -> str:
+    def scalar(self, node: Node, printer: Printer) -> str:
         """A number of one (b, h), printed in full where it is used once, after a loop."""
         program = hoist({}, {})
         alone = replace(printer, program=program)
         return bracketed(alone.own(node))
 
     def _scalar_product(self, factors: list[Node], printer: Printer) -> str:
-        kept = [self._scalar(f, printer) for f in factors if not is_one(f)]
+        kept = [self.scalar(f, printer) for f in factors if not is_one(f)]
         return kept[0] if len(kept) == 1 else f"({' * '.join(kept)})"
 
     def chunk(self, chunk: Chunk) -> dict[str, Any]:
@@ -721,7 +482,7 @@ class KernelFields:
             ],
         }
 
-    def _streamed(self, chunk: Chunk, rows: str) -> _Load:
+    def streamed(self, chunk: Chunk, rows: str) -> _Load:
         guard = f", mask={rows}, other=0.0" if rows else ""
         return _Load(chunk.tag, streamed_columns(chunk), chunk.size, guard)
 
@@ -753,24 +514,6 @@ def streamed_columns(chunk: Chunk) -> str:
 
 def accumulators(loop: TileLoop) -> list[str]:
     return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
-
-
-def _at_first_use(lines: list[str], definitions: list[str]) -> list[str]:
-    """Lines with each definition ahead of the first that uses it, or at the end."""
-    lines = list(lines)
-    for definition in definitions:
-        name = definition.partition(" = ")[0]
-        if name == "mask":  # bindings are made of its parts, and loads have a `mask=`
-            lines.append(definition)
-            continue
-        uses = (i for i, line in enumerate(lines) if name in re.findall(r"\w+", line.partition(" = ")[2]))
-        lines.insert(next(uses, len(lines)), definition)
-    return lines
-
-
-def _in_two(line: str, unguarded: str | None) -> list[str]:
-    """A line, or what it is in tiles that are inside of both tensors and in the others."""
-    return [line] if unguarded is None else ["if whole:", f"    {unguarded}", "else:", f"    {line}"]
 
 
 def _pointer_names(params: str) -> list[str]:

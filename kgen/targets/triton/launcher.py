@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from kgen.expr.nodes import Const, Node, Var, reads, substitute, variables
 from kgen.plan.attention import AttentionPlan, ReadGradient
 from kgen.plan.positions import KV_LENS
-from kgen.targets.triton.kernels import lists_of
+from kgen.targets.triton.ranges import lists_of
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
 
