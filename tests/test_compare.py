@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kgen.verify.compare import Tolerance, broken_canaries, check, poisoned_outputs, same_bits, tolerance
+from kgen.verify.compare import (
+    AGAIN,
+    Tolerance,
+    broken_canaries,
+    careful,
+    check,
+    poisoned_outputs,
+    same_bits,
+    tolerance,
+)
 
 torch.manual_seed(0)
 WANT = torch.randn(2, 3, 64, 32, dtype=torch.float64)
@@ -112,3 +121,20 @@ def test_same_bits():
     assert not same_bits(a, torch.tensor([1.0, torch.nan, 0.0]))
     assert not same_bits(a, a.double())
     assert same_bits(torch.zeros(2, 2)[:, :1], torch.zeros(2, 1))
+
+
+def test_every_run_has_the_bits_of_the_first(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def checked(wrong):
+        runs = iter(range(100))
+
+        def run():
+            number = next(runs)
+            return {"out": torch.ones(4), "dq": torch.full((4,), float(number == wrong))}
+
+        return [verdict.message for verdict in careful(run, {}, "cuda")[1]]
+
+    assert checked(wrong=50) == []
+    assert checked(wrong=AGAIN) == ["dq differ from run to run"]
+    assert careful(lambda: {"out": torch.rand(4)}, {}, "cuda", fixed=lambda name: False)[1] == []
