@@ -266,7 +266,7 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 AGAIN = 8
-"""Runs that have to give the bits of the first. A race that spoils one call of 25 was found by one more run, by luck."""
+"""Runs that have to give the bits of the first: a race that spoils one call of 25 is found by one more by luck."""
 
 
 def careful(
