@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.targets.cuda.printer import Printer
 from kgen.verify.compiling import compile_specs
-from kgen.verify.resources import usage
+from kgen.verify.resources import usage, usages
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,12 +119,11 @@ def test_no_shape_spills(tmp_path, which, arch):
         names |= {module._name(kernel, s, single) for s, single in (*picked, *fallback)}
     assert len(names) > 60
 
-    def spills(name: str) -> int:
-        return usage(bytes(module._compiled(name, arch).code))[1]
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = dict(zip(names, pool.map(spills, names), strict=True))
-    assert {name: n for name, n in found.items() if n} == {}
+    # All at once, for the source is read once then.
+    program = Program(path.with_suffix(".cu").read_text(), "c++", ProgramOptions(arch=arch, std="c++17"))
+    found = usages(bytes(program.compile("cubin", name_expressions=tuple(names)).code))
+    assert len(found) == len(names)
+    assert {name: local for name, (_, local, _) in found.items() if local} == {}
 
 
 @pytest.mark.parametrize("which", sorted(NORMS.keys() - {"rms", "layer"}))

@@ -17,13 +17,21 @@ def resources(cubin: bytes) -> tuple[int, int]:
 
 def usage(cubin: bytes) -> tuple[int, int, int]:
     """The same, and the bytes of shared memory that it declares."""
+    ((_, found),) = usages(cubin).items()
+    return found
+
+
+def usages(cubin: bytes) -> dict[str, tuple[int, int, int]]:
+    """The same of each kernel, by its mangled name."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         command = [str(tool) if tool.exists() else "cuobjdump", "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    match = re.search(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
-    if match is None:
+    found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
+    if not found:
         raise RuntimeError(f"cuobjdump says nothing of registers: {text[:200]}")
-    return int(match[1]), int(match[2]) + int(match[4]), int(match[3])
+    return {
+        name: (int(reg), int(stack) + int(local), int(shared)) for name, reg, stack, shared, local in found
+    }
