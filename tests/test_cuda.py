@@ -26,7 +26,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.targets.cuda.printer import Printer
 from kgen.verify.compiling import compile_specs
-from kgen.verify.resources import usage, usages
+from kgen.verify.resources import usage, usage_of, usages
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,7 +143,7 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
         names[module._name(kernel, module._NARROW, True)] = first
     for name, least in names.items():
         for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
-            registers, spills, _ = usage(bytes(module._compiled(name, arch).code))
+            registers, spills, _ = usage_of(module._compiled(name, arch), name)
             assert 16 <= registers <= 255
             # All gradients at once, in the widest shape, are more than a thread has registers for.
             assert spills == 0 or which == "mods", (name, arch, spills)

@@ -15,7 +15,7 @@ from typing import IO, Any
 from kgen.verify.compiling import SHARED_LIMITS, CompileJob
 from kgen.verify.families import family_of
 from kgen.verify.processes import serve
-from kgen.verify.resources import usage
+from kgen.verify.resources import usage_of
 from kgen.verify.toolchain import import_file
 
 
@@ -31,7 +31,7 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
         seen.add(name)
         row: dict[str, Any] = {"kernel": name.rpartition("::")[2], "variant": variant, "error": None}
         try:
-            registers, spills, static = usage(bytes(module._compiled(name, job.arch).code))
+            registers, spills, static = usage_of(module._compiled(name, job.arch), name)
             row |= {"registers": registers, "spills": spills, "shared": static + shared}
         except Exception as error:  # one kernel that does not compile must not hide the others
             traceback.print_exc()

@@ -6,6 +6,7 @@ import re
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import triton
 
@@ -19,6 +20,11 @@ def usage(cubin: bytes) -> tuple[int, int, int]:
     """The same, and the bytes of shared memory that it declares."""
     ((_, found),) = usages(cubin).items()
     return found
+
+
+def usage_of(code: Any, name: str) -> tuple[int, int, int]:
+    """The same of one kernel of what NVRTC compiled (an `ObjectCode`), by the name expression that asked for it."""
+    return usages(bytes(code.code))[code.symbol_mapping[name].decode()]
 
 
 def usages(cubin: bytes) -> dict[str, tuple[int, int, int]]:
