@@ -85,10 +85,10 @@ def decoding(name: str = "attention-others.json") -> str:
     lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     for spec, rows in by_spec.items():
         cells = []
-        for peers in rows.values():
-            share = peers["kgen"]["tbps"] / peers["copy"]["tbps"]
-            cells += [f"{share:.0%}".replace("%", " %"), _times(peers, "flex"), _times(peers, "sdpa")]
-        if cells:
+        for peers in (rows.get(length, {}) for length in lengths):
+            share = f"{peers['kgen']['tbps'] / peers['copy']['tbps']:.0%}".replace("%", " %") if peers else ""
+            cells += [share, _times(peers, "flex"), _times(peers, "sdpa")]
+        if rows:
             lines.append(f"| `{spec}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

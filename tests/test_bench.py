@@ -235,6 +235,9 @@ def test_usage(tmp_path, monkeypatch):
 )
 def test_a_delta_beside_what_pytorch_makes_of_it(text, ok, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(
+        delta, "measure", lambda found, job: [one.samples.extend([1e-3] * 2) for one in found]
+    )
     path = tmp_path / "cuda.py"
     path.write_text(f"def d_delta(out, dout):\n    return {text}\n")
     problem = problem_of(loaded("d", mask_mod=CAUSAL))
@@ -246,14 +249,11 @@ def test_a_delta_beside_what_pytorch_makes_of_it(text, ok, tmp_path, monkeypatch
     )
     assert all(row["pass"] == "delta" for row in rows.values())
     nbytes = 2 * load.dout.nbytes + 4 * 2 * 64
-    assert rows["kgen"]["tbps"] == pytest.approx(
-        nbytes / rows["kgen"]["milliseconds"] / 1e9, rel=0.1, abs=1e-3
-    )
+    assert rows["kgen"]["tbps"] == round(nbytes / 1e-3 / 1e9, 3) > 0
     assert ("disagrees with kgen" in (rows["eager"]["error"] or "")) != ok
 
 
 def test_plot_shows_decoding_by_length(tmp_path):
-    pytest.importorskip("matplotlib")
     drawn = {}
 
     def bars(axis, groups, series, form, **labels):

@@ -31,11 +31,11 @@ DENSE = [
     "near",
     "prefix_lm",
 ]
-# A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
 # Keys past an end that the mask knows: of caches, of a buffer.
 ENDING = ["decode_gqa", "padding"]
 # Pages: two of a tile, eight, half of one.
 PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
+# A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}

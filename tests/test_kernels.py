@@ -50,10 +50,6 @@ SLOW = {
     **dict.fromkeys(
         ("decode_gqa", "decode_heads", "decode_paged", "norm_bare", "norm_modified", "norm_rounded"), 2
     ),
-    **dict.fromkeys(("near", "packed_softcap", "packed_window"), 3),
-    **dict.fromkeys(("causal_alibi", "document_causal", "longformer"), 2),
-    **dict.fromkeys(("columns", "distance", "pair_bias", "promised", "repeated", "scatter"), 2),
-    **dict.fromkeys(("shared_distance", "softened", "tf32"), 2),
 }
 """Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
 

@@ -88,7 +88,7 @@ def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch):
     # Only the case that must notice: starting a worker is what takes the time.
     whole = verifying._job
     monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
-    monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), names=(case,)))
+    monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), cases=((group, case),)))
     assert set(wrong(verify_specs([plain()], tmp_path, "cpu"))) == {(group, case)}
 
 

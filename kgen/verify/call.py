@@ -24,7 +24,8 @@ def main(job: Job, lines: IO[str]) -> None:
     problem, file = job.problem, job.emitted
     module = import_file(file.path, f"kgen_emitted_{problem.name}_{file.stem}")
     subject = Subject(problem, file.target, file.path, module, job.device)
-    outputs = family_of(problem).example(subject, job.group).run(subject.function)
+    ((_, name),) = job.cases
+    outputs = family_of(problem).example(subject, name).run(subject.function)
     if job.device == "cuda":
         torch.cuda.synchronize()
     print(json.dumps({"outputs": list(outputs)}), file=lines, flush=True)

@@ -86,7 +86,7 @@ def sanitize_specs(
 def _row(problem: Any, file: Emitted, tool: str, device: str, timeout: float) -> dict[str, Any]:
     from kgen.verify.worker import Job  # imports torch
 
-    job = Job(problem, replace(file, path=file.path.resolve()), tool, device, ())
+    job = Job(problem, replace(file, path=file.path.resolve()), device, (("call", tool),))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         log = Path(folder) / "log"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kgen.verify.worker import Job
 
 RESTARTS = 5
-"""How often a pass group may lose its worker before the cases that are left are given up."""
+"""How often a job may lose its worker before the cases that are left are given up."""
 
 
 def verify_specs(
@@ -36,7 +36,7 @@ def verify_specs(
     cases: Collection[str] | None = None,
     targets: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Verify the emitted files of some specs, each pass in a process of its own.
+    """Verify the emitted files of some specs, each in a process of its own, or with several `jobs` each pass.
 
     `device` is `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick`
     takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
@@ -52,12 +52,15 @@ def verify_specs(
     device, work = files_to_run(loaded, generated, device, skipped, targets)
     quick = device == "cpu" if quick is None else quick
     record = device == "cuda" and cases is None if record is None else record
+    # A process takes seconds to import torch and triton: worth it only where another runs beside it.
     tasks = [
-        _job(problem, file, group, device, quick) for problem, file in work for group in _groups(problem)
+        _job(problem, file, groups, device, quick)
+        for problem, file in work
+        for groups in ([_groups(problem)] if jobs == 1 else [(group,) for group in _groups(problem)])
     ]
     if cases is not None:
         tasks = _chosen(tasks, cases)
-    total, done, lock = sum(len(job.names) for job in tasks), 0, Lock()
+    total, done, lock = sum(len(job.cases) for job in tasks), 0, Lock()
 
     def run(job: Job) -> list[dict[str, Any]]:
         nonlocal done
@@ -116,12 +119,12 @@ def files_to_run(
 
 def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:
     """The jobs with those cases alone. Raises `KgenError` for a case that none has."""
-    known = {name for job in tasks for name in job.names}
+    known = {name for job in tasks for _, name in job.cases}
     if unknown := [name for name in cases if name not in known]:
         hint = did_you_mean(unknown[0], sorted(known)) or f"cases are: {', '.join(sorted(known))}"
         raise KgenError(Diagnostic("unknown-case", f"there is no case `{unknown[0]}`", hint=hint))
-    chosen = (replace(job, names=tuple(name for name in job.names if name in cases)) for job in tasks)
-    return [job for job in chosen if job.names]
+    chosen = (replace(job, cases=tuple(case for case in job.cases if case[1] in cases)) for job in tasks)
+    return [job for job in chosen if job.cases]
 
 
 def _tell(files: Sequence[Emitted], device: str, skipped: Callable[[Emitted, str], None] | None) -> None:
@@ -136,11 +139,11 @@ def _tell(files: Sequence[Emitted], device: str, skipped: Callable[[Emitted, str
         raise MissingError(Diagnostic("missing-device", f"`{file.path}` {why}", hint=hint))
 
 
-def _job(problem: Any, file: Emitted, group: str, device: str, quick: bool) -> Job:
+def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick: bool) -> Job:
     from kgen.verify.worker import Job, case_names  # imports torch
 
-    names = case_names(problem, group, device, quick)
-    return Job(problem, replace(file, path=file.path.resolve()), group, device, names)
+    found = tuple((group, name) for group in groups for name in case_names(problem, group, device, quick))
+    return Job(problem, replace(file, path=file.path.resolve()), device, found)
 
 
 def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
@@ -149,37 +152,39 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
         "TRITON_INTERPRET": "1" if job.device == "cpu" else None,
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
     }
-    left = list(job.names)
+    left = list(job.cases)
     for _ in range(RESTARTS):
         if not left:
             return
-        culprit, trouble = left[0], "ended before its last case"
+        culprit: tuple[str, str] | None = left[0]
+        trouble = "ended before its last case"
         try:
             for message in messages(
-                "kgen.verify.worker", replace(job, names=tuple(left)), timeout, environment
+                "kgen.verify.worker", replace(job, cases=tuple(left)), timeout, environment
             ):
                 if "start" in message:
-                    culprit = message["start"]
-                elif message.get("case") in left:
-                    left.remove(message["case"])
-                    culprit = ""  # whatever happens before the next case starts is nobody's fault
+                    culprit = tuple(message["start"])
+                elif (case := (message.get("pass"), message.get("case"))) in left:
+                    left.remove(case)
+                    culprit = None  # whatever happens before the next case starts is nobody's fault
                     yield {**_place(job), **message}
         except WorkerError as error:
             trouble = str(error)
         if culprit in left:
             left.remove(culprit)
             yield _lost(job, culprit, trouble)
-    for name in left:
-        yield _lost(job, name, f"not run: the worker was lost {RESTARTS} times")
+    for case in left:
+        yield _lost(job, case, f"not run: the worker was lost {RESTARTS} times")
 
 
-def _lost(job: Job, case: str, message: str) -> dict[str, Any]:
+def _lost(job: Job, case: tuple[str, str], message: str) -> dict[str, Any]:
+    group, name = case
     numbers: dict[str, Any] = {"error": None, "eager": None, "ratio": None, "seconds": None, "outputs": {}}
-    return {**_place(job), "case": case, "ok": False, **numbers, "message": message}
+    return {**_place(job), "pass": group, "case": name, "ok": False, **numbers, "message": message}
 
 
 def _place(job: Job) -> dict[str, Any]:
-    return {"spec": job.emitted.spec, "target": job.emitted.stem, "pass": job.group}
+    return {"spec": job.emitted.spec, "target": job.emitted.stem}
 
 
 def _groups(problem: Any) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Runs the cases of one emitted file in a process of its own: `python -m kgen.verify.worker JOB`.
 
-JOB is a pickled `Job`. Standard output carries JSON lines, `{"start": case}` and then a row, and nothing
+JOB is a pickled `Job`. Standard output carries JSON lines, `{"start": [pass, case]}` and then a row, and nothing
 else: whatever the kernels or libraries print goes to standard error.
 """
 
@@ -29,13 +29,12 @@ WAITS = (1.0, 4.0, 16.0)
 
 @dataclass(frozen=True)
 class Job:
-    """What one worker does: the named cases of one pass of one emitted file."""
+    """What one worker does: cases of one emitted file, each the name of a pass and its own."""
 
     problem: Any
     emitted: Emitted
-    group: str
     device: str
-    names: tuple[str, ...]
+    cases: tuple[tuple[str, str], ...]
 
 
 def case_names(problem: Any, group: str, device: str, quick: bool) -> tuple[str, ...]:
@@ -51,7 +50,7 @@ def main(job: Job, lines: IO[str]) -> int:
     def say(line: Mapping[str, Any]) -> None:
         print(json.dumps(line), file=lines, flush=True)
 
-    say({"start": job.names[0]})  # an import that dies counts against the first case
+    say({"start": job.cases[0]})  # an import that dies counts against the first case
     if job.device == "cpu":
         interpreter.mend()
     problem, file = job.problem, job.emitted
@@ -59,8 +58,8 @@ def main(job: Job, lines: IO[str]) -> int:
     subject = Subject(problem, file.target, file.path, module, job.device)
     family = family_of(problem)
     checks = integration.named(family)
-    for name in job.names:
-        say({"start": name})
+    for group, name in job.cases:
+        say({"start": (group, name)})
         began = time.perf_counter()
         found: list[compare.Check] = []
         message = ""
@@ -68,7 +67,7 @@ def main(job: Job, lines: IO[str]) -> int:
             if name in checks:
                 _with_memory(lambda: checks[name](subject))  # noqa: B023
             else:
-                found = _with_memory(lambda: family.run_case(subject, job.group, name))  # noqa: B023
+                found = _with_memory(lambda: family.run_case(subject, group, name))  # noqa: B023
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
@@ -76,6 +75,7 @@ def main(job: Job, lines: IO[str]) -> int:
         worst = max(found, key=lambda check: (not check.ok, check.ratio), default=None)
         say(
             {
+                "pass": group,
                 "case": name,
                 "ok": not message,
                 "error": _number(worst.error) if worst else None,

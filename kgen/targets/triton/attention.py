@@ -117,11 +117,12 @@ def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
     }
 
 
-def _before(hopper: Mapping[str, Any] | None) -> dict[str, str]:
+def _before(hopper: Mapping[str, Any] | None) -> dict[str, str | bool]:
     """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
     follow = hopper is not None and hopper["dkdv"] is not None
     counted = hopper is not None and follow and hopper["dynamic"]
     return {
+        "counts": counted,
         "param": "BEFORE_HOPPER: tl.constexpr, " if follow else "",
         "arg": "BEFORE_HOPPER=on_hopper, " if follow else "",
         "counters_param": "counter_ptr, " if counted else "",
