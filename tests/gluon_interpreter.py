@@ -2,8 +2,8 @@
 
 Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with
 data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
-early or filled twice gives NaN, and a barrier that nobody completes an error. Layouts, registers and fences are not
-modelled.
+early or filled twice gives NaN, and a barrier that nobody completes an error. A load of numbers is done when they are
+used, or at a fence: TMA may overtake it. Layouts, registers and other fences are not modelled.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 PATIENCE = 30.0
 """Seconds after which a barrier that nobody completes is an error."""
@@ -34,6 +35,50 @@ PAUSE = 3e-4
 _own = threading.local()
 _lock = threading.Lock()
 _failed = threading.Event()
+
+
+class Loading(Tensor):
+    """Numbers on their way from shared memory into registers: there when they are used, or at a fence."""
+
+    source: Tensor | None
+
+    @staticmethod
+    def of(source: Tensor) -> Loading:
+        loading = source.clone().as_subclass(Loading)
+        loading.source = source
+        _loads().append(loading)
+        return loading
+
+    def land(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            if self.source is not None:
+                self.copy_(self.source)
+                self.source = None
+            return self.as_subclass(Tensor)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        landed = tree_map(lambda x: x.land() if isinstance(x, Loading) else x, (args, kwargs or {}))
+        return function(*landed[0], **landed[1])
+
+
+def _loads() -> list[Loading]:
+    if not hasattr(_own, "loads"):
+        _own.loads = []
+    loads: list[Loading] = _own.loads
+    return loads
+
+
+def _arrive(barrier: Barrier, count: int) -> None:
+    barrier.arrive()
+    if any(loading.source is not None for loading in _loads()):
+        time.sleep(PAUSE)  # time to be overtaken in
+
+
+def _fence() -> None:
+    for loading in _loads():
+        loading.land()
+    _loads().clear()
 
 
 class Memory:
@@ -57,7 +102,8 @@ class Memory:
         return Memory(self.tensor.narrow(dim, start, length))
 
     def load(self, layout: Any) -> Tensor:
-        return self.tensor.clone()
+        # Whole numbers are written by other threads, for which a barrier is an order; the rest by TMA.
+        return Loading.of(self.tensor) if self.dtype.is_floating_point else self.tensor.clone()
 
     def store(self, value: Tensor) -> None:
         assert list(value.shape) == self.shape
@@ -395,7 +441,7 @@ def installed() -> Iterator[None]:
         init=lambda barrier, count: barrier.init(count),
         expect=lambda barrier, count: barrier.arrive(count),
         wait=lambda barrier, parity: barrier.wait(parity),
-        arrive=lambda barrier, count: barrier.arrive(),
+        arrive=_arrive,
     )
     tma = SimpleNamespace(
         async_copy_global_to_shared=_fetch,
@@ -409,7 +455,7 @@ def installed() -> Iterator[None]:
         ".language.nvidia.hopper": {
             "mbarrier": mbarrier,
             "tma": tma,
-            "fence_async_shared": lambda: None,
+            "fence_async_shared": _fence,
             "warpgroup_mma": _mma,
             "warpgroup_mma_wait": _mma_wait,
         },

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from apart import interpreted
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
@@ -37,6 +36,8 @@ ENDING = ["decode_gqa", "padding"]
 PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
 PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
+# A bias for each pair of positions, without a mask; of each batch in windows, of 16 bits.
+PAIRS = ["pair_bias", "biased_window"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 KERNELS = {
@@ -47,19 +48,17 @@ KERNELS = {
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
-    **{name: {"forward"} for name in [*ENDING, *PAGED]},
+    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS]},
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_verified(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def test_verified(name: str, tmp_path: Path) -> None:
     path = ROOT / "generated" / name / "triton.py"
     if not path.exists():
         path = tmp_path / f"{name}.py"
         path.write_text(render_spec(load(_spec(name)))["triton.py"])
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        launched, wrong = pool.submit(_verify, name, path).result()
+    launched, wrong = interpreted(_verify, name, path)
     assert not wrong, "\n".join(wrong)
     assert launched.keys() == {f"_{kernel}_hopper_kernel" for kernel in KERNELS[name]}
     assert min(launched.values()) >= 3
@@ -89,16 +88,14 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_packed_neighbours(leak: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_neighbours(leak: str, tmp_path: Path) -> None:
     """A sequence's results are the same bit for bit beside sequences and tokens that hold NaN."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     right, wrong = LEAKS[leak]
     text = (ROOT / "generated" / "varlen_causal" / "triton.py").read_text()
     assert right in text
     path = tmp_path / "varlen_causal.py"
     path.write_text(text.replace(right, wrong))
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        assert bool(pool.submit(_changed_by_neighbours, path).result()) == bool(leak)
+    assert bool(interpreted(_changed_by_neighbours, path)) == bool(leak)
 
 
 # What the interpreter is for: each of these would be a race on a GPU.
@@ -110,6 +107,15 @@ EARLY = {
     "values read before they are there": (
         "_fetched(kv_ring, 2 * n_used - 1, SLOTS)",
         "_rows(kv_ring[0], (2 * n_used - 1) % SLOTS)",
+    ),
+    "pairs read before they are there": (
+        "_fetched(ring, i, SLOTS).load(LAYOUT)",
+        "_rows(ring[0], i % SLOTS).load(LAYOUT)",
+    ),
+    "pairs overtaken by the next": ("    fence_async_shared()\n    _free(ring", "    _free(ring"),
+    "queries of few keys overtaken by the next": (
+        "    fence_async_shared()\n    _free(ring",
+        "    _free(ring",
     ),
     "queries freed before dk is there": (
         "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        _free(q_ring, n_used, SLOTS)\n",
@@ -140,47 +146,41 @@ EARLY = {
 }
 
 
-def test_accumulators_follow_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def test_accumulators_follow_the_maximum(tmp_path: Path) -> None:
     text = (ROOT / "generated" / "full" / "triton.py").read_text()
     right = "acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])"
     assert right in text
     path = tmp_path / "full.py"
     path.write_text(text.replace(right, "pass"))
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        _, wrong = pool.submit(_verify, "full", path).result()
+    _, wrong = interpreted(_verify, "full", path)
     assert wrong
     assert all("guarded" in message for message in wrong)
 
 
-def test_values_past_the_end_are_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def test_values_past_the_end_are_cleared(tmp_path: Path) -> None:
     text = (ROOT / "generated" / "decode_gqa" / "triton.py").read_text()
     right = "if not last_live:"
     assert text.count(right) == 1
     path = tmp_path / "decode_gqa.py"
     path.write_text(text.replace(right, "if False:"))
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        _, wrong = pool.submit(_verify, "decode_gqa", path).result()
+    _, wrong = interpreted(_verify, "decode_gqa", path)
     assert {message.split()[1].rstrip(":") for message in wrong} >= {"ends", "short"}
 
 
 @pytest.mark.parametrize("what", EARLY)
-def test_races_are_found(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+def test_races_are_found(what: str, tmp_path: Path) -> None:
     right, wrong = EARLY[what]
-    name = "full_d64_fp16" if "halves" in what else "full"
+    others = {"halves": "full_d64_fp16", "pairs": "pair_bias", "few keys": "sliding_window"}
+    name = next((spec for words, spec in others.items() if words in what), "full")
     text = (ROOT / "generated" / name / "triton.py").read_text()
     assert right in text
     path = tmp_path / f"{name}.py"
     path.write_text(text.replace(right, wrong))
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        verified = pool.submit(_verify, name, path, 5e-3)
-        try:
-            _, found = verified.result()
-        except (RuntimeError, AssertionError) as error:
-            # What is read early may be freed early: its barrier never completes, or has too many arrivals.
-            found = re.findall("a barrier that nobody completes|more arrivals than a phase", str(error))
+    try:
+        _, found = interpreted(_verify, name, path, 5e-3)
+    except (RuntimeError, AssertionError) as error:
+        # What is read early may be freed early: its barrier never completes, or has too many arrivals.
+        found = re.findall("a barrier that nobody completes|more arrivals than a phase", str(error))
     assert found
 
 
@@ -234,6 +234,11 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
         drawn += (
             Case("ends", 130, 300, 5, group=group, lse=True, hidden=True),
             Case("short", 150, 64, 3, group=group, hidden=True),
+        )
+    if name in PAIRS:  # rows that TMA can load: of the others, 256 alone has them
+        drawn += (
+            Case("rows", 450, 456, 2, heads_kv=2, group=group, lse=True),
+            Case("few", 3, 136, 2, group=group),
         )
     if problem.varlen:
         drawn = tuple(_packed(group))
@@ -304,6 +309,8 @@ class _Counted:
         ("causal_fp32", set()),
         ("varlen_causal", ALL),
         ("decode_gqa", {"forward"}),  # a length for each sequence
+        ("pair_bias", {"forward"}),  # rows of it by TMA
+        ("relative_bias", set()),  # read by distance
         ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
         ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer

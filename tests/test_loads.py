@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from apart import interpreted
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
@@ -75,8 +74,7 @@ def test_sequences_do_not_see_their_neighbours(tmp_path: Path, monkeypatch: pyte
     """By TMA: a sequence of NaN between two others, each as if it were alone, bit by bit."""
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     path = emitted("varlen_causal", tmp_path) / "varlen_causal" / "triton.py"
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        pool.submit(_neighbours, path).result()
+    interpreted(_neighbours, path)
 
 
 def _neighbours(path: Path) -> None:
@@ -139,8 +137,7 @@ def _search_kernel(ptr, stride, size, a, b, found_ptr):
 """
     )
     # Where Triton was imported for compiling, its library cannot be interpreted any more: a process of its own.
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        pool.submit(_search, path).result()
+    interpreted(_search, path)
 
 
 def _search(path: Path) -> None:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 
 from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
+from kgen.expr.hoist import TILE, Binding
 from kgen.expr.mask_form import conjuncts
-from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables
-from kgen.expr.softmax_form import KV_IDX
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
@@ -25,6 +26,12 @@ LEAST_PAGE = 16
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
+
+HEADS = Var("b", Type.INT), Var("h", Type.INT)
+PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of an element of what is read for each pair of positions."""
+PAIR_ROOM = 2**16
+"""Bytes of shared memory for its tiles."""
 
 ROOM, MOST = 64, 80
 """Powers of two of bounded logits are 2^64 at most, which leaves room in bf16 and fp32 for sums of 2^20 of them with
@@ -89,6 +96,8 @@ class HopperPlan:
     """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
     hidden_keys: bool
     """Of forward: whether keys past an end that only the mask knows may be in the last tile of a range."""
+    pair: Binding | None
+    """Of forward: what it reads for each pair of a query and a key."""
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     heads: int
@@ -101,9 +110,9 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     if not _made_for(plan, plan.forward) or (hidden and not _ends_the_keys(plan)):
         return None
     wide, mask, varlen = plan.spec.head_dim.v == max(WIDTHS), plan.problem.mask, plan.problem.varlen
-    backward = _backward(plan)
+    backward, pair = _backward(plan), _pair(plan)
     # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
-    forward = _forward_tile(plan) if wide else _narrow_forward_tile(plan)
+    forward = _forward_tile(plan, pair) if wide else _narrow_forward_tile(plan)
     pages = plan.spec.paged_kv
     if forward is None and not backward:
         return None
@@ -114,6 +123,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
+        pair=pair,
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,
@@ -121,10 +131,12 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     )
 
 
-def _forward_tile(plan: AttentionPlan) -> HopperTile:
+def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     mask = plan.problem.mask
     # Ends of a range are masked, so short ranges want short tiles.
     keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
+    if pair is not None:
+        keys, slots = 64, 6  # what is read for each pair has the room of four more
     # Searching takes the producer's registers.
     registers = (232, 40) if mask == "search" else (240, 24)
     most = _most(plan)
@@ -138,7 +150,7 @@ def _forward_tile(plan: AttentionPlan) -> HopperTile:
 
 
 def _narrow_forward_tile(plan: AttentionPlan) -> HopperTile | None:
-    if not plan.problem.light or plan.problem.varlen:
+    if not plan.problem.light or plan.problem.varlen or plan.problem.score == "reads":
         return None
     return HopperTile(3 * HALF, 128, 8, 160, 32, consumers=3)
 
@@ -186,7 +198,23 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     hidden = plan.q.live != plan.q.bound
     elsewhere = loop.listed or len(loop.spans) != 1 or "forward" not in spec.passes
     small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
-    return made_for and not (hidden or elsewhere or small_pages) and plan.problem.score != "reads"
+    reads_otherwise = plan.problem.score == "reads" and (loop is not plan.forward or _pair(plan) is None)
+    return made_for and not (hidden or elsewhere or small_pages or reads_otherwise)
+
+
+def _pair(plan: AttentionPlan) -> Binding | None:
+    """What is read for each pair of positions, if there is one such read and TMA can have tiles of it: its last indices are
+    q_idx and kv_idx, and what comes before them is the same for all of a tile."""
+    spec, program = plan.spec, plan.forward.program
+    found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
+    if len(found) != 1 or spec.varlen or plan.kv.live != plan.kv.bound:
+        return None
+    (pair,) = found
+    if not isinstance(pair.node, Read) or spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
+        return None
+    *before, q, kv = pair.node.indices
+    simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
+    return pair if simple and (q, kv) == (Q_IDX, KV_IDX) else None
 
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.expr.nodes import Const, Read
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
-from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
+from kgen.plan.hopper import HALF, PAIR_BYTES, PAIR_ROOM, HopperPlan, HopperTile, plan_hopper
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
@@ -33,8 +34,13 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     known = [*problem, *("SQ", "SK") * kernels.packed]
     scaled = plan.form.core == QK and plan.form.positive
     loops = {}
+    pair = _pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
     if hopper.forward is not None:
-        loops["forward"] = _forward(context["forward"], known, hopper, scaled)
+        fields = context["forward"]
+        if hopper.pair is not None:
+            scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=hopper.pair)
+            fields = fields | {"score_lines": [pair["line"], *scores["score_lines"]]}
+        loops["forward"] = _forward(fields, known, hopper, scaled)
     if hopper.dq is not None:
         loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
     if hopper.dkdv is not None:
@@ -81,6 +87,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
+        "pair": pair,
+        "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
         "pages": _pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
         "group": max(hopper.heads, context["group"]),
@@ -116,6 +124,47 @@ def _pages(hopper: HopperPlan, size: int) -> Fields:
         "k": "k.transpose(1, 2)",
         "v": "v.transpose(1, 2)",
         "rows": str(hopper.page_rows),
+    }
+
+
+NO_PAIR: Fields = {
+    "there": False,
+    "shared": False,
+    **dict.fromkeys(("line", "param", "ring", "rings", "too", "asked"), ""),
+    "ring_args": ["", "", ""],
+}
+
+
+def _pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
+    """How forward reads what there is for each pair of positions: a ring for each half of a tile, read by one consumer."""
+    pair, tile = hopper.pair, hopper.forward
+    assert pair is not None
+    assert tile is not None
+    assert isinstance(pair.node, Read)
+    buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
+    element = PAIR_BYTES[kernels.layouts[buffer].dtype]
+    slots = PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element)
+    at = ["0"] * (2 - len(before)) + [str(i.value if isinstance(i, Const) else i.name) for i in before]
+    # With two dimensions ahead of the positions, whatever it has.
+    missing = 2 - len(before)
+    tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
+    axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
+    return {
+        "there": True,
+        "shared": "b" not in at,
+        "line": f"{pair.name} = _in_registers(pair_ring, i, {slots}, SCORES){'.to(gl.float32)' * (element == 2)}",
+        "param": "pair_desc, ",
+        "ring": "pair_ring, ",
+        "rings": "pair_rings, ",
+        "too": f", and of `{buffer}`",
+        "asked": f", {tensor}",
+        "ring_args": [f"pair_rings[{half}], " for half in range(tile.consumers)],
+        "buffer": buffer,
+        "bits": 8 * element,
+        "slots": slots,
+        "at": ", ".join(at),
+        "tensor": tensor,
+        "axes": ", ".join(axes),
     }
 
 
@@ -179,7 +228,7 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
             "scaled": f" * {bias.scale}",
         }
     before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
-    outside = ["b", "h", "q_idx", "q_start"]
+    outside = ["b", "h", "q_idx", "q_start", "pair_ring"]
     loop = _loop(fields, [*before, *fields["searches"]], outside, problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
     prologue = _needed(before, [*_body(fields), *after, product, fields.get("dqk_scale", "")])

@@ -131,9 +131,11 @@ class KernelFields:
         params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
         return fields | {"tile_params": params, "tile_args": args}
 
-    def tile_fields(self, loop: TileLoop, printer: Printer, by_rows: bool = False) -> dict[str, Any]:
+    def tile_fields(
+        self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
+    ) -> dict[str, Any]:
         """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
-        the loop."""
+        the loop. What is `given` is not computed here."""
         plan, program, form = self.plan, loop.program, self.plan.form
         inner = loop.inner.index.name.removesuffix("_idx")
         only_masked = ("mask", "inner_live")
@@ -142,6 +144,8 @@ class KernelFields:
         core = printer.tile(program.results["core"])
         row_lines, score_lines = [], []
         for binding in program.in_loop(without=only_masked):
+            if binding == given:
+                continue
             found = self._read_by_rows(binding, loop, printer) if by_rows else None
             rows, lines = found or ([], self.lines_of([binding], printer))
             row_lines += rows
