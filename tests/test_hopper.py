@@ -30,8 +30,8 @@ DENSE = [
     "near",
     "prefix_lm",
 ]
-# Keys past an end that the mask knows: of caches, of a buffer.
-ENDING = ["decode_gqa", "padding"]
+# Keys past an end that the mask knows: of caches, with a window, of a buffer.
+ENDING = ["decode_gqa", "decode_sliding_window", "padding"]
 # Pages: two of a tile, eight, half of one.
 PAGED = ["decode_paged", "pages_of_16", "pages_of_256"]
 # A mask of one end; ranges that begin past the keys of a sequence, with a bias; a function.
@@ -303,7 +303,6 @@ class _Counted:
         ("head_scale", {"forward"}),  # a gradient of a buffer
         ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
         ("longformer", set()),  # two ranges of keys
-        ("decode_sliding_window", set()),  # a window that ends where only the mask knows
         ("causal_d64", {"forward", "dkdv"}),
         ("gpt_oss", {"dkdv"}),  # short ranges
         ("causal_fp32", set()),
@@ -311,6 +310,7 @@ class _Counted:
         ("decode_gqa", {"forward"}),  # a length for each sequence
         ("pair_bias", {"forward"}),  # rows of it by TMA
         ("relative_bias", set()),  # read by distance
+        ("decode_sliding_window", {"forward"}),  # the same, and a window
         ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
         ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer

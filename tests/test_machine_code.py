@@ -1,9 +1,11 @@
-"""The machine code of kernels for Hopper: what ptxas has got wrong, and the source does not show."""
+"""The machine code of kernels for Hopper: what ptxas has got wrong or does not do, and the source does not show."""
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,19 +19,30 @@ ROOT = Path(__file__).resolve().parent.parent
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Compiles a spec for Hopper, once; gives the folder of what Triton made."""
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        spec = load(ROOT / "specs" / f"{name}.yaml")
+        (path / name).mkdir()
+        for file, text in render_spec(spec).items():
+            (path / name / file).write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_CACHE_DIR", str(path / "cache"))
+            assert not any(row["error"] for row in compile_specs([spec], path, ["sm_90"], targets=["triton"]))
+        return path / "cache"
+
+    return folder
+
+
 # Q in registers, of halves and of thirds of a tile, and dS of the tile before; K and V.
 @pytest.mark.parametrize(("name", "kernels"), [("sliding_window", 2), ("causal_d64", 2), ("gpt_oss", 1)])
-def test_operands_in_registers_stay(
-    name: str, kernels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-    spec = load(ROOT / "specs" / f"{name}.yaml")
-    (tmp_path / name).mkdir()
-    for file, text in render_spec(spec).items():
-        (tmp_path / name / file).write_text(text)
-    assert not any(row["error"] for row in compile_specs([spec], tmp_path, ["sm_90"], targets=["triton"]))
+def test_operands_in_registers_stay(name: str, kernels: int, compiled: Callable[[str], Path]) -> None:
     held = set()
-    for path in (tmp_path / "cache").rglob("*_hopper_kernel.cubin"):
+    for path in compiled(name).rglob("*_hopper_kernel.cubin"):
         code = subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
         found = _held(code)
         assert not any(overwritten for _, overwritten in found), path.name
@@ -47,6 +60,29 @@ def test_an_operand_that_is_overwritten_is_found() -> None:
         /*0040*/              @P0 BRA `(.L_x_1) ;
 """
     assert _held(code) == [(set(range(132, 140)), {133})]
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "causal_d64"])
+def test_a_slot_is_freed_after_its_loads(name: str, compiled: Callable[[str], Path]) -> None:
+    """Of Q, which goes to registers while TMA waits to write the next tile's to its slot."""
+    kernels = [path.read_text() for path in compiled(name).rglob("_forward_hopper_kernel.ptx")]
+    assert kernels
+    for code in kernels:
+        assert "ldmatrix" in code
+        assert _all_fenced(code)
+
+
+def test_a_slot_that_is_freed_too_early_is_found() -> None:
+    code = "ldmatrix.sync {%r1}, [%r9];\nbar.sync 0, 128;\nmbarrier.arrive.shared::cta.b64 _, [%r2];\n"
+    assert not _all_fenced(code)
+    assert _all_fenced(code.replace("bar", "fence.proxy.async.shared::cta;\nbar", 1))
+
+
+def _all_fenced(code: str) -> bool:
+    """Whether a fence is between loads of matrices and the next arrival at a barrier. Without one ptxas lets loads be
+    under way when the thread arrives, and TMA, of another proxy, writes where they are still to read."""
+    before = code.split("mbarrier.arrive.shared::cta.b64")[:-1]
+    return all("fence.proxy.async" in x.rpartition("ldmatrix")[2] for x in before if "ldmatrix" in x)
 
 
 def _held(code: str) -> list[tuple[set[int], set[int]]]:

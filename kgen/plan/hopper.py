@@ -219,13 +219,12 @@ def _pair(plan: AttentionPlan) -> Binding | None:
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:
     """Whether the conditions on keys alone are ends of them, which the range of keys knows: what they hide from every
-    query is then past the last key of a range. Not in windows, where on an H200 few rows of some calls were wrong: why
-    is not known."""
+    query is then past the last key of a range."""
     ends = all(
         isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
         for c in conjuncts(plan.kv.live)
     )
-    return ends and plan.problem.mask in ("all", "triangle")
+    return ends and plan.problem.mask != "scan"
 
 
 def _is_whole(end: Node) -> bool:
