@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kgen.verify import compare
 from kgen.verify.compare import (
     AGAIN,
+    AGAIN_SECONDS,
     Tolerance,
     broken_canaries,
     careful,
@@ -126,6 +128,9 @@ def test_same_bits():
 def test_every_run_has_the_bits_of_the_first(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
+    clock = iter(range(1000))
+    monkeypatch.setattr(compare.time, "perf_counter", lambda: next(clock) * seconds)
+
     def checked(wrong):
         runs = iter(range(100))
 
@@ -135,6 +140,10 @@ def test_every_run_has_the_bits_of_the_first(monkeypatch):
 
         return [verdict.message for verdict in careful(run, {}, "cuda")[1]]
 
+    seconds = 1.0  # a run
     assert checked(wrong=50) == []
     assert checked(wrong=AGAIN) == ["dq differ from run to run"]
+    seconds = AGAIN_SECONDS / 40
+    assert checked(wrong=50) == []
+    assert checked(wrong=30) == ["dq differ from run to run"]
     assert careful(lambda: {"out": torch.rand(4)}, {}, "cuda", fixed=lambda name: False)[1] == []

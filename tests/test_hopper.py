@@ -15,6 +15,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.attention.inputs import Case
 from kgen.verify.compiling import compile_specs
+from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
@@ -42,7 +43,7 @@ ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED], ALL),
-    **dict.fromkeys([name for name in DENSE if name != "softcap_causal"], FUSED),
+    **dict.fromkeys([name for name in DENSE if name not in ("softcap_causal", "document_causal")], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
@@ -167,6 +168,31 @@ def test_values_past_the_end_are_cleared(tmp_path: Path) -> None:
     assert {message.split()[1].rstrip(":") for message in wrong} >= {"ends", "short"}
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "one"),
+    [
+        ("causal", (2560, 512, None), True),
+        ("causal", (2559, 512, None), False),
+        ("causal", (8192, 198, None), True),
+        ("causal", (8192, 197, None), False),
+        ("full", (1024,), True),
+        ("full", (1023,), False),
+    ],
+)
+def test_where_one_kernel_has_all_gradients(
+    name: str, given: tuple[Any, ...], one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = import_file(ROOT / "generated" / name / "triton.py", "kgen_test_one_kernel")
+    monkeypatch.setattr(module, "_multiprocessors", lambda device: 132)
+    assert module._in_one_kernel(*given) == one
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert not module._in_one_kernel(*given)
+
+
+def test_few_keys_have_two_backward_kernels() -> None:
+    assert interpreted(_launched, "full", 64) == {"dq": 1, "dkdv": 1, "backward": 0}
+
+
 @pytest.mark.parametrize("what", EARLY)
 def test_races_are_found(what: str, tmp_path: Path) -> None:
     right, wrong = EARLY[what]
@@ -195,7 +221,6 @@ def _module(path: Path) -> Any:
     import gluon_interpreter
 
     from kgen.verify import interpreter
-    from kgen.verify.toolchain import import_file
 
     torch.set_num_threads(1)
     interpreter.mend()
@@ -249,6 +274,19 @@ def _verify(name: str, path: Path, pause: float = 3e-4) -> tuple[dict[str, int],
             checks = cases.run_case(subject, pass_, case.name)
             wrong += [f"{pass_} {case.name}: {c.message}" for c in checks if not c.ok]
     return launched, wrong
+
+
+def _launched(name: str, length: int) -> dict[str, int]:
+    """How often each kernel of backward ran for one head."""
+    module = _module(ROOT / "generated" / name / "triton.py")
+    launched: dict[str, int] = {}
+    for kernel in ("dq", "dkdv", "backward"):
+        launched[kernel] = 0
+        attribute = f"_{kernel}_hopper_kernel"
+        setattr(module, attribute, _Counted(getattr(module, attribute), kernel, launched))
+    q, k, v, dout = (torch.randn(1, 1, length, 128).bfloat16() for _ in range(4))
+    getattr(module, name)(q.requires_grad_(), k.requires_grad_(), v.requires_grad_()).backward(dout)
+    return launched
 
 
 def _packed(group: int) -> Iterator[Case]:

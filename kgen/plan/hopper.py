@@ -27,6 +27,8 @@ HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
 
+LEAST_KEYS, LEAST_KEYS_OF_ALL = 2560, 1024
+"""From how many keys on one backward kernel was ahead of two: with a mask, and without."""
 HEADS = Var("b", Type.INT), Var("h", Type.INT)
 PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of an element of what is read for each pair of positions."""
@@ -186,10 +188,11 @@ def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
 
 
 def _fused(plan: AttentionPlan) -> bool:
-    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins."""
+    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins. Not of
+    documents, short as they are: two kernels were ahead, or level."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     plain = all(is_one(loop.dscore) and is_one(loop.dscore_factor) for loop in loops)
-    return plain and not plan.problem.varlen
+    return plain and not plan.problem.varlen and plan.problem.mask != "search"
 
 
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
@@ -203,8 +206,8 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
 
 
 def _pair(plan: AttentionPlan) -> Binding | None:
-    """What is read for each pair of positions, if there is one such read and TMA can have tiles of it: its last indices are
-    q_idx and kv_idx, and what comes before them is the same for all of a tile."""
+    """What is read for each pair of positions, if there is one such read and TMA can have tiles of it: its last indices
+    are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
     spec, program = plan.spec, plan.forward.program
     found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
     if len(found) != 1 or spec.varlen or plan.kv.live != plan.kv.bound:

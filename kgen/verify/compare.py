@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -265,8 +266,9 @@ def _bytes(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 
 
-AGAIN = 8
-"""Runs that have to give the bits of the first: a race that spoils one call of 25 is found by one more by luck."""
+AGAIN, AGAIN_SECONDS = 8, 0.05
+"""How many more runs, and for how long, have to give the bits of the first: a race that spoils one call of 300 is found
+by few runs only by luck."""
 
 
 def careful(
@@ -277,8 +279,8 @@ def careful(
 ) -> tuple[Mapping[str, Tensor], list[Check]]:
     """What `run` gives where every output starts as poison, and what it does wrong besides being off.
 
-    That is: writing outside of its tensors, writing to `inputs`, and on a GPU giving other bits in one of `AGAIN` more
-    runs in an output that is `fixed`.
+    That is: writing outside of its tensors, writing to `inputs`, and on a GPU giving other bits in an output that is
+    `fixed` in a later run, of which there are `AGAIN` or `AGAIN_SECONDS`, whichever takes longer.
     """
     before = snapshot(inputs)
     with poisoned_outputs() as storages:
@@ -292,8 +294,10 @@ def careful(
         found.append(failure("inputs", f"wrote to {', '.join(written)} or next to it"))
     if device == "cuda":
         moved: dict[str, None] = {}
-        for _ in range(AGAIN):
+        runs, began = 0, time.perf_counter()
+        while runs < AGAIN or time.perf_counter() - began < AGAIN_SECONDS:
             again = run()
+            runs += 1
             moved |= {name: None for name in got if fixed(name) and not same_bits(got[name], again[name])}
         if moved:
             found.append(failure("determinism", f"{', '.join(moved)} differ from run to run"))

@@ -13,10 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.expr.nodes import Const, Read
+from kgen.expr.nodes import Read
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
-from kgen.plan.hopper import HALF, PAIR_BYTES, PAIR_ROOM, HopperPlan, HopperTile, plan_hopper
+from kgen.plan.hopper import (
+    HALF,
+    LEAST_KEYS,
+    LEAST_KEYS_OF_ALL,
+    PAIR_BYTES,
+    PAIR_ROOM,
+    HopperPlan,
+    HopperTile,
+    plan_hopper,
+)
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
@@ -57,6 +66,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
         "fused": hopper.fused,
+        "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
         "sums": "dq_sum, " if hopper.fused else "",
         # Halves of K and V: of two tiles, or as the kernel that asks has it.
         "kv_slots": "KV_SLOTS" if hopper.fused else "8",
@@ -127,6 +137,15 @@ def _pages(hopper: HopperPlan, size: int) -> Fields:
     }
 
 
+def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
+    """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
+    where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
+    if hopper.dynamic:
+        enough = f"SK >= {LEAST_KEYS} and 2 * n_tiles >= 3 * _multiprocessors(device)"
+        return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
+    return {"params": "SK", "given": "SK", "enough": f"SK >= {LEAST_KEYS_OF_ALL}"}
+
+
 NO_PAIR: Fields = {
     "there": False,
     "shared": False,
@@ -136,7 +155,8 @@ NO_PAIR: Fields = {
 
 
 def _pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
-    """How forward reads what there is for each pair of positions: a ring for each half of a tile, read by one consumer."""
+    """How forward reads what there is for each pair of positions: a ring for each half of a tile, whose consumer alone
+    reads it."""
     pair, tile = hopper.pair, hopper.forward
     assert pair is not None
     assert tile is not None
@@ -144,9 +164,10 @@ def _pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
     buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
     element = PAIR_BYTES[kernels.layouts[buffer].dtype]
     slots = PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element)
-    at = ["0"] * (2 - len(before)) + [str(i.value if isinstance(i, Const) else i.name) for i in before]
     # With two dimensions ahead of the positions, whatever it has.
     missing = 2 - len(before)
+    printer = kernels.printer(kernels.plan.forward)
+    at = ["0"] * missing + [printer.own(index) for index in before]
     tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
     axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
     return {

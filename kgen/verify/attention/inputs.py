@@ -171,6 +171,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("long-blocks", 5000, 4500, heads_kv=2, ints="runs", lse=True)
     yield Case("127", 127, 127, batch=3, heads_kv=2)
     yield Case("257", 257, 257, batch=2, heads_kv=3, lse=True)
+    yield Case("crowd", 256, 256, batch=16, heads_kv=16)  # of short items, several for each multiprocessor
     yield Case("1000", 1000, 1000, batch=2, heads_kv=2)
     yield Case("2048", 2048, 2048, batch=2, heads_kv=2, lse=True)
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
