@@ -379,7 +379,8 @@ def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
     for kernel, tile in kernels.items():
         if tile is not None:
             sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
-            yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}"
+            least = f", of {hopper.least_keys} keys or more" if tile is hopper.fused else ""
+            yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}{least}"
 
 
 def _chip(chip: int) -> str:

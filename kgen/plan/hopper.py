@@ -27,8 +27,6 @@ HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
 
-LEAST_KEYS, LEAST_KEYS_OF_ALL = 2560, 1024
-"""From how many keys on one backward kernel was ahead of two: with a mask, and without."""
 HEADS = Var("b", Type.INT), Var("h", Type.INT)
 PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Of an element of what is read for each pair of positions."""
@@ -104,6 +102,11 @@ class HopperPlan:
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
+
+    @property
+    def least_keys(self) -> int:
+        """From how many keys on one backward kernel was ahead of two that run side by side."""
+        return 2560 if self.dynamic else 1024
 
 
 def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
@@ -215,9 +218,9 @@ def _pair(plan: AttentionPlan) -> Binding | None:
     (pair,) = found
     if not isinstance(pair.node, Read) or spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
         return None
-    *before, q, kv = pair.node.indices
+    before, last = pair.node.indices[:-2], pair.node.indices[-2:]
     simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
-    return pair if simple and (q, kv) == (Q_IDX, KV_IDX) else None
+    return pair if simple and last == (Q_IDX, KV_IDX) else None
 
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:

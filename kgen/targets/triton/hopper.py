@@ -18,8 +18,6 @@ from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import (
     HALF,
-    LEAST_KEYS,
-    LEAST_KEYS_OF_ALL,
     PAIR_BYTES,
     PAIR_ROOM,
     HopperPlan,
@@ -140,17 +138,17 @@ def _pages(hopper: HopperPlan, size: int) -> Fields:
 def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
     """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
     where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
-    if hopper.dynamic:
-        enough = f"SK >= {LEAST_KEYS} and 2 * n_tiles >= 3 * _multiprocessors(device)"
-        return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
-    return {"params": "SK", "given": "SK", "enough": f"SK >= {LEAST_KEYS_OF_ALL}"}
+    enough = f"SK >= {hopper.least_keys}"
+    if not hopper.dynamic:
+        return {"params": "SK", "given": "SK", "enough": enough}
+    enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
+    return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
 
 
 NO_PAIR: Fields = {
     "there": False,
     "shared": False,
     **dict.fromkeys(("line", "param", "ring", "rings", "too", "asked"), ""),
-    "ring_args": ["", "", ""],
 }
 
 
@@ -179,7 +177,6 @@ def _pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
         "rings": "pair_rings, ",
         "too": f", and of `{buffer}`",
         "asked": f", {tensor}",
-        "ring_args": [f"pair_rings[{half}], " for half in range(tile.consumers)],
         "buffer": buffer,
         "bits": 8 * element,
         "slots": slots,
@@ -206,7 +203,10 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
         "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, problem, chained),
-        "consumers": range(tile.consumers),
+        "consumers": [
+            {"number": n, "pair_ring": f"pair_rings[{n}], " * (hopper.pair is not None)}
+            for n in range(tile.consumers)
+        ],
         "warps": [4] * tile.consumers,
         "registers": registers,
         "rest": "the second consumer and the producer; the first consumer has the rest of 504"
