@@ -52,6 +52,22 @@ def attention(name: str = "attention.json") -> str:
     return f"{head}\n\n{_variants(reports, peers)}"
 
 
+def forms(tuned: str = "attention-autotune.json", flash: str = "attention-flash.json") -> str:
+    """How many times slower FlexAttention's other forms are, each raced by itself."""
+    columns = [
+        (pass_, peer, {report["spec"]: _rows(report, "pass") for report in _reports(name)})
+        for pass_ in PASSES
+        for peer, name in (("flex-autotune", tuned), ("flex-flash", flash))
+    ]
+    labels = {"flex-autotune": "max-autotune", "flex-flash": "FLASH"}
+    heads = [f"{pass_}, {labels[peer]}" for pass_, peer, _ in columns]
+    lines = [f"| spec | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
+    for spec in dict.fromkeys(spec for _, _, by_spec in columns for spec in by_spec):
+        cells = [_times(by_spec.get(spec, {}).get((pass_,), {}), peer) for pass_, peer, by_spec in columns]
+        lines.append(f"| `{spec}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def others(name: str = "attention-others.json") -> str:
     """The specs that are not in the first table, in less detail."""
     return _variants(_reports(name), {"Flex": ("flex",), "PyTorch": ("sdpa",)})

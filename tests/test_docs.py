@@ -32,7 +32,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|specs|functions|speed|lengths|others|decoding|norms)(?:: (\S+))? -->\n(.*?)<!-- end -->\n",
+    r"<!-- (spec|loop|specs|functions|speed|lengths|forms|others|decoding|norms)(?:: (\S+))? -->\n(.*?)<!-- end -->\n",
     re.DOTALL,
 )
 
@@ -166,6 +166,7 @@ MAKERS = {
     "functions": lambda _: function_table(),
     "speed": lambda _: speed_tables.attention(),
     "lengths": lambda _: speed_tables.lengths(),
+    "forms": lambda _: speed_tables.forms(),
     "others": lambda _: speed_tables.others(),
     "decoding": lambda _: speed_tables.decoding(),
     "norms": speed_tables.norms,
