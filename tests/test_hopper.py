@@ -158,6 +158,16 @@ def test_accumulators_follow_the_maximum(tmp_path: Path) -> None:
     assert all("guarded" in message for message in wrong)
 
 
+def test_documents_are_compared_where_there_are_several(tmp_path: Path) -> None:
+    text = (ROOT / "generated" / "document_causal" / "triton.py").read_text()
+    right = "        if n_head > 0:\n"
+    assert text.count(right) == 1
+    path = tmp_path / "document_causal.py"
+    path.write_text(text.replace(right, "        if False:\n"))
+    _, wrong = interpreted(_verify, "document_causal", path)
+    assert any(message.startswith("forward long") for message in wrong)
+
+
 def test_values_past_the_end_are_cleared(tmp_path: Path) -> None:
     text = (ROOT / "generated" / "decode_gqa" / "triton.py").read_text()
     right = "if not last_live:"

@@ -98,6 +98,8 @@ class HopperPlan:
     """Of forward: whether keys past an end that only the mask knows may be in the last tile of a range."""
     pair: Binding | None
     """Of forward: what it reads for each pair of a query and a key."""
+    begins_anywhere: bool
+    """Of forward: whether its tiles of keys may begin at any key."""
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     heads: int
@@ -129,6 +131,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         pair=pair,
+        begins_anywhere=pair is None and pages is None and not (hidden or varlen),
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,

@@ -49,7 +49,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
             fields = fields | {"score_lines": [pair["line"], *scores["score_lines"]]}
         loops["forward"] = _forward(fields, known, hopper, scaled)
     if hopper.dq is not None:
-        loops["dq"] = _of_queries(context["dq"], known, hopper.dq, scaled, apart=False)
+        fields = context["dq"] | (_from_first_key(context["dq"]) if hopper.begins_anywhere else {})
+        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False)
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
         loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper)
@@ -198,6 +199,9 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     assert tile is not None
     chained, others = tile.chained, tile.consumers - 1
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
+    if hopper.begins_anywhere:
+        fields = fields | _from_first_key(fields)
+        fields = fields | _documents(fields)
     loop = _of_queries(fields, problem, tile, scaled, apart=True)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
@@ -213,6 +217,48 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
         if chained
         else "the other consumers and the producer; the first consumer has the rest of 512",
     }
+
+
+def _from_first_key(fields: Fields) -> Fields:
+    """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile.
+    A tile of queries whose first and last see the same first key is within one document, and has the mask at one end;
+    of several documents it has it everywhere. Empty for any other range."""
+    (span,) = fields["spans"]
+    ends = {
+        "kv_hi = tl.minimum(q_last + 1, SK)",
+        "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N",
+    }
+    search = re.fullmatch(r"(\w+)_first_0, \1_first_1 = .*", "\n".join(fields["searches"]))
+    if search is None or not ends <= set(span["bounds"]):
+        return {}
+    name = search[1]
+    begins = {
+        f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N": f"kv_lo = tl.maximum({name}_first_0, 0)",
+        f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)": "kv_full_lo = "
+        f"tl.maximum({name}_first_1, 0)",
+    }
+    if not begins.keys() <= set(span["bounds"]):
+        return {}
+    bounds = [begins.get(b, b.replace(" // BLOCK_N * BLOCK_N", "")) for b in span["bounds"]]
+    return {"spans": [span | {"bounds": bounds}], "from_first_key": name}
+
+
+def _documents(fields: Fields) -> Fields:
+    """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
+    documents is left out. Empty for any other range or mask."""
+    if "from_first_key" not in fields:
+        return {}
+    name = fields["from_first_key"]
+    same = f"({name}_q[:, None] == {name}_kv[None, :])"
+    loads = [line for line in fields["mask_lines"] if "tl.load(" in line]
+    (mask,) = (line for line in fields["mask_lines"] if line.startswith("mask = "))
+    terms = mask.removeprefix("mask = ").split(" & ")
+    if len(loads) != 1 or same not in terms:
+        return {}
+    rest = f"mask = {' & '.join(term for term in terms if term != same)}"
+    lines = [rest if line == mask else line for line in fields["mask_lines"] if line not in loads]
+    documents = {"several": "n_head > 0", "load": loads[0], "same": same[1:-1]}
+    return {"mask_lines": lines, "documents": documents}
 
 
 def _hidden_keys(fields: Fields, problem: list[str], chained: bool) -> Fields:
@@ -250,7 +296,7 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         }
     before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
     outside = ["b", "h", "q_idx", "q_start", "pair_ring"]
-    loop = _loop(fields, [*before, *fields["searches"]], outside, problem)
+    loop = _loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
     prologue = _needed(before, [*_body(fields), *after, product, fields.get("dqk_scale", "")])
     own = _own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
@@ -261,7 +307,12 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         left = f"{last} - n_past" if own.past else last
         lines.append(f"n_ahead = gl.minimum((own_lo - kv_lo) // BLOCK_N, {left})")
     if own.full_past:
-        lines.append("n_tail = n_tiles - (own_full_hi - kv_lo) // BLOCK_N")
+        rest = "n_tiles - (own_full_hi - kv_lo) // BLOCK_N"
+        lines.append(
+            f"n_tail = gl.where(n_head > 0, n_tiles, {rest})"
+            if loop["from_first_key"]
+            else f"n_tail = {rest}"
+        )
     if own.full_ahead:
         lines.append("n_head = (own_full_lo - kv_lo) // BLOCK_N")
     first = "n_past" if own.past else "0"
@@ -446,7 +497,9 @@ def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "lo": lo,
         "length": _less(hi, lo),
         "has_full": plain is not None,
-        "head": "" if full_lo == lo else _less(full_lo, lo),
+        "head": "" if full_lo == lo or "from_first_key" in fields else _less(full_lo, lo),
+        "documents": fields.get("documents"),
+        "from_first_key": "from_first_key" in fields,
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
         "searches": any("_first_at_least(" in line for line in bounds),
@@ -474,7 +527,7 @@ def _passed(body: list[str], before: list[str], problem: list[str]) -> list[str]
 def _body(fields: Fields) -> list[str]:
     """What a tile computes with names from outside."""
     lines = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
-    return [*lines, fields["scaled"]]
+    return [*lines, *fields.get("documents", {}).values(), fields["scaled"]]
 
 
 def _less(a: str, b: str) -> str:
