@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
+import io
+import json
 import multiprocessing
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 from unittest import mock
+
+from kgen.verify.verifying import verify_specs
 
 T = TypeVar("T")
 # The processes are forked from one that has imported these: it takes seconds.
-IMPORTED = ["torch", "triton", "kgen.render.rendering", "kgen.verify.attention.cases", "kgen.verify.families"]
+IMPORTED = ["torch", "triton", "kgen.render.rendering", "kgen.verify.attention.cases", "kgen.verify.worker"]
 
 
 def interpreted(function: Callable[..., T], *args: object) -> T:
@@ -20,3 +25,23 @@ def interpreted(function: Callable[..., T], *args: object) -> T:
     context.set_forkserver_preload(IMPORTED)
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), ProcessPoolExecutor(1, context) as pool:
         return pool.submit(function, *args).result()
+
+
+def verified(*args: Any, **options: Any) -> list[dict[str, Any]]:
+    """`verify_specs`, whose workers run in such processes."""
+    with mock.patch("kgen.verify.verifying.messages", _messages):
+        return verify_specs(*args, **options)
+
+
+def _messages(
+    module: str, job: object, timeout: float, environment: Mapping[str, str | None]
+) -> Iterator[dict[str, Any]]:
+    assert environment["TRITON_INTERPRET"] == "1"
+    yield from interpreted(_said, module, job)
+
+
+def _said(module: str, job: object) -> list[dict[str, Any]]:
+    """What a worker says, line by line."""
+    lines = io.StringIO()
+    importlib.import_module(module).main(job, lines)
+    return [json.loads(line) for line in lines.getvalue().splitlines()]

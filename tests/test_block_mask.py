@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from apart import verified
 from torch.nn.attention.flex_attention import create_block_mask
 
 from kgen.bench.attention.block_mask import listed
@@ -18,7 +19,6 @@ from kgen.plan.explaining import explain
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.attention.block_mask import _listed, block_kinds
-from kgen.verify.verifying import verify_specs
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = [ROOT / "specs" / f"{name}.yaml" for name in ("block_sparse", "natten_2d", "causal_images")]
@@ -111,7 +111,7 @@ def emitted(loaded: Loaded, folder: Path, wrong: tuple[str, str] | None = None) 
 
 
 def failures(loaded: Loaded, generated: Path, case: str) -> list[str]:
-    rows = verify_specs([loaded], generated, device="cpu", timeout=120.0, cases=[case])
+    rows = verified([loaded], generated, device="cpu", timeout=120.0, cases=[case])
     assert rows
     return [row["message"] for row in rows if not row["ok"]]
 

@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from apart import verified
 
 from kgen.plan.attention import plan_attention
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.families import family_of, problem_of
-from kgen.verify.verifying import verify_specs
 from kgen.verify.worker import case_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -64,7 +64,7 @@ def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
         for name in case_names(problem, group, "cpu", True)
     )
     cases = list(names)[:: SLOW.get(path.stem, 1)]
-    rows = verify_specs([loaded], emitted(path, tmp_path), device="cpu", timeout=120.0, cases=cases)
+    rows = verified([loaded], emitted(path, tmp_path), device="cpu", timeout=120.0, cases=cases)
     passes = {"forward", "backward"} if "backward" in loaded.spec.passes else {"forward"}
     assert {row["pass"] for row in rows} == passes
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from apart import interpreted
+from apart import interpreted, verified
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify import interpreter
 from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
-from kgen.verify.verifying import verify_specs
 from kgen.verify.worker import case_names
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,7 +43,7 @@ def test_verified(name: str, tmp_path: Path) -> None:
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     # Every second case: the others are run by pointers all the same.
     cases = case_names(problem_of(loaded), "forward", "cpu", True)[::2]
-    rows = verify_specs([loaded], folder, device="cpu", timeout=200.0, cases=cases)
+    rows = verified([loaded], folder, device="cpu", timeout=200.0, cases=cases)
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)
 
