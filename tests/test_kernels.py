@@ -44,12 +44,12 @@ def emitted(path: Path, folder: Path) -> Path:
 
 SLOW = {
     **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen", "packed_narrow"), 9),
-    **dict.fromkeys(("by_distance", "causal_pairs", "clusters", "listed_heads", "packed"), 5),
-    **dict.fromkeys(("pages_of_16", "pages_of_256"), 5),
+    **dict.fromkeys(("clusters", "listed_heads", "packed"), 5),
     **dict.fromkeys(("chunk_mixed", "decode_small_pages", "listed_anyway", "ragged_cache", "sunk"), 3),
     **dict.fromkeys(
         ("decode_gqa", "decode_heads", "decode_paged", "norm_bare", "norm_modified", "norm_rounded"), 2
     ),
+    **dict.fromkeys(("by_distance", "causal_pairs", "pages_of_16", "pages_of_256"), 2),
 }
 """Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
 
