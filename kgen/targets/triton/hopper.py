@@ -13,17 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.expr.nodes import Read
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
-from kgen.plan.hopper import (
-    HALF,
-    PAIR_BYTES,
-    PAIR_ROOM,
-    HopperPlan,
-    HopperTile,
-    plan_hopper,
-)
+from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
+from kgen.targets.triton.hopper_reads import NO_PAGES, NO_PAIR, documents, from_first_key, pages, pair
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
@@ -41,15 +34,15 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     known = [*problem, *("SQ", "SK") * kernels.packed]
     scaled = plan.form.core == QK and plan.form.positive
     loops = {}
-    pair = _pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
+    paired = pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
     if hopper.forward is not None:
         fields = context["forward"]
         if hopper.pair is not None:
             scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=hopper.pair)
-            fields = fields | {"score_lines": [pair["line"], *scores["score_lines"]]}
+            fields = fields | {"score_lines": [paired["line"], *scores["score_lines"]]}
         loops["forward"] = _forward(fields, known, hopper, scaled)
     if hopper.dq is not None:
-        fields = context["dq"] | (_from_first_key(context["dq"]) if hopper.begins_anywhere else {})
+        fields = context["dq"] | (from_first_key(context["dq"]) if hopper.begins_anywhere else {})
         loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False)
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
@@ -96,9 +89,9 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
-        "pair": pair,
+        "pair": paired,
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
-        "pages": _pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
+        "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
         "group": max(hopper.heads, context["group"]),
         "searches": any(fields["searches"] for fields in loops.values()),
@@ -106,33 +99,6 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "dynamic": hopper.dynamic,
         "counter_param": "counter_ptr," if hopper.dynamic else "",
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
-    }
-
-
-NO_PAGES: Fields = {
-    "there": False,
-    "params": "",
-    "args": "",
-    "given": "",
-    "k": "k",
-    "v": "v",
-    "rows": "BLOCK_N",
-}
-
-
-def _pages(hopper: HopperPlan, size: int) -> Fields:
-    """How forward finds keys in pages of `size`, and what the launcher makes descriptors of: [pages, HKV, size, D]."""
-    assert hopper.forward is not None
-    return {
-        "there": True,
-        "size": size,
-        "row": f"kv_start % {size}" if size > hopper.forward.BLOCK_N else "0",
-        "params": "block_table_ptr, stride_tb: tl.int64, stride_tp, ",
-        "args": "block_table_ptr, stride_tb, stride_tp, ",
-        "given": "block_table, *block_table.stride(), ",
-        "k": "k.transpose(1, 2)",
-        "v": "v.transpose(1, 2)",
-        "rows": str(hopper.page_rows),
     }
 
 
@@ -144,47 +110,6 @@ def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
         return {"params": "SK", "given": "SK", "enough": enough}
     enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
     return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
-
-
-NO_PAIR: Fields = {
-    "there": False,
-    "shared": False,
-    **dict.fromkeys(("line", "param", "ring", "rings", "too", "asked"), ""),
-}
-
-
-def _pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
-    """How forward reads what there is for each pair of positions: a ring for each half of a tile, whose consumer alone
-    reads it."""
-    pair, tile = hopper.pair, hopper.forward
-    assert pair is not None
-    assert tile is not None
-    assert isinstance(pair.node, Read)
-    buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
-    element = PAIR_BYTES[kernels.layouts[buffer].dtype]
-    slots = PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element)
-    # With two dimensions ahead of the positions, whatever it has.
-    missing = 2 - len(before)
-    printer = kernels.printer(kernels.plan.forward)
-    at = ["0"] * missing + [printer.own(index) for index in before]
-    tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
-    axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
-    return {
-        "there": True,
-        "shared": "b" not in at,
-        "line": f"{pair.name} = _in_registers(pair_ring, i, {slots}, SCORES){'.to(gl.float32)' * (element == 2)}",
-        "param": "pair_desc, ",
-        "ring": "pair_ring, ",
-        "rings": "pair_rings, ",
-        "too": f", and of `{buffer}`",
-        "asked": f", {tensor}",
-        "buffer": buffer,
-        "bits": 8 * element,
-        "slots": slots,
-        "at": ", ".join(at),
-        "tensor": tensor,
-        "axes": ", ".join(axes),
-    }
 
 
 def _parts(count: int) -> Fields:
@@ -200,8 +125,8 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     chained, others = tile.chained, tile.consumers - 1
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
     if hopper.begins_anywhere:
-        fields = fields | _from_first_key(fields)
-        fields = fields | _documents(fields)
+        fields = fields | from_first_key(fields)
+        fields = fields | documents(fields)
     loop = _of_queries(fields, problem, tile, scaled, apart=True)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
@@ -217,48 +142,6 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
         if chained
         else "the other consumers and the producer; the first consumer has the rest of 512",
     }
-
-
-def _from_first_key(fields: Fields) -> Fields:
-    """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile.
-    A tile of queries whose first and last see the same first key is within one document, and has the mask at one end;
-    of several documents it has it everywhere. Empty for any other range."""
-    (span,) = fields["spans"]
-    ends = {
-        "kv_hi = tl.minimum(q_last + 1, SK)",
-        "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N",
-    }
-    search = re.fullmatch(r"(\w+)_first_0, \1_first_1 = .*", "\n".join(fields["searches"]))
-    if search is None or not ends <= set(span["bounds"]):
-        return {}
-    name = search[1]
-    begins = {
-        f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N": f"kv_lo = tl.maximum({name}_first_0, 0)",
-        f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)": "kv_full_lo = "
-        f"tl.maximum({name}_first_1, 0)",
-    }
-    if not begins.keys() <= set(span["bounds"]):
-        return {}
-    bounds = [begins.get(b, b.replace(" // BLOCK_N * BLOCK_N", "")) for b in span["bounds"]]
-    return {"spans": [span | {"bounds": bounds}], "from_first_key": name}
-
-
-def _documents(fields: Fields) -> Fields:
-    """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
-    documents is left out. Empty for any other range or mask."""
-    if "from_first_key" not in fields:
-        return {}
-    name = fields["from_first_key"]
-    same = f"({name}_q[:, None] == {name}_kv[None, :])"
-    loads = [line for line in fields["mask_lines"] if "tl.load(" in line]
-    (mask,) = (line for line in fields["mask_lines"] if line.startswith("mask = "))
-    terms = mask.removeprefix("mask = ").split(" & ")
-    if len(loads) != 1 or same not in terms:
-        return {}
-    rest = f"mask = {' & '.join(term for term in terms if term != same)}"
-    lines = [rest if line == mask else line for line in fields["mask_lines"] if line not in loads]
-    documents = {"several": "n_head > 0", "load": loads[0], "same": same[1:-1]}
-    return {"mask_lines": lines, "documents": documents}
 
 
 def _hidden_keys(fields: Fields, problem: list[str], chained: bool) -> Fields:

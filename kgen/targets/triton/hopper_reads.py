@@ -1,0 +1,123 @@
+"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, a number for each pair of
+positions, and keys of documents."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kgen.expr.nodes import Read
+from kgen.plan.hopper import PAIR_BYTES, PAIR_ROOM, HopperPlan
+from kgen.targets.triton.kernels import KernelFields
+
+Fields = dict[str, Any]
+
+
+NO_PAGES: Fields = {
+    "there": False,
+    "params": "",
+    "args": "",
+    "given": "",
+    "k": "k",
+    "v": "v",
+    "rows": "BLOCK_N",
+}
+
+
+def pages(hopper: HopperPlan, size: int) -> Fields:
+    """How forward finds keys in pages of `size`, and what the launcher makes descriptors of: [pages, HKV, size, D]."""
+    assert hopper.forward is not None
+    return {
+        "there": True,
+        "size": size,
+        "row": f"kv_start % {size}" if size > hopper.forward.BLOCK_N else "0",
+        "params": "block_table_ptr, stride_tb: tl.int64, stride_tp, ",
+        "args": "block_table_ptr, stride_tb, stride_tp, ",
+        "given": "block_table, *block_table.stride(), ",
+        "k": "k.transpose(1, 2)",
+        "v": "v.transpose(1, 2)",
+        "rows": str(hopper.page_rows),
+    }
+
+
+NO_PAIR: Fields = {
+    "there": False,
+    "shared": False,
+    **dict.fromkeys(("line", "param", "ring", "rings", "too", "asked"), ""),
+}
+
+
+def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
+    """How forward reads what there is for each pair of positions: a ring for each half of a tile, whose consumer alone
+    reads it."""
+    pair, tile = hopper.pair, hopper.forward
+    assert pair is not None
+    assert tile is not None
+    assert isinstance(pair.node, Read)
+    buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
+    element = PAIR_BYTES[kernels.layouts[buffer].dtype]
+    slots = PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element)
+    # With two dimensions ahead of the positions, whatever it has.
+    missing = 2 - len(before)
+    printer = kernels.printer(kernels.plan.forward)
+    at = ["0"] * missing + [printer.own(index) for index in before]
+    tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
+    axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
+    return {
+        "there": True,
+        "shared": "b" not in at,
+        "line": f"{pair.name} = _in_registers(pair_ring, i, {slots}, SCORES){'.to(gl.float32)' * (element == 2)}",
+        "param": "pair_desc, ",
+        "ring": "pair_ring, ",
+        "rings": "pair_rings, ",
+        "too": f", and of `{buffer}`",
+        "asked": f", {tensor}",
+        "buffer": buffer,
+        "bits": 8 * element,
+        "slots": slots,
+        "at": ", ".join(at),
+        "tensor": tensor,
+        "axes": ", ".join(axes),
+    }
+
+
+def from_first_key(fields: Fields) -> Fields:
+    """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile.
+    A tile of queries whose first and last see the same first key is within one document, and has the mask at one end;
+    of several documents it has it everywhere. Empty for any other range."""
+    (span,) = fields["spans"]
+    ends = {
+        "kv_hi = tl.minimum(q_last + 1, SK)",
+        "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N",
+    }
+    search = re.fullmatch(r"(\w+)_first_0, \1_first_1 = .*", "\n".join(fields["searches"]))
+    if search is None or not ends <= set(span["bounds"]):
+        return {}
+    name = search[1]
+    begins = {
+        f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N": f"kv_lo = tl.maximum({name}_first_0, 0)",
+        f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)": "kv_full_lo = "
+        f"tl.maximum({name}_first_1, 0)",
+    }
+    if not begins.keys() <= set(span["bounds"]):
+        return {}
+    bounds = [begins.get(b, b.replace(" // BLOCK_N * BLOCK_N", "")) for b in span["bounds"]]
+    return {"spans": [span | {"bounds": bounds}], "from_first_key": name}
+
+
+def documents(fields: Fields) -> Fields:
+    """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
+    documents is left out. Empty for any other range or mask."""
+    if "from_first_key" not in fields:
+        return {}
+    name = fields["from_first_key"]
+    same = f"({name}_q[:, None] == {name}_kv[None, :])"
+    loads = [line for line in fields["mask_lines"] if "tl.load(" in line]
+    (mask,) = (line for line in fields["mask_lines"] if line.startswith("mask = "))
+    terms = mask.removeprefix("mask = ").split(" & ")
+    if len(loads) != 1 or same not in terms:
+        return {}
+    rest = f"mask = {' & '.join(term for term in terms if term != same)}"
+    lines = [rest if line == mask else line for line in fields["mask_lines"] if line not in loads]
+    parts = {"several": "n_head > 0", "load": loads[0], "same": same[1:-1]}
+    return {"mask_lines": lines, "documents": parts}
