@@ -1,5 +1,5 @@
-"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, a number for each pair of
-positions, and keys of documents."""
+"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, a number for each pair
+of positions, and keys of documents."""
 
 from __future__ import annotations
 
