@@ -8,23 +8,28 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, TypeVar
 from unittest import mock
 
 from kgen.verify.verifying import verify_specs
+from kgen.verify.worker import Job
 
 T = TypeVar("T")
+LIMIT = 280.0
+"""Seconds, less than pytest gives a test."""
 # The processes are forked from one that has imported these: it takes seconds.
 IMPORTED = ["torch", "triton", "kgen.render.rendering", "kgen.verify.attention.cases", "kgen.verify.worker"]
 
 
-def interpreted(function: Callable[..., T], *args: object) -> T:
-    """`function(*args)`, in a process that ends with it; what it raises is raised here."""
+def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMIT) -> T:
+    """`function(*args)`, in a process that ends with it; what it raises is raised here.
+
+    Raises `multiprocessing.TimeoutError` after some seconds, also where the process died.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(function, *args).result()
+    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), context.Pool(1) as pool:
+        return pool.apply_async(function, args).get(seconds)
 
 
 def verified(*args: Any, **options: Any) -> list[dict[str, Any]]:
@@ -34,10 +39,10 @@ def verified(*args: Any, **options: Any) -> list[dict[str, Any]]:
 
 
 def _messages(
-    module: str, job: object, timeout: float, environment: Mapping[str, str | None]
+    module: str, job: Job, timeout: float, environment: Mapping[str, str | None]
 ) -> Iterator[dict[str, Any]]:
     assert environment["TRITON_INTERPRET"] == "1"
-    yield from interpreted(_said, module, job)
+    yield from interpreted(_said, module, job, seconds=min(timeout * len(job.cases), LIMIT))
 
 
 def _said(module: str, job: object) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # scores that take a function, ranges of a few tiles, a range chosen by the tile of keys.
 DENSE = [
     "document_causal",
+    "batched_documents",
     "sliding_window",
     "llama3_gqa",
     "causal_alibi",
@@ -41,9 +42,11 @@ PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 PAIRS = ["pair_bias", "biased_window"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
+# Without one backward kernel: a derivative that waits for dP, documents.
+TWO = ["softcap_causal", "document_causal", "batched_documents"]
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED], ALL),
-    **dict.fromkeys([name for name in DENSE if name not in ("softcap_causal", "document_causal")], FUSED),
+    **dict.fromkeys([name for name in DENSE if name not in TWO], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
@@ -110,10 +113,13 @@ EARLY = {
         "_rows(kv_ring[0], (2 * n_used - 1) % SLOTS)",
     ),
     "pairs read before they are there": (
-        "_fetched(ring, i, SLOTS).load(LAYOUT)",
-        "_rows(ring[0], i % SLOTS).load(LAYOUT)",
+        "_in_registers(pair_ring, i, 4, SCORES)",
+        "(_rows(pair_ring[0], i % 4).load(SCORES), _free(pair_ring, i, 4))[0]",
     ),
-    "pairs overtaken by the next": ("    fence_async_shared()\n    _free(ring", "    _free(ring"),
+    "pairs overtaken by the next": (
+        "_in_registers(pair_ring, i, 2, SCORES)",
+        "(_fetched(pair_ring, i, 2).load(SCORES), _free(pair_ring, i, 2))[0]",
+    ),
     "queries of few keys overtaken by the next": (
         "    fence_async_shared()\n    _free(ring",
         "    _free(ring",
@@ -206,7 +212,12 @@ def test_few_keys_have_two_backward_kernels() -> None:
 @pytest.mark.parametrize("what", EARLY)
 def test_races_are_found(what: str, tmp_path: Path) -> None:
     right, wrong = EARLY[what]
-    others = {"halves": "full_d64_fp16", "pairs": "biased_window", "few keys": "sliding_window"}
+    others = {
+        "halves": "full_d64_fp16",
+        "pairs read": "biased_window",
+        "pairs overtaken": "pair_bias",
+        "few keys": "sliding_window",
+    }
     name = next((spec for words, spec in others.items() if words in what), "full")
     text = render_spec(load(_spec(name)))["triton.py"]
     assert right in text
@@ -358,9 +369,9 @@ class _Counted:
         ("causal_fp32", set()),
         ("varlen_causal", ALL),
         ("decode_gqa", {"forward"}),  # a length for each sequence
+        ("decode_sliding_window", {"forward"}),  # the same, and a window
         ("pair_bias", {"forward"}),  # rows of it by TMA
         ("relative_bias", set()),  # read by distance
-        ("decode_sliding_window", {"forward"}),  # the same, and a window
         ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
         ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer
@@ -369,6 +380,27 @@ class _Counted:
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
     text = render_spec(load(ROOT / "specs" / f"{name}.yaml"))["triton.py"]
     assert {kernel for kernel in FUSED if f"_{kernel}_hopper_kernel" in text} == kernels
+
+
+@pytest.mark.parametrize(
+    ("change", "begins"),
+    [
+        (("", ""), True),
+        # Lengths may differ then, and a query past the keys sees no document of its own.
+        (("shape: [SQ]", "shape: [1000]"), False),
+        (("q_idx >= kv_idx", "q_idx >= kv_idx and q_idx - kv_idx < 100"), False),
+        (("doc[q_idx] == doc[kv_idx]", "doc[q_idx] <= doc[kv_idx]"), False),
+        ((" and q_idx >= kv_idx", ""), False),
+    ],
+)
+def test_where_tiles_begin_with_a_document(change: tuple[str, str], begins: bool, tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "document_causal.yaml").read_text()
+    assert change[0] in text
+    path = tmp_path / "document_causal.yaml"
+    path.write_text(text.replace(*change, 1))
+    emitted = render_spec(load(path))["triton.py"]
+    assert "_hopper_producer" in emitted
+    assert ("# Queries of several documents" in emitted) == begins
 
 
 @pytest.mark.parametrize(

@@ -101,12 +101,13 @@ def test_a_wrong_kernel_is_caught(tmp_path):
     assert ("forward", "one") not in messages
 
 
-def test_a_crash_costs_one_case(tmp_path):
+@pytest.mark.parametrize("jobs", [1, 2])  # both passes in one process, and each in its own
+def test_a_crash_costs_one_case(jobs, tmp_path):
     edit(
         render(plain(), tmp_path),
         ("    p, weights_lse,", "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"),
     )
-    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, record=True)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=jobs, record=True)
     messages = wrong(rows)
     assert set(messages) == {("forward", "q-shorter"), ("backward", "q-shorter")}
     assert "SIGABRT" in messages["forward", "q-shorter"]

@@ -131,7 +131,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         pair=pair,
-        begins_anywhere=pair is None and pages is None and not (hidden or varlen),
+        begins_anywhere=plan.self_attention and pair is None and pages is None and not (hidden or varlen),
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kgen.verify.worker import Job
 
 RESTARTS = 5
-"""How often a job may lose its worker before the cases that are left are given up."""
+"""How often a job may lose its worker, for each pass that it has, before the cases that are left are given up."""
 
 
 def verify_specs(
@@ -153,7 +153,8 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
     }
     left = list(job.cases)
-    for _ in range(RESTARTS):
+    restarts = RESTARTS * len({group for group, _ in job.cases})
+    for _ in range(restarts):
         if not left:
             return
         culprit: tuple[str, str] | None = left[0]
@@ -174,7 +175,7 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
             left.remove(culprit)
             yield _lost(job, culprit, trouble)
     for case in left:
-        yield _lost(job, case, f"not run: the worker was lost {RESTARTS} times")
+        yield _lost(job, case, f"not run: the worker was lost {restarts} times")
 
 
 def _lost(job: Job, case: tuple[str, str], message: str) -> dict[str, Any]:

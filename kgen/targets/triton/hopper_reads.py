@@ -82,18 +82,19 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
 
 
 def from_first_key(fields: Fields) -> Fields:
-    """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile.
-    A tile of queries whose first and last see the same first key is within one document, and has the mask at one end;
-    of several documents it has it everywhere. Empty for any other range."""
+    """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile,
+    where a mask compares just that buffer, so that a query sees itself. A tile of queries whose first and last see the
+    same first key is within one document, and has the mask at one end; of several documents it has it everywhere.
+    Empty for any other range."""
     (span,) = fields["spans"]
     ends = {
         "kv_hi = tl.minimum(q_last + 1, SK)",
         "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N",
     }
-    search = re.fullmatch(r"(\w+)_first_0, \1_first_1 = .*", "\n".join(fields["searches"]))
-    if search is None or not ends <= set(span["bounds"]):
+    search = _SEARCH.fullmatch("\n".join(fields["searches"]))
+    if search is None or not ends <= set(span["bounds"]) or _comparison(fields) is None:
         return {}
-    name = search[1]
+    name = search["name"]
     begins = {
         f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N": f"kv_lo = tl.maximum({name}_first_0, 0)",
         f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)": "kv_full_lo = "
@@ -102,22 +103,36 @@ def from_first_key(fields: Fields) -> Fields:
     if not begins.keys() <= set(span["bounds"]):
         return {}
     bounds = [begins.get(b, b.replace(" // BLOCK_N * BLOCK_N", "")) for b in span["bounds"]]
-    return {"spans": [span | {"bounds": bounds}], "from_first_key": name}
+    return {"spans": [span | {"bounds": bounds}], "from_first_key": True}
 
 
 def documents(fields: Fields) -> Fields:
     """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
-    documents is left out. Empty for any other range or mask."""
+    documents is left out. Empty for any other range."""
     if "from_first_key" not in fields:
         return {}
-    name = fields["from_first_key"]
-    same = f"({name}_q[:, None] == {name}_kv[None, :])"
-    loads = [line for line in fields["mask_lines"] if "tl.load(" in line]
+    found = _comparison(fields)
+    assert found is not None
+    load, same = found
     (mask,) = (line for line in fields["mask_lines"] if line.startswith("mask = "))
     terms = mask.removeprefix("mask = ").split(" & ")
-    if len(loads) != 1 or same not in terms:
-        return {}
     rest = f"mask = {' & '.join(term for term in terms if term != same)}"
-    lines = [rest if line == mask else line for line in fields["mask_lines"] if line not in loads]
-    parts = {"several": "n_head > 0", "load": loads[0], "same": same[1:-1]}
+    lines = [rest if line == mask else line for line in fields["mask_lines"] if line != load]
+    parts = {"several": "n_head > 0", "load": load, "same": same[1:-1]}
     return {"mask_lines": lines, "documents": parts}
+
+
+_SEARCH = re.compile(r"(?P<name>\w+)_first_0, (?P=name)_first_1 = _first_at_least\((?P<row>[^,]+), .*")
+
+
+def _comparison(fields: Fields) -> tuple[str, str] | None:
+    """What loads a row of a buffer that is searched, and the part of the mask that compares it at both positions; None
+    where the mask loads anything else."""
+    search = _SEARCH.fullmatch("\n".join(fields["searches"]))
+    loads = [line for line in fields["mask_lines"] if "tl.load(" in line]
+    masks = [line for line in fields["mask_lines"] if line.startswith("mask = ")]
+    if search is None or len(loads) != 1 or len(masks) != 1:
+        return None
+    of_keys = re.match(rf"(\w+)_kv = tl\.load\({re.escape(search['row'])} \+ kv_idx \* ", loads[0])
+    same = of_keys and f"({of_keys[1]}_q[:, None] == {of_keys[1]}_kv[None, :])"
+    return (loads[0], same) if same and same in masks[0].removeprefix("mask = ").split(" & ") else None
