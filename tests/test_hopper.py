@@ -383,6 +383,26 @@ def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> Non
 
 
 @pytest.mark.parametrize(
+    ("more", "by_tma"),
+    [
+        ("score_mod: score + x[q_idx, kv_idx]", True),
+        ("score_mod: score + x[kv_idx, q_idx]", False),
+        ("score_mod: score + x[q_idx, min(kv_idx, 7)]", False),
+        ("mask_mod: x[q_idx, kv_idx] > 0.0", False),
+        ("score_mod: score + x[q_idx, kv_idx]\nmask_mod: x[q_idx, kv_idx] > 0.0", False),
+    ],
+)
+def test_what_is_read_by_pair_comes_by_tma(more: str, by_tma: bool, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.yaml"
+    buffers = "buffers:\n  x: {shape: [SQ, SK], dtype: fp32}\n"
+    head = (
+        "kernel: attention\nname: pairs\ndtype: bf16\nhead_dim: 128\nblock_mask: never\npasses: [forward]\n"
+    )
+    path.write_text(f"{head}{buffers}{more}\n")
+    assert ("pair_desc" in render_spec(load(path))["triton.py"]) == by_tma
+
+
+@pytest.mark.parametrize(
     ("change", "begins"),
     [
         (("", ""), True),

@@ -49,7 +49,6 @@ SLOW = {
     **dict.fromkeys(
         ("decode_gqa", "decode_heads", "decode_paged", "norm_bare", "norm_modified", "norm_rounded"), 2
     ),
-    **dict.fromkeys(("by_distance", "causal_pairs", "pages_of_16", "pages_of_256"), 2),
 }
 """Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
 

@@ -69,9 +69,8 @@ def test_descriptors(causal: Any) -> None:
     assert causal._descriptors({"TMA": False}, (x, 64, 128), (x, 64, 128)) == [None, None]
 
 
-def test_sequences_do_not_see_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_do_not_see_their_neighbours(tmp_path: Path) -> None:
     """By TMA: a sequence of NaN between two others, each as if it were alone, bit by bit."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     path = emitted("varlen_causal", tmp_path) / "varlen_causal" / "triton.py"
     interpreted(_neighbours, path)
 
@@ -119,9 +118,8 @@ def test_tile_without_descriptors(x: torch.Tensor, causal: Any) -> None:
     assert causal._tile(table, 80, good, x) == {}
 
 
-def test_searches_of_sorted_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_of_sorted_buffers(tmp_path: Path) -> None:
     """Against `torch.searchsorted`: lengths around powers of 256, runs, values beyond both ends."""
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
     folder = emitted("document_causal", tmp_path) / "document_causal"
     path = folder / "searching.py"
     path.write_text(

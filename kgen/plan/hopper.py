@@ -212,14 +212,16 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
 
 
 def _pair(plan: AttentionPlan) -> Binding | None:
-    """What is read for each pair of positions, if there is one such read and TMA can have tiles of it: its last indices
-    are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
+    """What scores read for each pair of positions, if that is the one such read and TMA can have tiles of it: its last
+    indices are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
     spec, program = plan.spec, plan.forward.program
     found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
     if len(found) != 1 or spec.varlen or plan.kv.live != plan.kv.bound:
         return None
     (pair,) = found
-    if not isinstance(pair.node, Read) or spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
+    if pair.roots & {"mask", "inner_live"} or not isinstance(pair.node, Read):
+        return None
+    if spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
         return None
     before, last = pair.node.indices[:-2], pair.node.indices[-2:]
     simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
