@@ -2,7 +2,8 @@
 
 Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with
 data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
-early or filled twice gives NaN, and a barrier that nobody completes an error. A load of numbers is done when they are
+early or filled twice gives NaN, and a barrier that nobody completes an error. A counter that a launch of its own sets to
+zero is none of a program's that begins beside that launch until it has waited for it. A load of numbers is done when they are
 used, or at a fence: TMA may overtake it. Layouts, registers and other fences are not modelled.
 """
 
@@ -30,7 +31,7 @@ PATIENCE = 30.0
 """Seconds after which a barrier that nobody completes is an error."""
 
 PAUSE = 3e-4
-"""Seconds that products take now and then: time for others to do what they should not do yet."""
+"""Seconds that products take now and then, and TMA at most: time for others to do what they should not do yet."""
 
 _own = threading.local()
 _lock = threading.Lock()
@@ -69,8 +70,9 @@ def _loads() -> list[Loading]:
     return loads
 
 
-def _arrive(barrier: Barrier, count: int) -> None:
-    barrier.arrive()
+def _arrive(barrier: Barrier, count: int, pred: Any = True) -> None:
+    if pred:
+        barrier.arrive()
     if any(loading.source is not None for loading in _loads()):
         time.sleep(PAUSE)  # time to be overtaken in
 
@@ -193,7 +195,7 @@ def _fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) 
     slot.tensor.fill_(math.nan)
 
     def land() -> None:
-        time.sleep(random.random() * 3e-4)
+        time.sleep(random.random() * PAUSE)
         slot.tensor.copy_(block)
         barrier.land(desc.block_type.nbytes)
 
@@ -276,6 +278,8 @@ def _store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
 
 def _atomic_add(pointer: Pointer, value: Any, sem: str) -> Tensor:
     storage, at = pointer.elements(None)
+    if pointer.tensor.data_ptr() in _fills and _own.place not in _waited:
+        raise RuntimeError("a counter that may not be zero yet")
     with _lock:
         old = storage[at].clone()
         storage[at] += value
@@ -377,6 +381,7 @@ _LAYOUTS = (
     "NVMMASharedLayout",
     "DotOperandLayout",
     "SwizzledSharedLayout",
+    "DistributedLinearLayout",
 )
 
 gl = SimpleNamespace(
@@ -421,12 +426,31 @@ class Kernel:
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int, launch_pdl: bool = False, **options: Any) -> None:
             _failed.clear()
+            _begin_beside(dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {})
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             for number in range(grid[0]):
                 _own.place = (number, grid[0])
                 self.function(*given, **options)
 
         return launch
+
+
+_fills: set[int] = set()
+_waited: set[tuple[int, int]] = set()
+
+
+def _begin_beside(args: dict[str, Any]) -> None:
+    """What a kernel begins beside: the launch that fills its counter. Those of backward are two, and older."""
+    counter = args.get("counter_ptr")
+    _waited.clear()
+    _fills.clear()
+    if counter is not None and len(counter) == 1:
+        _fills.add(counter.data_ptr())
+
+
+def _wait_for_others() -> None:
+    """`gdc_wait`. Kernels run one after the other: what others did is there, but a program has to ask."""
+    _waited.add(_own.place)
 
 
 def _jit(function: Any = None, **options: Any) -> Any:
@@ -439,7 +463,7 @@ def installed() -> Iterator[None]:
     mbarrier = SimpleNamespace(
         MBarrierLayout=_no_layout,
         init=lambda barrier, count: barrier.init(count),
-        expect=lambda barrier, count: barrier.arrive(count),
+        expect=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
         wait=lambda barrier, parity: barrier.wait(parity),
         arrive=_arrive,
     )
@@ -490,7 +514,7 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
 
     module._on_hopper = lambda *tensors: all(module._by_tma(x) for x in tensors)
     module._multiprocessors = lambda device: multiprocessors
-    module.gdc_wait = module.gdc_launch_dependents = lambda: None  # kernels run one after the other
+    module.gdc_wait, module.gdc_launch_dependents = _wait_for_others, lambda: None
     for name, value in list(vars(module).items()):
         if isinstance(value, tl.constexpr):
             setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)

@@ -40,8 +40,8 @@ values of up to 2^40. With bounds of up to 80 those of a row's first tile are 2^
 
 @dataclass(frozen=True)
 class HopperTile:
-    """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V count apart, Q and dO
-    together), and registers a thread of every consumer but the first and of the producer; the first has what they leave
+    """Queries and keys of a tile, how many tiles of what streams shared memory holds (K and V together, or Q and dO),
+    and registers a thread of every consumer but the first and of the producer; the first has what they leave
     of 504, or of 512 with three consumers."""
 
     BLOCK_M: int
@@ -49,6 +49,8 @@ class HopperTile:
     SLOTS: int
     consumer_registers: int = 240
     producer_registers: int = 24
+    fewer_values: int = 0
+    """Of forward: how many tiles of V there are less than of K, which is wanted first."""
     least: float | None = None
     """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that it is. None
     where the maximum is followed."""
@@ -125,7 +127,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         return None
     return HopperPlan(
         forward=forward,
-        dq=HopperTile(2 * HALF, HALF, 8) if backward and wide else None,
+        dq=HopperTile(2 * HALF, HALF, 4) if backward and wide else None,
         dkdv=_dkdv_tile(plan, wide) if backward else None,
         fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
@@ -142,9 +144,9 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
 def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     mask = plan.problem.mask
     # Ends of a range are masked, so short ranges want short tiles.
-    keys, slots = (128, 4) if mask in ("all", "triangle") else (64, 10)
+    keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
-        keys, slots = 64, 6  # what is read for each pair has the room of four more
+        keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
     # Searching takes the producer's registers.
     registers = (232, 40) if mask == "search" else (240, 24)
     most = _most(plan)
@@ -153,6 +155,7 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
         keys,
         slots,
         *registers,
+        fewer_values=fewer,
         least=round(most - ROOM, 2) if most is not None and most <= MOST else None,
     )
 
@@ -160,7 +163,7 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
 def _narrow_forward_tile(plan: AttentionPlan) -> HopperTile | None:
     if not plan.problem.light or plan.problem.varlen or plan.problem.score == "reads":
         return None
-    return HopperTile(3 * HALF, 128, 8, 160, 32, consumers=3)
+    return HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
 
 
 def _most(plan: AttentionPlan) -> float | None:

@@ -68,7 +68,9 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": short,
         "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
-        "passes_keys": any(loops[name]["past"] or loops[name]["ahead"] for name in loops if name != "dkdv"),
+        "streams_keys": hopper.forward is not None or hopper.dq is not None,
+        "passes_over": any(fields["past"] or fields["ahead"] for fields in loops.values()),
+        "lag": _lag(hopper),
         "linear": any(fields["linear"] for fields in loops.values()),
         "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
         # Elements that a thread has of half a tile's output; and where alpha of its two rows is among operands.
@@ -95,10 +97,12 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
         "group": max(hopper.heads, context["group"]),
         "searches": any(fields["searches"] for fields in loops.values()),
+        "searches_once": any(fields.get("from_first_key") for fields in loops.values()),
         # Tiles of one length need no counter.
         "dynamic": hopper.dynamic,
         "counter_param": "counter_ptr," if hopper.dynamic else "",
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
+        "beside_the_fill": " launch_pdl=True," if hopper.dynamic else "",
     }
 
 
@@ -110,6 +114,21 @@ def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
         return {"params": "SK", "given": "SK", "enough": enough}
     enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
     return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
+
+
+def _lag(hopper: HopperPlan) -> Fields:
+    """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores. The
+    producer is told where it serves dq, too, which wants K and V together."""
+    own = "1" if hopper.forward is not None and hopper.forward.chained else "0"
+    if hopper.dq is None:
+        return {"own": own, "param": "", "says": "", "forward": "", "dq": ""}
+    return {
+        "own": own,
+        "param": "LAG: tl.constexpr, ",
+        "says": ", V LAG tiles behind K",
+        "forward": f"{own}, ",
+        "dq": "0, ",
+    }
 
 
 def _parts(count: int) -> Fields:
@@ -131,7 +150,8 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
-        "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, problem, chained),
+        "value_slots": f"SLOTS - {tile.fewer_values}" if tile.fewer_values else "SLOTS",
+        "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, problem),
         "consumers": [
             {"number": n, "pair_ring": f"pair_rings[{n}], " * (hopper.pair is not None)}
             for n in range(tile.consumers)
@@ -144,8 +164,8 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     }
 
 
-def _hidden_keys(fields: Fields, problem: list[str], chained: bool) -> Fields:
-    """How forward knows which keys of the first tile that it takes are past the end, and where their values are."""
+def _hidden_keys(fields: Fields, problem: list[str]) -> Fields:
+    """How forward knows which keys of the first tile that it takes are past the end."""
     (live,) = (line for line in fields["mask_lines"] if line.startswith("kv_live = "))
     passed = _passed([live], ["b", "h", *fields["prologue"]], problem)
     return {
@@ -156,8 +176,6 @@ def _hidden_keys(fields: Fields, problem: list[str], chained: bool) -> Fields:
         "params": wrapped(passed, 4),
         "args": wrapped(passed, 12),
         "of_scores": any("_tanh(" in line for line in fields["score_lines"]),
-        # Of a chain the first tile's softmax is done.
-        "slot": "2 * n_used - 1" if chained else "2 * n_used + 1",
     }
 
 
@@ -178,7 +196,7 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
             "scaled": f" * {bias.scale}",
         }
     before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
-    outside = ["b", "h", "q_idx", "q_start", "pair_ring"]
+    outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
     loop = _loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
     prologue = _needed(before, [*_body(fields), *after, product, fields.get("dqk_scale", "")])
@@ -204,8 +222,7 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "product": product.format(keys="_fetched(kv_ring, 2 * n_used, SLOTS)"),
-        "awaited_product": product.format(keys="_rows(kv_ring[0], 2 * n_used % SLOTS)"),
+        "product": product.format(keys="_keys(kv_ring, n_used)"),
         "linear": bias is not None,
         "alpha": "" if tile.bounded else ", alpha",
         # Of bounded logits m_i is a number where no key is seen, too.
@@ -331,7 +348,8 @@ def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, 
     def own(end: str) -> bool:
         needed = _needed([*before, *span["bounds"]], [f"{inner}_{end}"])
         words = set(re.findall(r"\w+", "\n".join(needed)))
-        if not words & moves or "_first_at_least" in words or block > HALF:
+        searched = words & {"_first_at_least", "_first_key_hopper"}
+        if not words & moves or searched or block > HALF:
             return False
         lines.extend(line for line in needed if line not in there and line not in lines)
         return True
@@ -382,7 +400,7 @@ def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "has_full": plain is not None,
         "head": "" if full_lo == lo or "from_first_key" in fields else _less(full_lo, lo),
         "documents": fields.get("documents"),
-        "from_first_key": "from_first_key" in fields,
+        "from_first_key": fields.get("from_first_key"),
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
         "searches": any("_first_at_least(" in line for line in bounds),

@@ -21,6 +21,7 @@ NO_PAGES: Fields = {
     "k": "k",
     "v": "v",
     "rows": "BLOCK_N",
+    "nbytes": "k_desc.block_type.nbytes",
 }
 
 
@@ -37,13 +38,15 @@ def pages(hopper: HopperPlan, size: int) -> Fields:
         "k": "k.transpose(1, 2)",
         "v": "v.transpose(1, 2)",
         "rows": str(hopper.page_rows),
+        "nbytes": "k_desc.block_type.nbytes"
+        + f" * (BLOCK_N // {hopper.page_rows})" * (hopper.page_rows != hopper.forward.BLOCK_N),
     }
 
 
 NO_PAIR: Fields = {
     "there": False,
     "shared": False,
-    **dict.fromkeys(("line", "param", "ring", "rings", "too", "asked"), ""),
+    **dict.fromkeys(("line", "param", "ring", "rings", "asked"), ""),
 }
 
 
@@ -66,11 +69,10 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
     return {
         "there": True,
         "shared": "b" not in at,
-        "line": f"{pair.name} = _in_registers(pair_ring, i, {slots}, SCORES){'.to(gl.float32)' * (element == 2)}",
+        "line": f"{pair.name} = _in_registers(pair_ring, i - item, {slots}, SCORES){'.to(gl.float32)' * (element == 2)}",
         "param": "pair_desc, ",
         "ring": "pair_ring, ",
         "rings": "pair_rings, ",
-        "too": f", and of `{buffer}`",
         "asked": f", {tensor}",
         "buffer": buffer,
         "bits": 8 * element,
@@ -96,14 +98,21 @@ def from_first_key(fields: Fields) -> Fields:
         return {}
     name = search["name"]
     begins = {
-        f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N": f"kv_lo = tl.maximum({name}_first_0, 0)",
-        f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)": "kv_full_lo = "
-        f"tl.maximum({name}_first_1, 0)",
+        f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N",
+        f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)",
     }
-    if not begins.keys() <= set(span["bounds"]):
+    if not begins <= set(span["bounds"]):
         return {}
-    bounds = [begins.get(b, b.replace(" // BLOCK_N * BLOCK_N", "")) for b in span["bounds"]]
-    return {"spans": [span | {"bounds": bounds}], "from_first_key": True}
+    first, last = f"{name}_of_first", f"{name}_of_last"
+    known = [
+        f"{first}, {last} = {search['of_first']}, {search['of_last']}",
+        f"kv_lo = _first_key_hopper({search['row']}, {search['stride']}, {search['size']}, {first})",
+    ]
+    bounds = [b.replace(" // BLOCK_N * BLOCK_N", "") for b in span["bounds"] if b not in begins]
+    return {
+        "spans": [span | {"bounds": [*known, *bounds]}],
+        "from_first_key": {"first": first, "last": last},
+    }
 
 
 def documents(fields: Fields) -> Fields:
@@ -122,7 +131,10 @@ def documents(fields: Fields) -> Fields:
     return {"mask_lines": lines, "documents": parts}
 
 
-_SEARCH = re.compile(r"(?P<name>\w+)_first_0, (?P=name)_first_1 = _first_at_least\((?P<row>[^,]+), .*")
+_SEARCH = re.compile(
+    r"(?P<name>\w+)_first_0, (?P=name)_first_1 = _first_at_least\((?P<row>[^,]+), (?P<stride>[^,]+), (?P<size>[^,]+), "
+    r"(?P<of_first>tl\.load\(.*\)), (?P<of_last>tl\.load\(.*\))\)"
+)
 
 
 def _comparison(fields: Fields) -> tuple[str, str] | None:
