@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import types
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
@@ -38,12 +38,16 @@ class Spec:
     def model_dump_json(self) -> str:
         return json.dumps(asdict(self))
 
+    def model_copy(self, update: dict[str, str]) -> Spec:
+        return replace(self, **update)
+
 
 @dataclass
 class Loaded:
     path: Path
     text: str
     spec: Spec
+    trees: dict[str, object] = field(default_factory=dict)
 
 
 def load(path: Path) -> Loaded:

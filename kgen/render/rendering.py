@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp
+from kgen.render.names import apart, clashes
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -38,20 +39,27 @@ def blaming(spec: str) -> Iterator[None]:
 
 def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[str, str]:
     """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
+    with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
+        env = environment.environment(environment.template_root())
+        files = _files(env, loaded, targets)
+        if wrong := clashes(loaded, files, _files(env, apart(loaded), targets)):
+            raise KgenError(wrong)
+    return files
+
+
+def _files(env: Environment, loaded: Loaded, targets: Collection[str] | None) -> dict[str, str]:
     from kgen.targets import asked_targets, sources
     from kgen.targets.package import package
 
     files: dict[str, str] = {}
-    with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
-        env = environment.environment(environment.template_root())
-        asked = [target for target in asked_targets(loaded) if targets is None or target in targets]
-        found = [source for target in asked for source in sources(loaded, target)]
-        if targets is None and (whole := package(loaded, found)):
-            found.append(whole)
-        for source in found:
-            if not FILENAME.fullmatch(source.filename) or source.filename in files:
-                raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
-            files[source.filename] = _render_source(env, loaded, source)
+    asked = [target for target in asked_targets(loaded) if targets is None or target in targets]
+    found = [source for target in asked for source in sources(loaded, target)]
+    if targets is None and (whole := package(loaded, found)):
+        found.append(whole)
+    for source in found:
+        if not FILENAME.fullmatch(source.filename) or source.filename in files:
+            raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
+        files[source.filename] = _render_source(env, loaded, source)
     return files
 
 

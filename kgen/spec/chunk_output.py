@@ -31,6 +31,8 @@ RESERVED = frozenset(
     {
         *(*SIZES, *INDICES, *GATES, "inf", "q", "k", "v", "o", "scale", "cu_seqlens", "chunk_indices"),
         *("math", "torch", "triton", "tl"),
+        # Files of its folder: importing one would hide the function.
+        *("cute_sm90", "cute_sm100"),
     }
 )
 PASSES = ("forward", "backward")

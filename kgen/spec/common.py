@@ -25,6 +25,18 @@ ELEMENTS = {
     "bool": Type.BOOL,
 }
 
+ELSEWHERE = frozenset(
+    {
+        # Arguments of every launch in Triton, and of the function that it writes to read those of a kernel.
+        *("debug", "instrumentation_mode", "launch_cooperative_grid", "launch_pdl", "maxnreg"),
+        *("num_ctas", "num_stages", "num_warps"),
+        *("backend", "options", "params", "specialize_impl"),
+        # An attribute of every torch.ops namespace, and a package that emitted files import.
+        *("name", "cuda"),
+    }
+)
+"""What the names mean to what runs emitted files; `kgen.render.names` sees those that stand in the files themselves."""
+
 
 def checked_name(name: str) -> str:
     """A name that can stand in emitted source: lower_snake_case, no keyword, builtin or function."""
@@ -35,6 +47,9 @@ def checked_name(name: str) -> str:
         raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
     if name in TABLE:
         raise problem("reserved-name", f"`{name}` is a function of the expressions", "choose another name")
+    if name in ELSEWHERE:
+        message = f"`{name}` means something to Triton, PyTorch or CUDA"
+        raise problem("reserved-name", message, "choose another name")
     return name
 
 

@@ -15,7 +15,7 @@ from kgen.targets.cuda.printer import Printer, literal
 TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
 SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.BOOL: "bool"}
 ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.BOOL: "false"}
-# Names of the kernels' own (those of constants in lower case), and words of C++ that are none of Python's.
+# Names of the kernels' own (those of constants in lower case), and words and macros of C++ that are none of Python's.
 TAKEN = frozenset(
     """
     t v i n p s to from left most share place first round turn step begin live rank vector vectors
@@ -27,6 +27,10 @@ TAKEN = frozenset(
     default delete do double enum extern float goto inline int long namespace new operator private
     protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
     virtual void volatile
+    alignas alignof and_eq asm bitand bitor char16_t char32_t compl concept const_cast decltype dynamic_cast explicit
+    export false friend mutable noexcept not_eq nullptr or_eq reinterpret_cast requires static_assert static_cast
+    thread_local true typeid typename wchar_t xor xor_eq
+    huge_val infinity int_max int_min m_e m_pi nan null
     """.split()  # noqa: SIM905
 )
 
