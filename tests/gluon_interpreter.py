@@ -2,9 +2,9 @@
 
 Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with
 data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
-early or filled twice gives NaN, and a barrier that nobody completes an error. A counter that a launch of its own sets to
-zero is none of a program's that begins beside that launch until it has waited for it. A load of numbers is done when they are
-used, or at a fence: TMA may overtake it. Layouts, registers and other fences are not modelled.
+early or filled twice gives NaN, and a barrier that nobody completes an error. So is a counter that a program takes from
+before it has waited for the launch that sets it to zero, and beside which it begins. A load of numbers is done when
+they are used, or at a fence: TMA may overtake it. Layouts, registers and other fences are not modelled.
 """
 
 from __future__ import annotations
@@ -426,7 +426,9 @@ class Kernel:
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
         def launch(*args: Any, num_warps: int, launch_pdl: bool = False, **options: Any) -> None:
             _failed.clear()
-            _begin_beside(dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {})
+            _begin_beside(
+                dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {}
+            )
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             for number in range(grid[0]):
                 _own.place = (number, grid[0])

@@ -117,7 +117,10 @@ EARLY = {
         "        _await(kv_ring, n_used, SLOTS)\n        acc_on =",
         "        acc_on =",
     ),
-    "tiles handed out before the counter is zero": ("            gdc_wait()  # forward", "            pass  # forward"),
+    "tiles handed out before the counter is zero": (
+        "            gdc_wait()  # forward",
+        "            pass  # forward",
+    ),
     "pairs read before they are there": (
         "_in_registers(pair_ring, i - item, 4, SCORES)",
         "(_rows(pair_ring[0], (i - item) % 4).load(SCORES) + 0, _free(pair_ring, i - item, 4))[0]",
@@ -234,7 +237,9 @@ def test_races_are_found(what: str, tmp_path: Path) -> None:
         _, found = interpreted(_verify, name, path, 5e-3, 10.0)
     except (RuntimeError, AssertionError) as error:
         # What is read early may be freed early: its barrier never completes, or has too many arrivals.
-        found = re.findall("a barrier that nobody completes|more arrivals than|may not be zero yet", str(error))
+        found = re.findall(
+            "a barrier that nobody completes|more arrivals than|may not be zero yet", str(error)
+        )
     assert found
 
 

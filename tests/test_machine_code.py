@@ -38,8 +38,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-# Q in registers, of halves and of thirds of a tile, and dS of the tile before; K and V.
-@pytest.mark.parametrize(("name", "kernels"), [("sliding_window", 2), ("causal_d64", 2), ("gpt_oss", 1)])
+# Q in registers, of halves and of thirds of a tile; K and V.
+@pytest.mark.parametrize(("name", "kernels"), [("sliding_window", 1), ("causal_d64", 2), ("gpt_oss", 1)])
 def test_operands_in_registers_stay(name: str, kernels: int, compiled: Callable[[str], Path]) -> None:
     held = set()
     for path in compiled(name).rglob("*_hopper_kernel.cubin"):

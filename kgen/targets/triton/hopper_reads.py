@@ -69,7 +69,8 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
     return {
         "there": True,
         "shared": "b" not in at,
-        "line": f"{pair.name} = _in_registers(pair_ring, i - item, {slots}, SCORES){'.to(gl.float32)' * (element == 2)}",
+        "line": f"{pair.name} = _in_registers(pair_ring, i - item, {slots}, SCORES)"
+        + ".to(gl.float32)" * (element == 2),
         "param": "pair_desc, ",
         "ring": "pair_ring, ",
         "rings": "pair_rings, ",
