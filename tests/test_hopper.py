@@ -112,7 +112,10 @@ EARLY = {
         "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, n_used, SLOTS)\n        acc = _res",
         "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        acc = _res",
     ),
-    "keys and values read before they are there": ("_await(kv_ring, n_used + 1, SLOTS)", "pass"),
+    "keys and values read before they are there": (
+        "_await(kv_ring, n_used, SLOTS)\n        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n        acc",
+        "qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n        acc",
+    ),
     "the last values read before they are there": (
         "        _await(kv_ring, n_used, SLOTS)\n        acc_on =",
         "        acc_on =",
