@@ -113,8 +113,8 @@ EARLY = {
         "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        acc = _res",
     ),
     "keys and values read before they are there": (
-        "_await(kv_ring, n_used, SLOTS)\n        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n        acc",
-        "qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n        acc",
+        "_await(kv_ring, n_used, SLOTS)\n        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n        a",
+        "qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n        a",
     ),
     "the last values read before they are there": (
         "        _await(kv_ring, n_used, SLOTS)\n        acc_on =",
