@@ -2,9 +2,10 @@
 
 Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with
 data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
-early or filled twice gives NaN, and a barrier that nobody completes an error. So is a counter that a program takes from
-before it has waited for the launch that sets it to zero, and beside which it begins. A load of numbers is done when
-they are used, or at a fence: TMA may overtake it. Layouts, registers and other fences are not modelled.
+early or filled twice gives NaN. It is an error if nobody completes a barrier, and if a program takes from a counter
+before it has waited for the launch that sets the counter to zero. A load of numbers is done when they are used, or at a
+fence: TMA may overtake it. Layouts, registers, other fences, and products that begin before their operands are there (they
+are read when the product is waited for) are not modelled.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PATIENCE = 30.0
 """Seconds after which a barrier that nobody completes is an error."""
 
 PAUSE = 3e-4
-"""Seconds that products take now and then, and TMA at most: time for others to do what they should not do yet."""
+"""Seconds that products take now and then: time for others to do what they should not do yet."""
 
 _own = threading.local()
 _lock = threading.Lock()
@@ -195,7 +196,7 @@ def _fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) 
     slot.tensor.fill_(math.nan)
 
     def land() -> None:
-        time.sleep(random.random() * PAUSE)
+        time.sleep(random.random() * 3e-4)
         slot.tensor.copy_(block)
         barrier.land(desc.block_type.nbytes)
 

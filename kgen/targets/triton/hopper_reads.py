@@ -86,8 +86,8 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
 
 def from_first_key(fields: Fields) -> Fields:
     """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile,
-    where a mask compares just that buffer, so that a query sees itself. A tile of queries whose first and last see the
-    same first key is within one document, and has the mask at one end; of several documents it has it everywhere.
+    where a mask compares just that buffer, so that a query sees itself. A tile of queries whose first and last are of
+    the same document has the mask at one end; of several documents it has it everywhere.
     Empty for any other range."""
     (span,) = fields["spans"]
     ends = {
