@@ -4,8 +4,8 @@ Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA f
 data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
 early or filled twice gives NaN. It is an error if nobody completes a barrier, and if a program takes from a counter
 before it has waited for the launch that sets the counter to zero. A load of numbers is done when they are used, or at a
-fence: TMA may overtake it. Layouts, registers, other fences, and products that begin before their operands are there (they
-are read when the product is waited for) are not modelled.
+fence: TMA may overtake it. Layouts, registers, other fences, and products that begin before their operands are there
+(they are read when the product is waited for) are not modelled.
 """
 
 from __future__ import annotations
