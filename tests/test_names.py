@@ -109,7 +109,14 @@ def test_no_name_is_an_argument_too(text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *(("slopes", "dq"), ("slopes", "delta"), ("reach", "m_i"), ("reach", "dslopes"), ("cap", "log2e")),
+        *(
+            ("slopes", "dq"),
+            ("slopes", "delta"),
+            ("slopes", "x"),
+            ("reach", "m_i"),
+            ("reach", "dslopes"),
+            ("cap", "log2e"),
+        ),
         ("sample", "os"),
     ],
 )
@@ -130,6 +137,7 @@ def test_names_of_functions_that_are_not_there_are_free() -> None:
 
 def test_names_in_cuda() -> None:
     assert not refused(NORM, {"slopes": "asm"})
+    assert not refused(NORM, {"slopes": "t"})  # a comprehension's in the launcher
     assert refused(NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}"), {"slopes": "head_of_row"}) == [
         "head_of_row"
     ]

@@ -8,7 +8,6 @@ of the first files has fewer names than the same function of the second.
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -23,13 +22,18 @@ if TYPE_CHECKING:
 
 SECTIONS = ("buffers", "params")
 
-_SILENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
-"""Comments and strings of C++."""
-_ENDS = re.compile(r"^\}", re.MULTILINE)
+_SILENT = {
+    "py": re.compile(r'#[^\n]*|(?:\bf)?(?:""".*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL),
+    "cu": re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL),
+}
+"""Comments and strings, by the ending of a file. A name in the braces of an f-string stands outside of it too."""
+_ENDS = {"py": re.compile(r"\n(?=[@\w])"), "cu": re.compile(r"^\}", re.MULTILINE)}
 """Between a definition and the next."""
 _WORD = re.compile(r"(?<![\w.])[^\W\d]\w*(?!\w|=)")
-"""A name, but no attribute: `x.dtype`."""
+"""A name, but no attribute, and no argument's in a call: `x.dtype`, `dtype=`."""
 _DEFINED = re.compile(r"[^(={:;\[]*?(\w+)\s*[(={:;\[]")
+_COMPREHENSION = re.compile(r"^.*\S for (\w+(?:, \w+)*) in .*$", re.MULTILINE)
+"""A line with one, and its variables, which are no others', whatever they are called; a loop begins its line."""
 _NUMBER = re.compile(r"__(\d+)z", re.IGNORECASE)
 
 
@@ -73,13 +77,9 @@ def _names(loaded: Loaded) -> list[str]:
 
 def _scopes(file: str, text: str) -> Iterator[set[str]]:
     """The names of each definition of a file, and those that the file defines."""
-    if file.endswith(".py"):
-        body = ast.parse(text).body
-        yield from (set(_in_python(statement)) for statement in body)
-        yield {name for statement in body for name in _in_python(statement, inside=False)}
-        return
-    text = _SILENT.sub('""', text)
-    for part in _ENDS.split(text):
+    ending = file.rpartition(".")[2]
+    text = _COMPREHENSION.sub(_own, _SILENT[ending].sub('""', text))
+    for part in _ENDS[ending].split(text):
         yield set(_WORD.findall(part))
     defined: set[str] = set()
     for line in re.findall(r"^[^\W\d].*", text, re.MULTILINE):
@@ -88,23 +88,9 @@ def _scopes(file: str, text: str) -> Iterator[set[str]]:
     yield defined
 
 
-def _in_python(node: ast.AST, own: frozenset[str] = frozenset(), inside: bool = True) -> Iterator[str]:
-    """The names below a node, or only those that it gives to what is around it. A comprehension's `own` are no others',
-    whatever they are called."""
-    if isinstance(node, ast.Name):
-        yield f"{node.id}'" if node.id in own else node.id
-    elif isinstance(node, ast.arg):
-        yield node.arg
-    elif isinstance(node, ast.alias):
-        yield (node.asname or node.name).partition(".")[0]
-    elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        yield node.name
-        if not inside:
-            return
-    elif isinstance(node, (ast.GeneratorExp, ast.ListComp, ast.SetComp, ast.DictComp)):
-        own |= {n for each in node.generators for n in _in_python(each.target)}
-    for child in ast.iter_child_nodes(node):
-        yield from _in_python(child, own, inside)
+def _own(comprehension: re.Match[str]) -> str:
+    names = comprehension[1].replace(", ", "|")
+    return re.sub(rf"(?<!\.)\b({names})\b", r"\1_own", comprehension[0])
 
 
 def _joined(scope: set[str]) -> Iterator[int]:
