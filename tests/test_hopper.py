@@ -103,6 +103,7 @@ def test_packed_neighbours(leak: str, tmp_path: Path) -> None:
     assert bool(interpreted(_changed_by_neighbours, path)) == bool(leak)
 
 
+SCORES_OF_KEYS = "        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n"
 # What the interpreter is for: each of these would be a race on a GPU.
 EARLY = {
     "keys freed before they are read": (
@@ -114,8 +115,12 @@ EARLY = {
         "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        acc = _res",
     ),
     "keys and values read before they are there": (
-        "_await(kv_ring, n_used, SLOTS)\n        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n",
-        "qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n",
+        f"        _await(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        acc_on",
+        f"{SCORES_OF_KEYS}        acc_on",
+    ),
+    "keys and values of dq read before they are there": (
+        f"        _await(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        dp_on",
+        f"{SCORES_OF_KEYS}        dp_on",
     ),
     "the last values read before they are there": (
         "        _await(kv_ring, n_used, SLOTS)\n        acc_on =",
