@@ -2,9 +2,10 @@
 
 The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
 registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
-half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Other widths, and
-whatever TMA cannot load or must not, keep the kernels for every chip: rows that only the mask hides may hold NaN.
-Forward takes them where they are the keys past an end: one tile has some, whose values it makes zeros.
+half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Forward also has keys
+of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a second product. Other
+widths, and whatever TMA cannot load or must not, keep the kernels for every chip: rows that only the mask hides may
+hold NaN. Forward takes them where they are the keys past an end: one tile has some, whose values it makes zeros.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
+TAIL = 64
+"""Columns that keys may have more than values of 128."""
 LEAST_PAGE = 16
 """Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
 HALF = 64
@@ -104,6 +107,8 @@ class HopperPlan:
     """Of forward: whether its tiles of keys may begin at any key."""
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
+    tail: int
+    """Of forward: columns of Q and K past those of V."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
@@ -137,6 +142,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,
+        tail=plan.spec.head_dim.qk - plan.spec.head_dim.v,
         heads=16 if mask == "search" else 1,
     )
 
@@ -147,6 +153,8 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
+    if plan.spec.head_dim.qk > plan.spec.head_dim.v:
+        slots, fewer = (2, 0) if keys == 128 else (4, 0)
     # Searching takes the producer's registers.
     registers = (232, 40) if mask == "search" else (240, 24)
     most = _most(plan)
@@ -206,7 +214,12 @@ def _fused(plan: AttentionPlan) -> bool:
 
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec = plan.spec
-    made_for = spec.dtype in ("bf16", "fp16") and spec.head_dim.qk == spec.head_dim.v in WIDTHS
+    qk, v = spec.head_dim.qk, spec.head_dim.v
+    # Q, K and V of wide keys leave no room for what is read for each pair.
+    wide = loop is plan.forward and spec.paged_kv is None and plan.problem.score != "reads"
+    made_for = spec.dtype in ("bf16", "fp16") and (
+        qk == v in WIDTHS or (wide and (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)))
+    )
     hidden = plan.q.live != plan.q.bound
     elsewhere = loop.listed or len(loop.spans) != 1 or "forward" not in spec.passes
     small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE

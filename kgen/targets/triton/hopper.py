@@ -16,7 +16,7 @@ from typing import Any
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
-from kgen.targets.triton.hopper_reads import NO_PAGES, NO_PAIR, documents, from_first_key, pages, pair
+from kgen.targets.triton.hopper_reads import NO_PAGES, NO_PAIR, NO_TAIL, documents, from_first_key, pages, pair, tail
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
 from kgen.targets.triton.text import wrapped
@@ -92,6 +92,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "pair": paired,
+        "tail": tail(hopper.tail) if hopper.tail else NO_TAIL,
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
         "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
@@ -146,7 +147,7 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     if hopper.begins_anywhere:
         fields = fields | from_first_key(fields)
         fields = fields | documents(fields)
-    loop = _of_queries(fields, problem, tile, scaled, apart=True)
+    loop = _of_queries(fields, problem, tile, scaled, apart=True, tailed=hopper.tail > 0)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
@@ -179,16 +180,19 @@ def _hidden_keys(fields: Fields, problem: list[str]) -> Fields:
     }
 
 
-def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bool, apart: bool) -> Fields:
+def _of_queries(
+    fields: Fields, problem: list[str], tile: HopperTile, scaled: bool, apart: bool, tailed: bool = False
+) -> Fields:
     """A kernel whose tiles are queries: forward, and dq.
 
     `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
-    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
+    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone. `tailed` keys
+    have tiles of their last columns.
     """
-    product = "_times_transposed(q, {keys}, SCORES)"
+    product = "_times_transposed(q, _keys(kv_ring, n_used), SCORES)"
     bias = _linear_bias(fields) if scaled else None
     if bias is not None:
-        product = f"_biased_product(q, {{keys}}, slope * {bias.distance}, slope, SCORES)"
+        product = f"_biased_product(q, _keys(kv_ring, n_used), slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
             "prologue": [*fields["prologue"], f"slope = {bias.slope} / {bias.scale}"],
             "score_lines": [],
@@ -222,7 +226,7 @@ def _of_queries(fields: Fields, problem: list[str], tile: HopperTile, scaled: bo
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "product": product.format(keys="_keys(kv_ring, n_used)"),
+        "product": f"_plus_times_transposed({product}, q_tail, _key_tails(kv_ring, n_used))" if tailed else product,
         "linear": bias is not None,
         "alpha": "" if tile.bounded else ", alpha",
         # Of bounded logits m_i is a number where no key is seen, too.

@@ -1,5 +1,5 @@
-"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, a number for each pair
-of positions, and keys of documents."""
+"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, columns of Q and K past
+those of V, a number for each pair of positions, and keys of documents."""
 
 from __future__ import annotations
 
@@ -40,6 +40,28 @@ def pages(hopper: HopperPlan, size: int) -> Fields:
         "rows": str(hopper.page_rows),
         "nbytes": "k_desc.block_type.nbytes"
         + f" * (BLOCK_N // {hopper.page_rows})" * (hopper.page_rows != hopper.forward.BLOCK_N),
+    }
+
+
+NO_TAIL: Fields = {
+    "there": False,
+    "nbytes": "NBYTES",
+    "columns": "",
+    **dict.fromkeys(("q", "q_ring", "q_desc", "k_desc", "k_slots"), ""),
+}
+
+
+def tail(columns: int) -> Fields:
+    """How forward has the last columns of Q and K, past as many as V has: by tiles of their own."""
+    return {
+        "there": True,
+        "nbytes": "NBYTES + k_tail_desc.block_type.nbytes",
+        "q": "q_tail, ",
+        "q_ring": "q_tail_ring, ",
+        "q_desc": "q_tail_desc, ",
+        "k_desc": "k_tail_desc, ",
+        "k_slots": "_slots(k_tail_desc, SLOTS), ",
+        "columns": columns,
     }
 
 
