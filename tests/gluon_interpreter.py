@@ -397,6 +397,7 @@ gl = SimpleNamespace(
     full=lambda shape, value, dtype, layout=None: torch.full(shape, value, dtype=dtype),
     convert_layout=lambda x, layout, assert_trivial=False: x,
     broadcast=torch.broadcast_tensors,
+    split=lambda x: x.unbind(-1),
     fma=lambda a, b, c: a * b + c,
     where=_where,
     sum=torch.sum,

@@ -41,19 +41,23 @@ PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 # A bias for each pair of positions, without a mask; of each batch in windows, of 16 bits; in frames of several tiles,
 # where a half of the rows passes over more tiles than the rings hold, at either end.
 PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
+# Blocks that a block mask lists: of each batch, of each head in groups.
+LISTED = ["causal_images", "block_sparse"]
+# Keys wider than values: a mask of one end; packed sequences with a window and a bias.
+LATENT = ["mla_prefill", "packed_latent"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 # Without one backward kernel: a derivative that waits for dP, documents.
 TWO = ["softcap_causal", "document_causal", "batched_documents"]
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED], ALL),
-    **dict.fromkeys([name for name in DENSE if name not in TWO], FUSED),
+    **dict.fromkeys([name for name in [*DENSE, *LISTED] if name not in TWO], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
-    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS]},
+    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT]},
 }
 
 

@@ -138,7 +138,10 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         pair=pair,
-        begins_anywhere=plan.self_attention and pair is None and pages is None and not (hidden or varlen),
+        begins_anywhere=plan.self_attention
+        and pair is None
+        and pages is None
+        and not (hidden or varlen or plan.forward.listed),
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,
@@ -221,7 +224,10 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
         qk == v in WIDTHS or (wide and (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)))
     )
     hidden = plan.q.live != plan.q.bound
-    elsewhere = loop.listed or len(loop.spans) != 1 or "forward" not in spec.passes
+    # A list has a row for each 128 queries, as many as two consumers have.
+    lists = loop.listed and v == max(WIDTHS) and not spec.varlen and spec.paged_kv is None
+    ranges = lists if loop.listed else len(loop.spans) == 1
+    elsewhere = not ranges or "forward" not in spec.passes
     small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
     reads_otherwise = plan.problem.score == "reads" and (loop is not plan.forward or _pair(plan) is None)
     return made_for and not (hidden or elsewhere or small_pages or reads_otherwise)

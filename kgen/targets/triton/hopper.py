@@ -19,6 +19,7 @@ from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
 from kgen.targets.triton.hopper_reads import NO_PAGES, NO_PAIR, NO_TAIL, documents, from_first_key, pages, pair, tail
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
+from kgen.targets.triton.ranges import lists_of
 from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
@@ -50,8 +51,10 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = HALF * plan.spec.head_dim.v // 128
+    listed = plan.forward.listed
     return {
         **dict.fromkeys(("forward", "dq", "dkdv")),
+        **(BY_LISTS if listed else BY_RANGES),
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         **_parts(hopper.forward.consumers if hopper.forward else 2),
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
@@ -105,6 +108,33 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
         "beside_the_fill": " launch_pdl=True," if hopper.dynamic else "",
     }
+
+
+BY_RANGES: Fields = {
+    "listed": False,
+    "kv_from": "kv_lo",
+    "q_from": "q_lo",
+    "kv_given": "kv_lo",
+    "q_given": "q_lo",
+    "kv_start": "_from_last(%s, kv_lo, n_tiles, BLOCK_N)",
+    "q_start": "_masked_first(%s, q_lo, n_head, n_masked, n_tiles, BLOCK_M)",
+    **dict.fromkeys(("kv_lists", "kv_list", "kv_lists_given", "q_lists", "q_list", "q_lists_given"), ""),
+}
+"""How kernels know which tiles they meet: where a range of them begins."""
+
+BY_LISTS: Fields = {
+    "listed": True,
+    "kv_from": "row",
+    "q_from": "row",
+    "kv_given": "kv_blocks",
+    "q_given": "q_blocks",
+    "kv_start": "_listed(%s, kv_blocks, BLOCK_N)",
+    "q_start": "_listed(%s, q_blocks, BLOCK_M)",
+    **{f"{x}_lists": "".join(f"{n}_ptr, " for n in lists_of(x)) for x in ("kv", "q")},
+    **{f"{x}_list": f"{lists_of(x)[2]}_ptr, " for x in ("kv", "q")},
+    **{f"{x}_lists_given": "".join(f"{n}, " for n in lists_of(x)) for x in ("kv", "q")},
+}
+"""The same: the row of the block mask's lists that names them."""
 
 
 def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
@@ -344,7 +374,7 @@ class _Own:
 
 def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, block: int) -> _Own:
     """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it."""
-    outer, size = ("q", "SQ") if inner == "kv" else ("kv", "SK")
+    outer, rows, size = ("q", "OWN_M", "SQ") if inner == "kv" else ("kv", "OWN_N", "SK")
     moves = {f"{outer}_start", f"{outer}_last"}
     (span,) = fields["spans"]
     lines: list[str] = []
@@ -362,7 +392,7 @@ def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, 
     masked = inner == "kv" and any(not part["masked"] for part in span["loops"])
     full_ahead, full_past = masked and own("full_lo"), masked and own("full_hi")
     if any(re.search(rf"\b{outer}_last\b", line) for line in lines):
-        lines.insert(0, f"{outer}_last = tl.minimum({outer}_start + ROWS, {size}) - 1")
+        lines.insert(0, f"{outer}_last = tl.minimum({outer}_start + {rows}, {size}) - 1")
     lines = [re.sub(rf"\b{inner}_((full_)?(lo|hi))\b", r"own_\1", line) for line in lines]
     return _Own(lines, ahead, past, full_ahead, full_past)
 
@@ -390,24 +420,49 @@ def _linear_bias(fields: Fields) -> _LinearBias | None:
 def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str]) -> Fields:
     """The range of a loop with one span, and what a tile computes; `own` and `before` is what it may be told."""
     (span,) = fields["spans"]
+    if fields["listed"]:
+        return _listed_loop(fields, span, before, own, problem)
     plain = next((part for part in span["loops"] if not part["masked"]), None)
     ends = span["loops"][0] if "gap" in span["loops"][0] else span["loops"][-1]
     lo, hi = span["loops"][0]["lo"], ends["hi"]
     full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else (lo, lo)
     bounds = _needed([*before, *span["bounds"]], [lo, hi, full_lo, full_hi])
-    # In the kernel of dk and dv the log-sum-exp belongs to what streams.
-    body = _body(fields) + fields["lse_lines"] * ("kv_idx" in own)
-    passed = _passed(body, [*own, *before], problem)
-    return {
+    return _tile(fields, before, own, problem) | {
         "lo": lo,
         "length": _less(hi, lo),
         "has_full": plain is not None,
         "head": "" if full_lo == lo or "from_first_key" in fields else _less(full_lo, lo),
-        "documents": fields.get("documents"),
-        "from_first_key": fields.get("from_first_key"),
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
         "searches": any("_first_at_least(" in line for line in bounds),
+    }
+
+
+def _listed_loop(
+    fields: Fields, span: Fields, before: list[str], own: list[str], problem: list[str]
+) -> Fields:
+    """As `_loop`, over what a block mask lists: blocks with the mask come first."""
+    *counts, blocks = span["bounds"]
+    return _tile(fields, before, own, problem) | {
+        "lo": "row",
+        "length": "(n_partial + n_full) * BLOCK_SIZE",
+        "has_full": True,
+        "head": "",
+        "full_length": "n_full * BLOCK_SIZE",
+        "bounds": counts,
+        "blocks": blocks,
+        "searches": False,
+    }
+
+
+def _tile(fields: Fields, before: list[str], own: list[str], problem: list[str]) -> Fields:
+    """What a tile computes, and what it is told."""
+    # In the kernel of dk and dv the log-sum-exp belongs to what streams.
+    body = _body(fields) + fields["lse_lines"] * ("kv_idx" in own)
+    passed = _passed(body, [*own, *before], problem)
+    return {
+        "documents": fields.get("documents"),
+        "from_first_key": fields.get("from_first_key"),
         "masked": fields["masked"],
         "mask_lines": fields["mask_lines"],
         "score_lines": fields["score_lines"],
