@@ -58,6 +58,7 @@ KERNELS = {
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
     **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT]},
+    "padding": FUSED,
 }
 
 

@@ -5,7 +5,7 @@ registers a thread and scores of as many, and what streams past both goes throug
 half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Forward also has keys
 of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a second product. Other
 widths, and whatever TMA cannot load or must not, keep the kernels for every chip: rows that only the mask hides may
-hold NaN. Forward takes them where they are the keys past an end: one tile has some, whose values it makes zeros.
+hold NaN. Those that are the keys past an end are taken: one tile has some, which are made zeros in shared memory.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class HopperPlan:
     dynamic: bool
     """Whether programs take tiles from a counter: where some tiles, or sequences, take longer than others."""
     hidden_keys: bool
-    """Of forward: whether keys past an end that only the mask knows may be in the last tile of a range."""
+    """Whether keys past an end that only the mask knows may be in a tile."""
     pair: Binding | None
     """Of forward: what it reads for each pair of a query and a key."""
     begins_anywhere: bool
@@ -196,7 +196,8 @@ def _most(plan: AttentionPlan) -> float | None:
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     hidden = plan.kv.live != plan.kv.bound
-    return bool(loops) and not hidden and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
+    clears = not hidden or plan.spec.head_dim.v == max(WIDTHS)
+    return bool(loops) and clears and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
 
 
 def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:

@@ -61,6 +61,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
         "fused": hopper.fused,
+        "hidden_keys": hopper.hidden_keys,
         "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
         "sums": "dq_sum, " if hopper.fused else "",
         # Halves of K and V: of two tiles, or as the kernel that asks has it.
