@@ -132,8 +132,8 @@ EARLY = {
         "        acc_on =",
     ),
     "values overwritten before both consumers have used them": (
-        "last = i + SLOTS - slots[OF].shape[0]",
-        "last = i",
+        "after = i + SLOTS - slots[OF].shape[0]",
+        "after = i",
     ),
     "tiles handed out before the counter is zero": (
         "            gdc_wait()  # forward",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 
+ROOT = Path(__file__).resolve().parent.parent
 ATTENTION = """kernel: attention
 name: sample
 dtype: bf16
@@ -112,7 +114,7 @@ def test_no_name_is_an_argument_too(text: str) -> None:
         *(
             ("slopes", "dq"),
             ("slopes", "delta"),
-            ("slopes", "x"),
+            ("slopes", "arg"),
             ("reach", "m_i"),
             ("reach", "dslopes"),
             ("cap", "log2e"),
@@ -128,6 +130,35 @@ def test_names_of_functions_without_the_specs_are_free() -> None:
     # `_tile`, `_scatter` and `_descriptors` have such variables.
     for other in ("table", "values", "blocks"):
         assert not refused(ATTENTION, {"slopes": other})
+
+
+def test_short_names_are_free() -> None:
+    names = [
+        "a",
+        "c",
+        "d",
+        "dim",
+        "g",
+        "index",
+        "label",
+        "n",
+        "positions",
+        "r",
+        "shape",
+        "size",
+        "t",
+        "x",
+        "a",
+        "c",
+    ]
+    for others in zip(names, names[1:], names[2:], strict=False):
+        assert not refused(ATTENTION, dict(zip(("slopes", "reach", "cap"), others, strict=True)))
+
+
+def test_functions_may_have_short_names() -> None:
+    text = (ROOT / "specs" / "causal.yaml").read_text()
+    for other in ("dim", "dims", "dtype", "label", "shape", "x"):
+        assert not refused(text, {"name: causal": f"name: {other}"})
 
 
 def test_names_of_functions_that_are_not_there_are_free() -> None:

@@ -16,10 +16,20 @@ from typing import Any
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
-from kgen.targets.triton.hopper_reads import NO_PAGES, NO_PAIR, NO_TAIL, documents, from_first_key, pages, pair, tail
+from kgen.targets.triton.hopper_reads import (
+    BY_LISTS,
+    BY_RANGES,
+    NO_PAGES,
+    NO_PAIR,
+    documents,
+    from_first_key,
+    no_tail,
+    pages,
+    pair,
+    tail,
+)
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.placement import in_items
-from kgen.targets.triton.ranges import lists_of
 from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
@@ -51,10 +61,16 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = HALF * plan.spec.head_dim.v // 128
-    listed = plan.forward.listed
+    ranges = BY_LISTS if plan.forward.listed else BY_RANGES
+    for fields in loops.values():
+        fields |= {
+            "kv_start": ranges["kv_start"].replace("kv_lo", fields["lo"]),
+            "q_start": ranges["q_start"].replace("q_lo", fields["lo"]),
+            "first_start": ranges["kv_start"].replace("(j,", f"({fields['first']},"),
+        }
     return {
         **dict.fromkeys(("forward", "dq", "dkdv")),
-        **(BY_LISTS if listed else BY_RANGES),
+        **ranges,
         **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         **_parts(hopper.forward.consumers if hopper.forward else 2),
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
@@ -96,7 +112,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "pair": paired,
-        "tail": tail(hopper.tail) if hopper.tail else NO_TAIL,
+        "tail": tail(hopper.tail, plan.spec.head_dim.v) if hopper.tail else no_tail(plan.spec.head_dim.v),
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
         "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
@@ -109,33 +125,6 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
         "beside_the_fill": " launch_pdl=True," if hopper.dynamic else "",
     }
-
-
-BY_RANGES: Fields = {
-    "listed": False,
-    "kv_from": "kv_lo",
-    "q_from": "q_lo",
-    "kv_given": "kv_lo",
-    "q_given": "q_lo",
-    "kv_start": "_from_last(%s, kv_lo, n_tiles, BLOCK_N)",
-    "q_start": "_masked_first(%s, q_lo, n_head, n_masked, n_tiles, BLOCK_M)",
-    **dict.fromkeys(("kv_lists", "kv_list", "kv_lists_given", "q_lists", "q_list", "q_lists_given"), ""),
-}
-"""How kernels know which tiles they meet: where a range of them begins."""
-
-BY_LISTS: Fields = {
-    "listed": True,
-    "kv_from": "row",
-    "q_from": "row",
-    "kv_given": "kv_blocks",
-    "q_given": "q_blocks",
-    "kv_start": "_listed(%s, kv_blocks, BLOCK_N)",
-    "q_start": "_listed(%s, q_blocks, BLOCK_M)",
-    **{f"{x}_lists": "".join(f"{n}_ptr, " for n in lists_of(x)) for x in ("kv", "q")},
-    **{f"{x}_list": f"{lists_of(x)[2]}_ptr, " for x in ("kv", "q")},
-    **{f"{x}_lists_given": "".join(f"{n}, " for n in lists_of(x)) for x in ("kv", "q")},
-}
-"""The same: the row of the block mask's lists that names them."""
 
 
 def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
@@ -217,8 +206,8 @@ def _of_queries(
     """A kernel whose tiles are queries: forward, and dq.
 
     `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
-    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone. `tailed` keys
-    have tiles of their last columns.
+    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
+    `tailed` keys have tiles of their last columns.
     """
     product = "_times_transposed(q, _keys(kv_ring, n_used), SCORES)"
     bias = _linear_bias(fields) if scaled else None
@@ -257,7 +246,9 @@ def _of_queries(
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
-        "product": f"_plus_times_transposed({product}, q_tail, _key_tails(kv_ring, n_used))" if tailed else product,
+        "product": f"_plus_times_transposed({product}, q_tail, _key_tails(kv_ring, n_used))"
+        if tailed
+        else product,
         "linear": bias is not None,
         "alpha": "" if tile.bounded else ", alpha",
         # Of bounded logits m_i is a number where no key is seen, too.

@@ -1,5 +1,5 @@
 """What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, columns of Q and K past
-those of V, a number for each pair of positions, and keys of documents."""
+those of V, tiles that a block mask lists, a number for each pair of positions, and keys of documents."""
 
 from __future__ import annotations
 
@@ -9,8 +9,38 @@ from typing import Any
 from kgen.expr.nodes import Read
 from kgen.plan.hopper import PAIR_BYTES, PAIR_ROOM, HopperPlan
 from kgen.targets.triton.kernels import KernelFields
+from kgen.targets.triton.ranges import lists_of
 
 Fields = dict[str, Any]
+
+
+BY_RANGES: Fields = {
+    "listed": False,
+    "kv_from": "kv_lo",
+    "q_from": "q_lo",
+    "kv_given": "kv_lo",
+    "q_given": "q_lo",
+    "kv_start": "_from_last(j, kv_lo, n_tiles, BLOCK_N)",
+    "v_start": "kv_start + LAG * BLOCK_N",
+    "q_start": "_masked_first(j, q_lo, n_head, n_masked, n_tiles, BLOCK_M)",
+    **dict.fromkeys(("kv_lists", "kv_list", "kv_lists_given", "q_lists", "q_list", "q_lists_given"), ""),
+}
+"""How kernels know which tiles they meet: where a range of them begins."""
+
+BY_LISTS: Fields = {
+    "listed": True,
+    "kv_from": "row",
+    "q_from": "row",
+    "kv_given": "kv_blocks",
+    "q_given": "q_blocks",
+    "kv_start": "_listed(j, kv_blocks, BLOCK_N)",
+    "v_start": "_listed(j - LAG, kv_blocks, BLOCK_N)",
+    "q_start": "_listed(j, q_blocks, BLOCK_M)",
+    **{f"{x}_lists": "".join(f"{n}_ptr, " for n in lists_of(x)) for x in ("kv", "q")},
+    **{f"{x}_list": f"{lists_of(x)[2]}_ptr, " for x in ("kv", "q")},
+    **{f"{x}_lists_given": "".join(f"{n}, " for n in lists_of(x)) for x in ("kv", "q")},
+}
+"""The same: the row of the block mask's lists that names them."""
 
 
 NO_PAGES: Fields = {
@@ -43,15 +73,13 @@ def pages(hopper: HopperPlan, size: int) -> Fields:
     }
 
 
-NO_TAIL: Fields = {
-    "there": False,
-    "nbytes": "NBYTES",
-    "columns": "",
-    **dict.fromkeys(("q", "q_ring", "q_desc", "k_desc", "k_slots"), ""),
-}
+def no_tail(width: int) -> Fields:
+    """Q, K and V all have `width` columns."""
+    names = ("q", "q_ring", "q_desc", "k_desc", "k_slots", "slots", "held_desc", "held_ring", "tiles", "out")
+    return {"there": False, "nbytes": "NBYTES", "D": width, "columns": width, **dict.fromkeys(names, "")}
 
 
-def tail(columns: int) -> Fields:
+def tail(columns: int, width: int) -> Fields:
     """How forward has the last columns of Q and K, past as many as V has: by tiles of their own."""
     return {
         "there": True,
@@ -61,7 +89,17 @@ def tail(columns: int) -> Fields:
         "q_desc": "q_tail_desc, ",
         "k_desc": "k_tail_desc, ",
         "k_slots": "_slots(k_tail_desc, SLOTS), ",
-        "columns": columns,
+        "slots": "k_tail_slots, ",
+        "held_desc": " q_tail_desc",
+        "held_ring": " q_tail_ring",
+        "width": columns,
+        # Half of the columns leave at a time.
+        "half": width // 2,
+        "out": f", {width // 2}",
+        # Descriptors are told how many columns a tile has.
+        "tiles": f", n_columns={width}",
+        "columns": "n_columns",
+        "D": "D",
     }
 
 

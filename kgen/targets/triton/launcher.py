@@ -292,8 +292,8 @@ class LauncherFields:
                     continue
                 length = "SQ" if g.along == "q" else "SK"
                 grid = f"b, h, {positions[g.along]}"
-                lines.append(f"positions = [torch.arange(n, device=q.device) for n in (B, HQ, {length})]")
-                lines.append(f'{grid} = torch.meshgrid(*positions, indexing="ij")')
+                ranges = f"(torch.arange(n, device=q.device) for n in (B, HQ, {length}))"
+                lines.append(f'{grid} = torch.meshgrid(*{ranges}, indexing="ij")')
                 lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
                 continue
             dims = ["h", positions[g.along]] if packed else ["b", "h", positions[g.along]]
@@ -341,10 +341,10 @@ class LauncherFields:
         side = {"q": "q", "k": "k"}[x]
         used = frozenset().union(*(variables(i) for i in g.indices))
         lines = [
-            f"tokens = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
+            f"token_idx = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
             "h = torch.arange(HQ, device=q.device)[:, None]",
-            f"b = torch.bucketize(tokens, cu_seqlens_{side}[1:], right=True)",
-            f"{'q_idx' if x == 'q' else 'kv_idx'} = tokens - cu_seqlens_{side}[b]",
+            f"b = torch.bucketize(token_idx, cu_seqlens_{side}[1:], right=True)",
+            f"{'q_idx' if x == 'q' else 'kv_idx'} = token_idx - cu_seqlens_{side}[b]",
         ]
         lengths = (("SQ", "q"), ("SK", "k"))
         # Tokens after the last sequence have no length, and nothing to add.
