@@ -218,9 +218,10 @@ def test_packed_sequences_have_tiles_of_their_own(name: str) -> None:
         assert {tile.TMA for tile in candidates(problem, kernel, 90)} == {True, False}
 
 
-@pytest.mark.parametrize("name", ["varlen_alibi", "block_sparse"])
+@pytest.mark.parametrize("name", ["varlen_alibi", "block_sparse", "relative_bias"])
 def test_the_worker_compiles(name: str) -> None:
-    """Packed sequences, which are called by their offsets; a block mask, which is not built on the way."""
+    """Packed sequences, which are called by their offsets; a block mask, which is not built on the way, nor is a gradient
+    that has a kernel of its own."""
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     trials = tuple(
         (kernel, Tile(64, 32, 4, 2, tma)) for kernel in ("forward", "dkdv") for tma in (True, False)

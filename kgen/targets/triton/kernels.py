@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
-from kgen.expr.hoist import TILE, Binding, Program, hoist
+from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.softmax_form import QK
@@ -18,6 +18,7 @@ from kgen.targets.triton.placement import tma_row
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
 from kgen.targets.triton.text import bracketed, wrapped
+from kgen.targets.triton.tile_reads import asked_ahead, read_by_rows, read_once
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
@@ -135,21 +136,25 @@ class KernelFields:
         self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
     ) -> dict[str, Any]:
         """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
-        the loop. What is `given` is not computed here."""
+        the loop, and one element is read once. What is `given` is not computed here."""
         plan, program, form = self.plan, loop.program, self.plan.form
         inner = loop.inner.index.name.removesuffix("_idx")
         only_masked = ("mask", "inner_live")
         scale = printer.tile(program.results["qk_scale"])
         scale = scale if re.fullmatch(r"[\w.]+(\[.*\])?", scale) else f"({scale})"
         core = printer.tile(program.results["core"])
-        row_lines, score_lines = [], []
-        for binding in program.in_loop(without=only_masked):
+        bindings = program.in_loop(without=only_masked)
+        ahead = asked_ahead(bindings) if by_rows else ()
+        row_lines, read_lines, score_lines = [], list[str](), list[str]()
+        for binding in bindings:
             if binding == given:
                 continue
-            found = self._read_by_rows(binding, loop, printer) if by_rows else None
+            found = read_by_rows(binding, loop, printer) if by_rows else None
             rows, lines = found or ([], self.lines_of([binding], printer))
             row_lines += rows
-            score_lines += lines
+            if by_rows:
+                lines = read_once(binding, loop, printer, lines)
+            (read_lines if binding.name in ahead else score_lines).extend(lines)
         if form.max_of_core:
             logits, scaled = ("qk" if form.core == QK else "s"), f" * {scale}"
             score_lines += [] if form.core == QK else [f"s = {core}"]
@@ -172,43 +177,13 @@ class KernelFields:
             "masked": loop.masked,
             "mask_lines": mask_lines,
             "row_lines": row_lines,
+            "read_lines": read_lines,
             "score_lines": score_lines,
             "logits": logits,
             "scaled": scaled,
             "dead_rows": loop.masked or not plan.form.finite,
             "lse_lines": self._lse_lines(loop, printer),
         }
-
-    def _read_by_rows(
-        self, binding: Binding, loop: TileLoop, printer: Printer
-    ) -> tuple[list[str], list[str]] | None:
-        """How a tile of a buffer is read that has the loop's index as one of its own: addresses of its first tile,
-        before the loop, and the loads in it, which in tiles without a mask ask only for what exists of the outer index.
-        None for any other read."""
-        read, inner, place = binding.node, loop.inner.index, loop.program.place
-        if not (
-            isinstance(read, Read)
-            and binding.place == TILE
-            and loop.masked
-            and read.indices.count(inner) == 1
-        ):
-            return None
-        if any(place(index).in_loop for index in read.indices if index != inner):
-            return None
-        axes, side = printer.axes, inner.name.removesuffix("_idx")
-        whole = {**printer.ranges.greatest, inner.name: {loop.inner.size.name: 1, "": -1}}
-        unmasked = replace(printer, ranges=replace(printer.ranges, greatest=whole))
-        offsets = {"kv": "offs_n", "q": "offs_m"}[side]
-        rows = re.sub(rf"\b{inner.name}\b", offsets, printer.address(read.buffer, read.indices, axes))
-        at = f"{binding.name}_rows + {side}_start * stride_{read.buffer}_{read.indices.index(inner)}"
-        masked, full = (
-            printer.loaded(read.buffer, at, p.guard(read.buffer, read.indices, axes))[0]
-            for p in (printer, unmasked)
-        )
-        lines = [f"{binding.name} = {full}"]
-        if masked != full:
-            lines = ["if MASKED:", f"    {binding.name} = {masked}", "else:", f"    {binding.name} = {full}"]
-        return [f"{binding.name}_rows = {rows}"], lines
 
     def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
         """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
@@ -339,7 +314,8 @@ class KernelFields:
             names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
             names += tma_row(self.packed, SIDES[streamed[0]], "h_kv" if outer == "q_idx" else "h")[1]
         names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
-        body = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
+        body = [*fields["mask_lines"], *fields["read_lines"], *fields["score_lines"]]
+        body += fields.get("gradient_lines", [])
         body += [*fields["row_lines"], fields["scaled"]]
         body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
         used = set(re.findall(r"\w+", "\n".join(body)))
@@ -349,6 +325,8 @@ class KernelFields:
             "h",
             outer,
             "q_start",
+            loop.outer.start.name,
+            loop.outer.last.name,
             *outside,
             *self.problem,
             *("SQ", "SK") * self.packed,
