@@ -220,8 +220,8 @@ def test_packed_sequences_have_tiles_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["varlen_alibi", "block_sparse", "relative_bias"])
 def test_the_worker_compiles(name: str) -> None:
-    """Packed sequences, which are called by their offsets; a block mask, which is not built on the way, nor is a gradient
-    that has a kernel of its own."""
+    """Packed sequences, which are called by their offsets; what is not run on the way: the kernels that build a block
+    mask, and that of a gradient."""
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     trials = tuple(
         (kernel, Tile(64, 32, 4, 2, tma)) for kernel in ("forward", "dkdv") for tma in (True, False)

@@ -60,8 +60,10 @@ def _bounds(node: Node, ends: Mapping[Node, Bounds]) -> Bounds | None:
 
 
 def _scaled(fn: str, low: list[Node], high: list[Node]) -> Bounds | None:
-    """Of `x * n` and `x // n`: they rise with x where n is a number above zero."""
-    factor = high[1]
-    if not (isinstance(factor, Const) and factor.value > 0 and low[1] == factor):
+    """Of `x * n`, `n * x` and `x // n`: they rise with x where n is a number above zero."""
+    if fn == "mul" and isinstance(low[0], Const):
+        low, high = low[::-1], high[::-1]
+    factor = low[1]
+    if not (isinstance(factor, Const) and factor.value > 0 and high[1] == factor):
         return None
     return call(fn, low[0], factor), call(fn, high[0], factor)

@@ -19,6 +19,7 @@ from kgen.plan.explaining_chunk_output import explain_chunk_output
 from kgen.plan.explaining_norm import explain_norm
 from kgen.plan.hopper import plan_hopper
 from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
+from kgen.plan.tile_reads import element_bounds
 from kgen.plan.tuned import Tile
 from kgen.spec.load import Loaded
 
@@ -119,9 +120,14 @@ def _places(loop: TileLoop) -> Iterator[str]:
     yield "  Names are those of the emitted file."
     groups: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
     for binding in program.bindings:
-        groups[_heading(binding.place, binding.node, program)].append(
-            f"{binding.name} = {show(binding.node)}"
-        )
+        group = groups[_heading(binding.place, binding.node, program)]
+        group.append(f"{binding.name} = {show(binding.node)}")
+        for low, high in element_bounds(binding, loop).values():
+            group.append(
+                "    read once for all pairs of a tile where the least and greatest index are equal,"
+            )
+            group.append(f"    {show(low)} and")
+            group.append(f"    {show(high)}")
     results = program.results
     axis = {"outer_live": loop.outer, "inner_live": loop.inner}
     for name, side in axis.items():

@@ -14,11 +14,12 @@ from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
+from kgen.plan.tile_reads import asked_ahead
 from kgen.targets.triton.placement import tma_row
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
 from kgen.targets.triton.text import bracketed, wrapped
-from kgen.targets.triton.tile_reads import asked_ahead, read_by_rows, read_once
+from kgen.targets.triton.tile_reads import read_by_rows, read_once
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
