@@ -201,14 +201,25 @@ def test_documents_are_compared_where_there_are_several(tmp_path: Path) -> None:
     assert any(message.startswith("forward long") for message in wrong)
 
 
-def test_values_past_the_end_are_cleared(tmp_path: Path) -> None:
-    text = (ROOT / "generated" / "decode_gqa" / "triton.py").read_text()
+@pytest.mark.parametrize(("name", "last"), [("decode_gqa", "forward"), ("padding", "backward")])
+def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path) -> None:
+    text = (ROOT / "generated" / name / "triton.py").read_text()
     right = "if not last_live:"
     assert text.count(right) == 1
-    path = tmp_path / "decode_gqa.py"
+    path = tmp_path / f"{name}.py"
     path.write_text(text.replace(right, "if False:"))
-    _, wrong = interpreted(_verify, "decode_gqa", path)
-    assert {message.split()[1].rstrip(":") for message in wrong} >= {"ends", "short"}
+    _, wrong = interpreted(_verify, name, path)
+    assert {message.partition(":")[0] for message in wrong} >= {f"{last} ends", f"{last} short"}
+
+
+def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path) -> None:
+    text = (ROOT / "generated" / "causal_images" / "triton.py").read_text()
+    right = "before = head + gl.minimum(q_start, SQ - 1) // BLOCK_M"
+    assert text.count(right) == 1
+    path = tmp_path / "causal_images.py"
+    path.write_text(text.replace(right, "before = head + q_start // BLOCK_M"))
+    with pytest.raises(IndexError):
+        interpreted(_verify, "causal_images", path)
 
 
 @pytest.mark.parametrize(
