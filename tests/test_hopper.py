@@ -12,7 +12,7 @@ import torch
 from apart import interpreted
 
 from kgen.render.rendering import render_spec
-from kgen.spec.load import load
+from kgen.spec.load import load, loads
 from kgen.verify.attention.inputs import Case
 from kgen.verify.compiling import compile_specs
 from kgen.verify.toolchain import import_file
@@ -43,8 +43,8 @@ PACKED = ["varlen_causal", "packed_window", "packed_softcap"]
 PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
 # Blocks that a block mask lists: of each batch, of each head in groups.
 LISTED = ["causal_images", "block_sparse"]
-# Keys wider than values: a mask of one end; packed sequences with a window and a bias.
-LATENT = ["mla_prefill", "packed_latent"]
+# Keys wider than values: a mask of one end; packed sequences with a window and a bias; keys past an end.
+LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 # Without one backward kernel: a derivative that waits for dP, documents.
@@ -417,7 +417,9 @@ class _Counted:
         ("decode_sliding_window", {"forward"}),  # the same, and a window
         ("pair_bias", {"forward"}),  # rows of it by TMA
         ("relative_bias", set()),  # read by distance
-        ("padding", {"forward"}),  # a buffer of them; gradients keep the kernels for every chip
+        ("padding", FUSED),  # a buffer of them
+        ("mla_prefill", {"forward"}),  # keys wider than values
+        ("causal_images", FUSED),  # blocks that are listed
         ("decode_paged", {"forward"}),
         ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer
     ],
@@ -506,3 +508,23 @@ def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path
     assert spills.keys() == {f"_{kernel}_hopper_kernel" for kernel in kernels}
     assert not any(spills[f"_{kernel}_hopper_kernel"] for kernel in without)
     assert max(spills.values()) <= 100
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "more", "there"),
+    [
+        ("{qk: 192, v: 128}", "mask_mod: q_idx >= kv_idx and kv_idx < lens[b]", True),
+        # Of two tiles of K, hidden keys are in both.
+        ("{qk: 192, v: 128}", "mask_mod: kv_idx < lens[b]\nscore_mod: 30 * tanh(score / 30)", False),
+        ("{qk: 256, v: 128}", "mask_mod: kv_idx < lens[b]", False),
+        ("128", "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: never", False),
+        ("128", "mask_mod: (lens[b] * q_idx * kv_idx) % 7 != 0\nblock_mask: always", True),
+        # In a list the last key, and what is hidden after it, is anywhere.
+        ("128", "mask_mod: kv_idx < lens[b] and (q_idx * kv_idx) % 7 != 0\nblock_mask: always", False),
+        ("64", "mask_mod: (lens[b] * q_idx * kv_idx) % 7 != 0\nblock_mask: always", False),
+    ],
+)
+def test_what_forward_is_made_for(head_dim: str, more: str, there: bool) -> None:
+    text = f"kernel: attention\nname: n\ndtype: bf16\nhead_dim: {head_dim}\npasses: [forward]\n{more}\n"
+    spec = loads(text + "buffers: {lens: {shape: [B], dtype: int32}}\n", "n.yaml")
+    assert ("_forward_hopper_kernel" in render_spec(spec)["triton.py"]) == there

@@ -26,7 +26,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @functools.cache
     def folder(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        spec = load(ROOT / "specs" / f"{name}.yaml")
+        spec = load(next(ROOT.glob(f"*specs/{name}.yaml"), ROOT / "tests" / "specs" / f"{name}.yaml"))
         (path / name).mkdir()
         for file, text in render_spec(spec).items():
             (path / name / file).write_text(text)
@@ -38,8 +38,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-# Q in registers, of halves and of thirds of a tile; K and V.
-@pytest.mark.parametrize(("name", "kernels"), [("sliding_window", 1), ("causal_d64", 2), ("gpt_oss", 1)])
+# Q in registers, of halves of a tile, in two parts, of thirds of a tile; K and V.
+@pytest.mark.parametrize(
+    ("name", "kernels"), [("sliding_window", 1), ("packed_latent", 1), ("causal_d64", 2), ("gpt_oss", 1)]
+)
 def test_operands_in_registers_stay(name: str, kernels: int, compiled: Callable[[str], Path]) -> None:
     held = set()
     for path in compiled(name).rglob("*_hopper_kernel.cubin"):
@@ -62,7 +64,7 @@ def test_an_operand_that_is_overwritten_is_found() -> None:
     assert _held(code) == [(set(range(132, 140)), {133})]
 
 
-@pytest.mark.parametrize("name", ["sliding_window", "causal_d64"])
+@pytest.mark.parametrize("name", ["sliding_window", "packed_latent", "causal_d64"])
 def test_a_slot_is_freed_after_its_loads(name: str, compiled: Callable[[str], Path]) -> None:
     """Of Q, which goes to registers while TMA waits to write the next tile's to its slot."""
     kernels = [path.read_text() for path in compiled(name).rglob("_forward_hopper_kernel.ptx")]

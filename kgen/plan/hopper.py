@@ -18,7 +18,7 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import TILE, Binding
 from kgen.expr.mask_form import conjuncts
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
-from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
@@ -219,8 +219,10 @@ def _fused(plan: AttentionPlan) -> bool:
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec = plan.spec
     qk, v = spec.head_dim.qk, spec.head_dim.v
-    # Q, K and V of wide keys leave no room for what is read for each pair.
+    # Q, K and V of wide keys leave no room for what is read for each pair. Ahead of a function of scores hidden keys are
+    # cleared: they would be in two tiles.
     wide = loop is plan.forward and spec.paged_kv is None and plan.problem.score != "reads"
+    wide = wide and (plan.form.core == QK or plan.kv.live == plan.kv.bound)
     made_for = spec.dtype in ("bf16", "fp16") and (
         qk == v in WIDTHS or (wide and (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)))
     )
@@ -258,7 +260,8 @@ def _ends_the_keys(plan: AttentionPlan) -> bool:
         isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
         for c in conjuncts(plan.kv.live)
     )
-    return ends and plan.problem.mask != "scan"
+    # In a list the last key is anywhere.
+    return ends and plan.problem.mask not in ("scan", "listed")
 
 
 def _is_whole(end: Node) -> bool:
