@@ -17,8 +17,14 @@ from kgen.verify.worker import Job
 T = TypeVar("T")
 LIMIT = 280.0
 """Seconds, less than pytest gives a test."""
-# The processes are forked from one that has imported these: it takes seconds.
-IMPORTED = ["torch", "triton", "kgen.render.rendering", "kgen.verify.attention.cases", "kgen.verify.worker"]
+# The processes are forked from one that has imported these, of which torch and its checks of operators take seconds.
+IMPORTED = [
+    "triton",
+    "torch.testing._internal.optests",
+    "kgen.render.rendering",
+    "kgen.verify.attention.cases",
+    "kgen.verify.worker",
+]
 
 
 def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMIT) -> T:

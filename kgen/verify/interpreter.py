@@ -1,7 +1,8 @@
-"""Triton's interpreter, made to work with the NumPy that is installed."""
+"""Triton's interpreter, made to work with the NumPy that is installed, and to do nothing twice."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 
@@ -26,6 +27,7 @@ def mend() -> None:
     patch.kgen_mended = True  # type: ignore[attr-defined]
     interpreter._patch_lang_tensor = patch
     interpreter._convert_float = _rounding(interpreter._convert_float)
+    _quicken(interpreter)
 
 
 def _rounding(convert: Any) -> Any:
@@ -40,3 +42,77 @@ def _rounding(convert: Any) -> Any:
         return numpy.where(numpy.isnan(data), (bits >> 16) | 0x40, nearest).astype(numpy.uint16)
 
     return rounded
+
+
+def _quicken(interpreter: Any) -> None:
+    """Spare the interpreter most of its time: it works out again and again what it knows.
+
+    Sums and products of integers are made a second time in 64 bits, for an assertion that is left out unless kernels
+    are debugged. The functions of the language are replaced for a launch, and again for each call of a helper in it.
+    Types, and what a tensor has of its type, are always the same.
+    """
+    import triton.language as tl
+
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
+    interpreter._patch_lang = _once_a_launch(interpreter._patch_lang, tl)
+
+    numpys: dict[str, Any] = {}
+    original = interpreter._get_np_dtype
+
+    def numpy_type(type_: Any) -> Any:
+        if type_.name not in numpys:
+            numpys[type_.name] = original(type_)
+        return numpys[type_.name]
+
+    interpreter._get_np_dtype = numpy_type
+    core = tl.core
+    core.block_type.__init__ = _remembering_shapes(core.block_type.__init__, core.constexpr)
+    core.tensor.__init__ = _remembering_types(core.tensor.__init__)
+
+
+def _once_a_launch(patch: Any, tl: Any) -> Any:
+    """`patch(function)`, which has an object that restores what was replaced, where there is something to replace."""
+    nothing: Any = None
+
+    def patched(function: Any) -> Any:
+        nonlocal nothing
+        languages = [x for x in function.__globals__.values() if x is tl or x is tl.core]
+        # Those of tensors are restored after each launch.
+        theirs = [tl.core.tensor.__add__, *(language.load for language in languages)]
+        if languages and not any(map(tl.core.is_builtin, theirs)):
+            return nothing
+        made = patch(function)
+        nothing = type(made)()
+        return made
+
+    return patched
+
+
+def _remembering_shapes(init: Any, constexpr: Any) -> Any:
+    """`block_type.__init__`, which makes the same of the same shape."""
+    known: dict[Any, dict[str, Any]] = {}
+
+    def remembering(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(x.value if isinstance(x, constexpr) else x for x in shape))
+        if key in known:
+            vars(self).update(known[key], element_ty=element_ty)
+        else:
+            init(self, element_ty, shape)
+            known[key] = dict(vars(self))
+
+    return remembering
+
+
+def _remembering_types(init: Any) -> Any:
+    """`tensor.__init__`, which makes the same of the same type."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def remembering(self: Any, handle: Any, type: Any) -> None:
+        if type.name in known:
+            vars(self).update(known[type.name], handle=handle, type=type, dtype=type.scalar)
+        else:
+            init(self, handle, type)
+            known[type.name] = dict(vars(self), handle=None)
+
+    return remembering
