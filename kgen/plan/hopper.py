@@ -219,8 +219,8 @@ def _fused(plan: AttentionPlan) -> bool:
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec = plan.spec
     qk, v = spec.head_dim.qk, spec.head_dim.v
-    # Q, K and V of wide keys leave no room for what is read for each pair. Ahead of a function of scores hidden keys are
-    # cleared: they would be in two tiles.
+    # Q, K and V of wide keys leave no room for what is read for each pair. Ahead of a function of scores hidden keys
+    # are cleared: they would be in two tiles.
     wide = loop is plan.forward and spec.paged_kv is None and plan.problem.score != "reads"
     wide = wide and (plan.form.core == QK or plan.kv.live == plan.kv.bound)
     made_for = spec.dtype in ("bf16", "fp16") and (
