@@ -10,12 +10,19 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
+from kgen.targets.triton.hopper_loops import (
+    linear_bias,
+    lines_needed,
+    own_range,
+    passed_names,
+    tile_lines,
+    tile_loop,
+)
 from kgen.targets.triton.hopper_reads import (
     BY_LISTS,
     BY_RANGES,
@@ -188,10 +195,10 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
 def _hidden_keys(fields: Fields, problem: list[str]) -> Fields:
     """How forward knows which keys of the first tile that it takes are past the end."""
     (live,) = (line for line in fields["mask_lines"] if line.startswith("kv_live = "))
-    passed = _passed([live], ["b", "h", *fields["prologue"]], problem)
+    passed = passed_names([live], ["b", "h", *fields["prologue"]], problem)
     return {
         "live": live,
-        "needed": _needed(fields["prologue"], [live]),
+        "needed": lines_needed(fields["prologue"], [live]),
         "last_live": re.sub(r"\bkv_idx\b", "kv_last", live.replace("kv_live", "last_live")),
         "names": ", ".join(passed),
         "params": wrapped(passed, 4),
@@ -210,7 +217,7 @@ def _of_queries(
     `tailed` keys have tiles of their last columns.
     """
     product = "_times_transposed(q, _keys(kv_ring, n_used), SCORES)"
-    bias = _linear_bias(fields) if scaled else None
+    bias = linear_bias(fields) if scaled else None
     if bias is not None:
         product = f"_biased_product(q, _keys(kv_ring, n_used), slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
@@ -221,10 +228,10 @@ def _of_queries(
         }
     before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
     outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
-    loop = _loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
+    loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
-    prologue = _needed(before, [*_body(fields), *after, product, fields.get("dqk_scale", "")])
-    own = _own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
+    prologue = lines_needed(before, [*tile_lines(fields), *after, product, fields.get("dqk_scale", "")])
+    own = own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
     lines, last = [*own.lines], "n_tiles - 1"
     if own.past:
         lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - kv_lo, BLOCK_N), {last})")
@@ -241,7 +248,7 @@ def _of_queries(
     if own.full_ahead:
         lines.append("n_head = (own_full_lo - kv_lo) // BLOCK_N")
     first = "n_past" if own.past else "0"
-    passed = _passed([*_body(fields), product], [*outside, *before], problem)
+    passed = passed_names([*tile_lines(fields), product], [*outside, *before], problem)
     return loop | {
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
@@ -327,9 +334,9 @@ def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
     lse_lines = [by_row.sub(r"lse = _linear(lse, \1, offs_m)", line) for line in fields["lse_lines"]]
     mask = next((line for line in fields["mask_lines"] if line.startswith("mask = ")), "")
     fields = fields | {"lse_lines": lse_lines}
-    loop = _loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
-    needed = _needed([*shared, *by_head], [*_body(fields), *lse_lines, fields["dqk_scale"]])
-    own = _own_range(fields, [*shared, *by_head], needed, "q", tile.BLOCK_M)
+    loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
+    needed = lines_needed([*shared, *by_head], [*tile_lines(fields), *lse_lines, fields["dqk_scale"]])
+    own = own_range(fields, [*shared, *by_head], needed, "q", tile.BLOCK_M)
     lines, rest = [*own.lines], "gl.maximum(n_masked - 1, 0)"
     if own.ahead:
         lines.append(f"n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, {rest})")
@@ -350,151 +357,6 @@ def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
         "mask_lines": [line for line in fields["mask_lines"] if line != mask],
         "mask": mask,
     }
-
-
-@dataclass(frozen=True)
-class _Own:
-    """The range `[own_lo, own_hi)` of half a tile, and what of it needs no mask, `[own_full_lo, own_full_hi)`: whether
-    they may begin, or end, at other tiles than the whole's."""
-
-    lines: list[str]
-    ahead: bool
-    past: bool
-    full_ahead: bool
-    full_past: bool
-
-
-def _own_range(fields: Fields, before: list[str], there: list[str], inner: str, block: int) -> _Own:
-    """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it."""
-    outer, rows, size = ("q", "OWN_M", "SQ") if inner == "kv" else ("kv", "OWN_N", "SK")
-    moves = {f"{outer}_start", f"{outer}_last"}
-    (span,) = fields["spans"]
-    lines: list[str] = []
-
-    def own(end: str) -> bool:
-        needed = _needed([*before, *span["bounds"]], [f"{inner}_{end}"])
-        words = set(re.findall(r"\w+", "\n".join(needed)))
-        searched = words & {"_first_at_least", "_first_key_hopper"}
-        if not words & moves or searched or block > HALF:
-            return False
-        lines.extend(line for line in needed if line not in there and line not in lines)
-        return True
-
-    ahead, past = own("lo"), own("hi")
-    masked = inner == "kv" and any(not part["masked"] for part in span["loops"])
-    full_ahead, full_past = masked and own("full_lo"), masked and own("full_hi")
-    if any(re.search(rf"\b{outer}_last\b", line) for line in lines):
-        lines.insert(0, f"{outer}_last = tl.minimum({outer}_start + {rows}, {size}) - 1")
-    lines = [re.sub(rf"\b{inner}_((full_)?(lo|hi))\b", r"own_\1", line) for line in lines]
-    return _Own(lines, ahead, past, full_ahead, full_past)
-
-
-@dataclass(frozen=True)
-class _LinearBias:
-    """A bias of a row's logits: slope * (distance + column), added to the scores times scale."""
-
-    slope: str
-    distance: str
-    scale: str
-
-
-def _linear_bias(fields: Fields) -> _LinearBias | None:
-    """The bias of a loop that adds nothing else, if it grows by the same from key to key."""
-    columns = [m for line in fields["prologue"] if (m := re.fullmatch(r"(\w+) = (\w+) \* offs_n", line))]
-    if len(columns) != 1 or len(fields["score_lines"]) != 2:
-        return None
-    column, slope = columns[0][1], columns[0][2]
-    whole = re.fullmatch(rf"(\w+) = {column} \+ {slope} \* (\(.+\)|\w+)", fields["score_lines"][0])
-    added = whole and re.fullmatch(rf"s = qk \* (\w+) \+ {whole[1]}\[None, :\]", fields["score_lines"][1])
-    return _LinearBias(slope, whole[2], added[1]) if whole and added else None
-
-
-def _loop(fields: Fields, before: list[str], own: list[str], problem: list[str]) -> Fields:
-    """The range of a loop with one span, and what a tile computes; `own` and `before` is what it may be told."""
-    (span,) = fields["spans"]
-    if fields["listed"]:
-        return _listed_loop(fields, span, before, own, problem)
-    plain = next((part for part in span["loops"] if not part["masked"]), None)
-    ends = span["loops"][0] if "gap" in span["loops"][0] else span["loops"][-1]
-    lo, hi = span["loops"][0]["lo"], ends["hi"]
-    full_lo, full_hi = (plain["lo"], plain["hi"]) if plain else (lo, lo)
-    bounds = _needed([*before, *span["bounds"]], [lo, hi, full_lo, full_hi])
-    return _tile(fields, before, own, problem) | {
-        "lo": lo,
-        "length": _less(hi, lo),
-        "has_full": plain is not None,
-        "head": "" if full_lo == lo or "from_first_key" in fields else _less(full_lo, lo),
-        "full_length": _less(full_hi, full_lo),
-        "bounds": bounds,
-        "searches": any("_first_at_least(" in line for line in bounds),
-    }
-
-
-def _listed_loop(
-    fields: Fields, span: Fields, before: list[str], own: list[str], problem: list[str]
-) -> Fields:
-    """As `_loop`, over what a block mask lists: blocks with the mask come first."""
-    *counts, blocks = span["bounds"]
-    return _tile(fields, before, own, problem) | {
-        "lo": "row",
-        "length": "(n_partial + n_full) * BLOCK_SIZE",
-        "has_full": True,
-        "head": "",
-        "full_length": "n_full * BLOCK_SIZE",
-        "bounds": counts,
-        "blocks": blocks,
-        "searches": False,
-    }
-
-
-def _tile(fields: Fields, before: list[str], own: list[str], problem: list[str]) -> Fields:
-    """What a tile computes, and what it is told."""
-    # In the kernel of dk and dv the log-sum-exp belongs to what streams.
-    body = _body(fields) + fields["lse_lines"] * ("kv_idx" in own)
-    passed = _passed(body, [*own, *before], problem)
-    return {
-        "documents": fields.get("documents"),
-        "from_first_key": fields.get("from_first_key"),
-        "masked": fields["masked"],
-        "mask_lines": fields["mask_lines"],
-        "score_lines": fields["score_lines"],
-        "logits": fields["logits"],
-        "scaled": fields["scaled"],
-        "lse_lines": fields["lse_lines"],
-        "gradient_lines": fields.get("gradient_lines", []),
-        "dqk": fields.get("dqk", ""),
-        "dqk_scale": fields.get("dqk_scale", ""),
-        "tile_params": wrapped(passed, 4),
-        "tile_args": wrapped(passed, 12),
-    }
-
-
-def _passed(body: list[str], before: list[str], problem: list[str]) -> list[str]:
-    """Which names of the function outside, or left of `=` in its lines, the lines of `body` use."""
-    used = set(re.findall(r"\w+", "\n".join(body)))
-    made = [line.partition(" = ")[0] for line in before]
-    return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
-
-
-def _body(fields: Fields) -> list[str]:
-    """What a tile computes with names from outside."""
-    lines = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
-    return [*lines, *fields.get("documents", {}).values(), fields["scaled"]]
-
-
-def _less(a: str, b: str) -> str:
-    return a if b == "0" else f"{a} - {b}"
-
-
-def _needed(lines: list[str], by: list[str]) -> list[str]:
-    """The lines whose names others use, directly or not."""
-    used = set(re.findall(r"\w+", "\n".join(by)))
-    found: list[str] = []
-    for line in reversed(lines):
-        if used & set(re.findall(r"\w+", line.partition(" = ")[0])):
-            used |= set(re.findall(r"\w+", line))
-            found.insert(0, line)
-    return found
 
 
 def _in_gluon(value: Any) -> Any:
