@@ -110,7 +110,8 @@ def decoding(name: str = "attention-others.json") -> str:
 
 
 def lengths(name: str = "attention-shapes.json") -> str:
-    """Specs at several lengths: TFLOP/s, and how many times faster than FlexAttention."""
+    """Specs at several lengths: TFLOP/s, and how many times faster than FlexAttention, by default and, where that was
+    raced, with max-autotune."""
     by_spec: dict[str, Rows] = {}
     for report in _reports(name):
         by_spec.setdefault(report["spec"], {}).update(_rows(report, "shape", "pass"))
@@ -124,9 +125,14 @@ def lengths(name: str = "attention-shapes.json") -> str:
     for spec, rows in by_spec.items():
         for pass_ in PASSES:
             cells = [rows.get((shape, pass_), {}) for shape in shapes]
-            texts = [f"{c['kgen']['tflops']:.0f}, {_times(c, 'flex')}" if c else "" for c in cells]
+            texts = [", ".join(filter(None, _by_length(c))) for c in cells]
             lines.append(f"| `{spec}` {pass_} | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def _by_length(rows: dict[str, dict[str, Any]]) -> list[str]:
+    own = [f"{rows['kgen']['tflops']:.0f}"] if rows else []
+    return [*own, *(_times(rows, peer) for peer in ("flex", "flex-autotune"))]
 
 
 def norms(file: str, name: str = "norm.json") -> str:
