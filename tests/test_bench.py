@@ -351,8 +351,9 @@ def test_first_calls_run_in_fresh_processes(tmp_path):
     )
     assert [(row["pass"], row["peer"], row["error"]) for row in rows] == [
         ("first call", "kgen", None),
+        ("first call", "torch", None),
     ]
-    assert rows[0]["milliseconds"] > 100
+    assert rows[0]["milliseconds"] > rows[1]["milliseconds"] > 100
     assert [path.name for path in tmp_path.glob("*/*.json") if "first" in path.name] == [
         "attention-first-call.json"
     ]

@@ -1,7 +1,7 @@
 """The first call in a fresh process: from the start of Python, with empty caches of compilers, to the kernel's end.
 
 Each peer is a script of its own that holds what a user would write, so that nothing of kgen is imported. Its seconds
-are those of the whole process, and the inputs are drawn in it.
+are those of the whole process, and the inputs are drawn in it. `torch` does nothing else: what no kernel can be below.
 """
 
 from __future__ import annotations
@@ -52,17 +52,20 @@ _TAIL = "print(float(out.float().abs().sum()))\n"
 
 
 def first_calls(job: BenchJob, workload: Workload) -> Iterator[dict[str, Any]]:
-    """Rows of the pass `first call` for the emitted Triton file and FlexAttention: forward, the median of a few."""
+    """Rows of the pass `first call` for the emitted Triton file, FlexAttention and neither: forward, the median of a
+    few."""
     scripts = {
         "kgen": _HEAD + _KGEN.format(name=workload.problem.name) + _TAIL,
         "flex": flex_script(workload),
+        "torch": f"{_HEAD}out = q\n{_TAIL}",
     }
+    peers = {*job.peers, "torch"}
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         data = Path(folder) / "inputs.pt"
         sizes = [tuple(x.shape) for x in (workload.q, workload.k, workload.v)]
         buffers = {name: value.cpu() for name, value in workload.buffers.items()}
         torch.save((buffers, workload.runtime, sizes, workload.q.dtype, job.device), data)
-        rounds: dict[str, list[float]] = {name: [] for name in scripts if name in job.peers}
+        rounds: dict[str, list[float]] = {name: [] for name in scripts if name in peers}
         errors: dict[str, str] = {}
         for _ in range(ROUNDS if job.device == "cuda" else 1):
             for name, samples in rounds.items():
