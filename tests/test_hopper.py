@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import pytest
 import torch
 from apart import interpreted
 
+from kgen.plan.attention import plan_attention
+from kgen.plan.hopper import plan_hopper
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
 from kgen.verify.attention.inputs import Case
@@ -528,3 +532,68 @@ def test_what_forward_is_made_for(head_dim: str, more: str, there: bool) -> None
     text = f"kernel: attention\nname: n\ndtype: bf16\nhead_dim: {head_dim}\npasses: [forward]\n{more}\n"
     spec = loads(text + "buffers: {lens: {shape: [B], dtype: int32}}\n", "n.yaml")
     assert ("_forward_hopper_kernel" in render_spec(spec)["triton.py"]) == there
+
+
+MASKS = [
+    "q_idx >= kv_idx",
+    "kv_idx < lens[b]",
+    "kv_idx < lens[b] - 1",
+    "kv_idx < min(lens[b], 300)",
+    "kv_idx < ends[b, h]",
+    "q_idx >= kv_idx or image[b, q_idx] == image[b, kv_idx]",
+]
+SCORES = [
+    "",
+    "score + table[h, min(abs(q_idx - kv_idx), 63)]",
+    "score + bias[h, q_idx, kv_idx]",
+    "30 * tanh(score / 30)",
+]
+LENGTHS = [
+    "{q: any, kv: any}",
+    "{q: {multiple_of: 128}, kv: any}",
+    "{q: {multiple_of: 128}, kv: {multiple_of: 128}}",
+]
+SHAPES = {"lens": "[B]", "ends": "[B, HQ]", "image": "[B, SQ]", "table": "[HQ, 64]", "bias": "[HQ, SQ, SK]"}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("score", SCORES)
+def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
+    """In kernels that have fields of others: with promised lengths, and two heads of queries for one of keys, too."""
+    buffers = "".join(
+        f"  {name}: {{shape: {shape}, dtype: {'int32' if shape[1] == 'B' else 'fp32'}}}\n"
+        for name, shape in SHAPES.items()
+        if f"{name}[" in mask + score
+    )
+    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\npasses: [forward, backward]\n"
+    text += f"mask_mod: {mask}\n" + (f"score_mod: {score}\n" if score else "")
+    text += f"buffers:\n{buffers}" if buffers else ""
+    for number, (lengths, group) in enumerate(zip(LENGTHS, (1, 2, "any"), strict=True)):
+        gqa = (
+            1 if "ends" in mask else group
+        )  # of heads that share keys the kernel for every chip has no end each
+        spec = loads(f"{text}lengths: {lengths}\ngqa: {gqa}\n", "n.yaml")
+        (tmp_path / f"n_{number}.py").write_text(render_spec(spec)["triton.py"])
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "F821,F823",
+        "--no-cache",
+        tmp_path,
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def test_ends_of_heads_that_share_keys_are_not_cleared() -> None:
+    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\nmask_mod: kv_idx < ends[b, h]\n"
+    text += "buffers: {ends: {shape: [B, HQ], dtype: int32}}\n"
+    alone, shared = (plan_hopper(plan_attention(loads(f"{text}gqa: {gqa}\n", "n.yaml"))) for gqa in (1, 2))
+    assert alone is not None
+    assert shared is not None
+    assert alone.fused is not None
+    assert (shared.forward is not None, shared.dkdv, shared.fused) == (True, None, None)

@@ -177,6 +177,7 @@ MASKS = st.recursive(
 )
 @example("kv_idx <= q_idx + offset", 0, 13, 13, 2, 4, {"offset": -12})
 @example("q_idx != kv_idx", 0, 9, 9, 2, 2, {})
+@example("kv_idx < where(offset > 3, 256, 64)", 0, 9, 9, 2, 2, {})
 def test_every_mask(
     text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]
 ) -> None:

@@ -284,7 +284,8 @@ class RangeFinder:
         # large.
         if lo not in (_ZERO, self.outer.start, self.outer.last):
             lo = call("max", lo, _ZERO)
-        if hi != size and not (isinstance(hi, Call) and hi.fn == "where"):
+        chosen = isinstance(hi, Call) and hi.fn == "where" and set(hi.args[1:]) <= {size, _ZERO}
+        if hi != size and not chosen:
             hi = call("min", hi, size)
         return lo, hi
 

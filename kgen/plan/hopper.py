@@ -196,8 +196,21 @@ def _most(plan: AttentionPlan) -> float | None:
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     hidden = plan.kv.live != plan.kv.bound
-    clears = not hidden or plan.spec.head_dim.v == max(WIDTHS)
+    clears = not hidden or (plan.spec.head_dim.v == max(WIDTHS) and _clears_for_all(plan))
     return bool(loops) and clears and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
+
+
+def _clears_for_all(plan: AttentionPlan) -> bool:
+    """Whether all kernels have the ends of the keys by one name, and all heads that share keys have one end."""
+    known = all(
+        isinstance(c, Call) and isinstance(c.args[1], (Const, Var, Read)) and not _computed(c.args[1])
+        for c in conjuncts(plan.kv.live)
+    )
+    return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
+
+
+def _computed(end: Node) -> bool:
+    return isinstance(end, Read) and not all(isinstance(i, (Const, Var)) for i in end.indices)
 
 
 def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
@@ -221,7 +234,7 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     qk, v = spec.head_dim.qk, spec.head_dim.v
     # Q, K and V of wide keys leave no room for what is read for each pair. Ahead of a function of scores hidden keys
     # are cleared: they would be in two tiles.
-    wide = loop is plan.forward and spec.paged_kv is None and plan.problem.score != "reads"
+    wide = loop is plan.forward and spec.paged_kv is None and not _reads_pairs(plan, loop)
     wide = wide and (plan.form.core == QK or plan.kv.live == plan.kv.bound)
     made_for = spec.dtype in ("bf16", "fp16") and (
         qk == v in WIDTHS or (wide and (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)))
@@ -232,8 +245,17 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     ranges = lists if loop.listed else len(loop.spans) == 1
     elsewhere = not ranges or "forward" not in spec.passes
     small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
-    reads_otherwise = plan.problem.score == "reads" and (loop is not plan.forward or _pair(plan) is None)
+    reads_otherwise = _reads_pairs(plan, loop) and (loop is not plan.forward or _pair(plan) is None)
     return made_for and not (hidden or elsewhere or small_pages or reads_otherwise)
+
+
+def _reads_pairs(plan: AttentionPlan, loop: TileLoop) -> bool:
+    """Whether scores read a buffer for each pair of positions."""
+    scored = any(
+        b.place == TILE and reads(b.node) and not b.roots <= {"mask", "inner_live"}
+        for b in loop.program.bindings
+    )
+    return scored or plan.problem.score == "reads"
 
 
 def _pair(plan: AttentionPlan) -> Binding | None:
@@ -241,7 +263,7 @@ def _pair(plan: AttentionPlan) -> Binding | None:
     indices are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
     spec, program = plan.spec, plan.forward.program
     found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
-    if len(found) != 1 or spec.varlen or plan.kv.live != plan.kv.bound:
+    if len(found) != 1 or spec.varlen or plan.forward.listed or plan.kv.live != plan.kv.bound:
         return None
     (pair,) = found
     if pair.roots & {"mask", "inner_live"} or not isinstance(pair.node, Read):
