@@ -26,7 +26,8 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @functools.cache
     def folder(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        spec = load(next(ROOT.glob(f"*specs/{name}.yaml"), ROOT / "tests" / "specs" / f"{name}.yaml"))
+        paths = (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs"))
+        spec = load(next(p for p in paths if p.exists()))
         (path / name).mkdir()
         for file, text in render_spec(spec).items():
             (path / name / file).write_text(text)

@@ -17,7 +17,7 @@ from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import TILE, Binding
 from kgen.expr.mask_form import conjuncts
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
 from kgen.plan.attention import AttentionPlan, TileLoop
 
@@ -202,15 +202,11 @@ def _backward(plan: AttentionPlan) -> bool:
 
 def _clears_for_all(plan: AttentionPlan) -> bool:
     """Whether all kernels have the ends of the keys by one name, and all heads that share keys have one end."""
+    ends = [c.args[1] for c in conjuncts(plan.kv.live) if isinstance(c, Call)]
     known = all(
-        isinstance(c, Call) and isinstance(c.args[1], (Const, Var, Read)) and not _computed(c.args[1])
-        for c in conjuncts(plan.kv.live)
+        not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
     )
     return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
-
-
-def _computed(end: Node) -> bool:
-    return isinstance(end, Read) and not all(isinstance(i, (Const, Var)) for i in end.indices)
 
 
 def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:

@@ -325,7 +325,6 @@ class KernelFields:
             "b",
             "h",
             outer,
-            "q_start",
             loop.outer.start.name,
             loop.outer.last.name,
             *outside,
