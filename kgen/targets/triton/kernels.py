@@ -101,7 +101,7 @@ class KernelFields:
         row_guard = "" if rows == TRUE else ", mask=q_live"
         before = self.lines_of(loop.program.before_loop(), printer)
         if live != TRUE:
-            before.append(f"{outer}_live = {printer.own(live)}")
+            _define(before, f"{outer}_live", printer.own(live))
         if OFFS_N in {n for b in loop.program.before_loop() for n in walk(b.node)} and inner == "kv":
             before.insert(0, "offs_n = tl.arange(0, BLOCK_N)")
         by_head, shared = self._split_by_head(loop, before) if outer == "kv" else (before, [])
@@ -116,6 +116,8 @@ class KernelFields:
             "spans": spans,
             "prologue": by_head,
             "shared_prologue": shared,
+            # Which keys are there may depend on the query head.
+            "held_by_head": any(line.startswith(f"{outer}_live = ") for line in by_head),
             "outer_qk": [self.load(c, guard, store) for c in plan.qk_chunks],
             "outer_v": [self.load(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
@@ -167,11 +169,7 @@ class KernelFields:
         # Masks come first in a tile: what scores need too is spelled in both places.
         mask_lines = self.lines_of(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
-            live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
-            first_use = next(
-                (i for i, line in enumerate(mask_lines) if f"{inner}_live" in line), len(mask_lines)
-            )
-            mask_lines.insert(first_use, live)
+            _define(mask_lines, f"{inner}_live", printer.own(program.results["inner_live"]))
         if loop.masked:
             mask_lines.append(f"mask = {printer.tile(program.results['mask'])}")
         return {
@@ -492,6 +490,12 @@ def streamed_columns(chunk: Chunk) -> str:
     if chunk.width == chunk.size:
         return chunk.columns
     return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
+
+
+def _define(lines: list[str], name: str, value: str) -> None:
+    """Enter what defines a name ahead of the first line that uses it."""
+    first_use = next((i for i, line in enumerate(lines) if name in line), len(lines))
+    lines.insert(first_use, f"{name} = {value}")
 
 
 def accumulators(loop: TileLoop) -> list[str]:
