@@ -389,7 +389,10 @@ gl = SimpleNamespace(
     **{f"int{n}": getattr(torch, f"int{n}") for n in (32, 64)},
     **{name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")},
     **dict.fromkeys(_LAYOUTS, _no_layout),
-    **{name: _tensors(getattr(torch, name)) for name in ("exp2", "log2", "rsqrt", "minimum", "maximum")},
+    **{
+        name: _tensors(getattr(torch, name))
+        for name in ("exp2", "log", "log2", "rsqrt", "minimum", "maximum")
+    },
     allocate_shared_memory=lambda dtype, shape, layout: (
         Barriers(shape[0]) if dtype == torch.int64 else Memory(torch.full(shape, -7, dtype=dtype))
     ),

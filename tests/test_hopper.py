@@ -49,12 +49,14 @@ PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
 LISTED = ["causal_images", "block_sparse"]
 # Keys wider than values: a mask of one end; packed sequences with a window and a bias; keys past an end.
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
+# Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
+LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 # Without one backward kernel: a derivative that waits for dP, documents.
 TWO = ["softcap_causal", "document_causal", "batched_documents"]
 KERNELS = {
-    **dict.fromkeys([*DENSE, *PACKED], ALL),
+    **dict.fromkeys([*DENSE, *PACKED, *LEARNED], ALL),
     **dict.fromkeys([name for name in [*DENSE, *LISTED] if name not in TWO], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
@@ -410,7 +412,7 @@ class _Counted:
     [
         ("causal", FUSED),
         ("softcap_causal", ALL),  # a derivative that waits for dP
-        ("head_scale", {"forward"}),  # a gradient of a buffer
+        ("head_scale", ALL),  # a gradient of a buffer
         ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
         ("longformer", set()),  # two ranges of keys
         ("causal_d64", {"forward", "dkdv"}),
@@ -425,7 +427,7 @@ class _Counted:
         ("mla_prefill", {"forward"}),  # keys wider than values
         ("causal_images", FUSED),  # blocks that are listed
         ("decode_paged", {"forward"}),
-        ("varlen_alibi", set()),  # heads of 64, and a gradient of a buffer
+        ("varlen_alibi", {"dkdv"}),  # heads of 64, and a gradient of a buffer
     ],
 )
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
@@ -569,10 +571,7 @@ def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
     text += f"mask_mod: {mask}\n" + (f"score_mod: {score}\n" if score else "")
     text += f"buffers:\n{buffers}" if buffers else ""
     for number, (lengths, group) in enumerate(zip(LENGTHS, (1, 2, "any"), strict=True)):
-        gqa = (
-            1 if "ends" in mask else group
-        )  # of heads that share keys the kernel for every chip has no end each
-        spec = loads(f"{text}lengths: {lengths}\ngqa: {gqa}\n", "n.yaml")
+        spec = loads(f"{text}lengths: {lengths}\ngqa: {group}\n", "n.yaml")
         (tmp_path / f"n_{number}.py").write_text(render_spec(spec)["triton.py"])
     command = [
         sys.executable,

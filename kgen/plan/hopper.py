@@ -197,7 +197,14 @@ def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     hidden = plan.kv.live != plan.kv.bound
     clears = not hidden or (plan.spec.head_dim.v == max(WIDTHS) and _clears_for_all(plan))
-    return bool(loops) and clears and all(_made_for(plan, loop) and not loop.gradients for loop in loops)
+    return bool(loops) and clears and _sums_by_row(plan) and all(_made_for(plan, loop) for loop in loops)
+
+
+def _sums_by_row(plan: AttentionPlan) -> bool:
+    """Whether gradients of buffers are sums over keys alone, of which the kernel of dq keeps one for each row."""
+    of_queries = plan.dq.gradients if plan.dq is not None else ()
+    of_keys = plan.dkdv.gradients if plan.dkdv is not None else ()
+    return all(g.along == "q" for g in of_queries) and not of_keys
 
 
 def _clears_for_all(plan: AttentionPlan) -> bool:
@@ -218,10 +225,10 @@ def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
 
 
 def _fused(plan: AttentionPlan) -> bool:
-    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins. Not of
-    documents, short as they are: two kernels were ahead, or level."""
+    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins. Nor has
+    it rows to sum over keys. Not of documents, short as they are: two kernels were ahead, or level."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    plain = all(is_one(loop.dscore) and is_one(loop.dscore_factor) for loop in loops)
+    plain = all(is_one(loop.dscore) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
     return plain and not plan.problem.varlen and plan.problem.mask != "search"
 
 

@@ -63,6 +63,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     if hopper.dq is not None:
         fields = context["dq"] | (from_first_key(context["dq"]) if hopper.begins_anywhere else {})
         loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False)
+        # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
+        loops["dq"]["late"] = fields["masked"] and (kernels.packed or fields["open_ended"])
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
         # Of the last block that is listed a tile may be past the end, unless lengths are promised.
@@ -86,6 +88,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
+        # Gradients of buffers that the kernel of dq has in registers, one number a row.
+        "row_sums": _row_sums(context["dq"]) if hopper.dq else "",
         "fused": hopper.fused,
         "hidden_keys": hopper.hidden_keys,
         "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
@@ -220,7 +224,9 @@ def _of_queries(
     `tailed` keys have tiles of their last columns.
     """
     product = "_times_transposed(q, _keys(kv_ring, n_used), SCORES)"
-    bias = linear_bias(fields) if scaled else None
+    # Gradients that want the scores themselves could not tell them from the bias.
+    bare = any(re.search(r"\bqk\b", line) for line in fields.get("gradient_lines", []))
+    bias = linear_bias(fields) if scaled and not bare else None
     if bias is not None:
         product = f"_biased_product(q, _keys(kv_ring, n_used), slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
@@ -255,7 +261,10 @@ def _of_queries(
     return loop | {
         "prologue": prologue,
         "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
-        **{name: fields[name] for name in ("row_rest", "sink", "vector_load")},
+        **{name: fields[name] for name in ("row_rest", "sink", "vector_load", "vector_guard")},
+        "row_gradients": fields.get("row_gradients", []),
+        "row_sums": _row_sums(fields),
+        "row_sum_ptrs": _row_sums(fields, "_ptr"),
         "product": f"_plus_times_transposed({product}, q_tail, _key_tails(kv_ring, n_used))"
         if tailed
         else product,
@@ -272,6 +281,10 @@ def _of_queries(
         **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, tile.chained),
         **_loads_ahead(loop["mask_lines"]),
     }
+
+
+def _row_sums(fields: Mapping[str, Any], suffix: str = "") -> str:
+    return "".join(f", {name}{suffix}" for name in fields.get("accumulators", []))
 
 
 def _masked_loops(loop: Fields, first: str, end: str, apart: bool, begun: bool) -> Fields:

@@ -123,6 +123,7 @@ def _tile(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "scaled": fields["scaled"],
         "lse_lines": fields["lse_lines"],
         "gradient_lines": fields.get("gradient_lines", []),
+        **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
         "dqk": fields.get("dqk", ""),
         "dqk_scale": fields.get("dqk_scale", ""),
         "tile_params": wrapped(passed, 4),

@@ -186,49 +186,27 @@ class KernelFields:
 
     def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
         """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
-        program = loop.program
-        lines: list[str] = []
-        for g in loop.gradients:
-            part = self.contribution(loop, printer, g, lines)
-            if g.along == "pair":
-                address = printer.address(
-                    f"d_{g.name}",
-                    tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))),
-                    ("q", "kv"),
-                )
-                guards = [
-                    printer.guard(
-                        g.buffer,
-                        tuple(program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices))),
-                        ("q", "kv"),
-                    )
-                ]
-                factor = "" if is_one(g.factor) else f" * {self.scalar(g.factor, printer)}"
-                inside = " & ".join(x for x in guards if x)
-                if loop.masked:
-                    both = f"mask & {inside}" if inside else "mask"
-                    lines += [
-                        "if MASKED:",
-                        f"    tl.atomic_add({address}, {part}{factor}, mask={both})",
-                        "else:",
-                    ]
-                    lines.append(
-                        f"    tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})"
-                    )
-                else:
-                    lines.append(
-                        f"tl.atomic_add({address}, {part}{factor}{', mask=' + inside if inside else ''})"
-                    )
-            else:
-                lines.append(f"d_{g.name} += tl.sum({part}, 1)")
-        dqk = "ds"
-        if not is_one(loop.dscore):
-            dqk = "dqk"
-            lines.append(f"dqk = ds * {bracketed(printer.tile(program.results['dscore']))}")
-            if loop.masked and self._may_be_nan(loop.dscore):
-                lines += ["if MASKED:", "    dqk = tl.where(mask, dqk, 0.0)"]
         kept = [g for g in loop.gradients if g.along != "pair"]
         scattered = [g for g in loop.gradients if g.along == "pair"]
+        products, parts, open_ended = dict[str, str](), dict[str, str](), list[str]()
+        for g in kept:
+            parts[g.name] = "ds"
+            if not is_one(g.derivative):
+                parts[g.name] = f"part_{g.name}"
+                derivative = bracketed(printer.tile(loop.program.results[f"d_{g.name}"]))
+                products[f"part_{g.name}"] = f"ds * {derivative}"
+                open_ended += [f"part_{g.name}"] * (loop.masked and self._may_be_nan(g.derivative))
+        dqk = "ds" if is_one(loop.dscore) else "dqk"
+        if dqk != "ds":
+            products[dqk] = f"ds * {bracketed(printer.tile(loop.program.results['dscore']))}"
+            open_ended += [dqk] * (loop.masked and self._may_be_nan(loop.dscore))
+        # A part that is not masked once more needs no name.
+        inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
+        lines = [line for g in scattered for line in self._scattered(loop, printer, g)]
+        lines += [f"{name} = {value}" for name, value in products.items() if name not in inline]
+        if open_ended:
+            lines += ["if MASKED:", *(f"    {name} = tl.where(mask, {name}, 0.0)" for name in open_ended)]
+        lines += [f"d_{name} += tl.sum({inline.get(part, part)}, 1)" for name, part in parts.items()]
         params = [f"d_{g.name}_ptr" for g in kept]
         for g in scattered:
             params += [
@@ -241,6 +219,11 @@ class KernelFields:
         also = [f"the gradient of {g.buffer}" for g in loop.gradients]
         return {
             "gradient_lines": lines,
+            # The same for a kernel that masks here what others have masked before, and where there may be NaN.
+            "products": [f"{name} = {value}" for name, value in products.items()],
+            "masked_late": list(dict.fromkeys([*parts.values(), dqk])),
+            "sums": [f"d_{name} += tl.sum({part}, 1)" for name, part in parts.items()],
+            "open_ended": bool(open_ended),
             "dqk": dqk,
             "dqk_scale": self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
             "accumulators": [f"d_{g.name}" for g in kept],
@@ -257,6 +240,23 @@ class KernelFields:
             "gradient_args": " ".join(f"{a}," for a in args),
             "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
         }
+
+    def _scattered(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[str]:
+        """The gradient of a read with an element for each pair, added to the buffer's own where its indices say."""
+        lines: list[str] = []
+        part = self.contribution(loop, printer, g, lines)
+        indices = tuple(loop.program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices)))
+        address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
+        inside = printer.guard(g.buffer, indices, ("q", "kv"))
+        factor = "" if is_one(g.factor) else f" * {self.scalar(g.factor, printer)}"
+
+        def added(mask: str) -> str:
+            return f"tl.atomic_add({address}, {part}{factor}{', mask=' + mask if mask else ''})"
+
+        if not loop.masked:
+            return [*lines, added(inside)]
+        both = f"mask & {inside}" if inside else "mask"
+        return [*lines, "if MASKED:", f"    {added(both)}", "else:", f"    {added(inside)}"]
 
     def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient, lines: list[str]) -> str:
         """What a tile adds to the gradient of a read, before it is summed."""
