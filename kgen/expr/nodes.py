@@ -7,7 +7,7 @@ Four kinds of node are enough. Operators are calls like any other: `a + b` is `C
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -90,7 +90,7 @@ def transform(node: Node, rewrite: Callable[[Node], Node]) -> Node:
     return rewrite(rebuild(node, operands))
 
 
-def substitute(node: Node, replacements: dict[Node, Node]) -> Node:
+def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
     """Replace whole subtrees, outermost first."""
     if node in replacements:
         return replacements[node]

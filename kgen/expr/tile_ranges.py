@@ -19,7 +19,7 @@ the spec declares sorted; for those the end of the range is found by a binary se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import product
@@ -27,7 +27,7 @@ from itertools import product
 from kgen.expr.algebra import Algebra, call
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import conjuncts, disjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, substitute, variables
 
 MOST_SPANS = 4
 FIRST_AT_LEAST = ".first_at_least"
@@ -55,6 +55,13 @@ class Span:
     full_lo: Node
     full_hi: Node
     has_full: bool
+
+    def over(self, names: Mapping[Node, Node]) -> Span:
+        """The same with some expressions called by names."""
+        lo, hi, full_lo, full_hi = (
+            substitute(bound, names) for bound in (self.lo, self.hi, self.full_lo, self.full_hi)
+        )
+        return Span(lo, hi, full_lo, full_hi, self.has_full)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from kgen.diagnostics import KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp
 from kgen.render.names import apart, clashes
+from kgen.render.unused import without_unused
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -41,17 +42,20 @@ def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[
     """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
-        files = _files(env, loaded, targets)
-        if wrong := clashes(loaded, files, _files(env, apart(loaded), targets)):
+        sources = _sources(loaded, targets)
+        bodies = {name: _body(env, source) for name, source in sources.items()}
+        others = {name: _body(env, source) for name, source in _sources(apart(loaded), targets).items()}
+        if wrong := clashes(loaded, bodies, others):
             raise KgenError(wrong)
-    return files
+        return {name: _file(env, loaded, source, bodies[name]) for name, source in sources.items()}
 
 
-def _files(env: Environment, loaded: Loaded, targets: Collection[str] | None) -> dict[str, str]:
+def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
+    """What each file is made of."""
     from kgen.targets import asked_targets, sources
     from kgen.targets.package import package
 
-    files: dict[str, str] = {}
+    files: dict[str, Source] = {}
     asked = [target for target in asked_targets(loaded) if targets is None or target in targets]
     found = [source for target in asked for source in sources(loaded, target)]
     if targets is None and (whole := package(loaded, found)):
@@ -59,16 +63,19 @@ def _files(env: Environment, loaded: Loaded, targets: Collection[str] | None) ->
     for source in found:
         if not FILENAME.fullmatch(source.filename) or source.filename in files:
             raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
-        files[source.filename] = _render_source(env, loaded, source)
+        files[source.filename] = source
     return files
 
 
-def _render_source(env: Environment, loaded: Loaded, source: Source) -> str:
-    """One file. Trailing blanks are dropped, so that templates need not mind where a fragment is empty."""
+def _body(env: Environment, source: Source) -> str:
+    """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
     rendered = env.get_template(source.template).render(source.context)
-    body = "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
+    return "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
+
+
+def _file(env: Environment, loaded: Loaded, source: Source, body: str) -> str:
     return stamp(
-        body,
+        without_unused(body) if source.filename.endswith(".py") else body,
         source.filename,
         spec=loaded.spec.name,
         spec_file=Path(loaded.path).name,

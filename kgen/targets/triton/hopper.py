@@ -186,7 +186,7 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
         "value_slots": f"SLOTS - {tile.fewer_values}" if tile.fewer_values else "SLOTS",
-        "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, problem),
+        "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, loop["bounds"], problem),
         "consumers": [
             {"number": n, "pair_ring": f"pair_rings[{n}], " * (hopper.pair is not None)}
             for n in range(tile.consumers)
@@ -199,13 +199,13 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     }
 
 
-def _hidden_keys(fields: Fields, problem: list[str]) -> Fields:
-    """How forward knows which keys of the first tile that it takes are past the end."""
+def _hidden_keys(fields: Fields, bounds: list[str], problem: list[str]) -> Fields:
+    """How forward knows which keys of the first tile that it takes are past the end; its producer has `bounds`."""
     (live,) = (line for line in fields["mask_lines"] if line.startswith("kv_live = "))
     passed = passed_names([live], ["b", "h", *fields["prologue"]], problem)
     return {
         "live": live,
-        "needed": lines_needed(fields["prologue"], [live]),
+        "needed": [line for line in lines_needed(fields["prologue"], [live]) if line not in bounds],
         "last_live": re.sub(r"\bkv_idx\b", "kv_last", live.replace("kv_live", "last_live")),
         "names": ", ".join(passed),
         "params": wrapped(passed, 4),
@@ -239,7 +239,8 @@ def _of_queries(
     outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
     loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
-    prologue = lines_needed(before, [*tile_lines(fields), *after, product, fields.get("dqk_scale", "")])
+    after += [fields.get("dqk_scale", ""), *(g["value"] for g in fields.get("row_gradients", []))]
+    prologue = lines_needed(before, [*tile_lines(fields), *after, product])
     own = own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
     lines, last = [*own.lines], "n_tiles - 1"
     if own.past:

@@ -16,6 +16,7 @@ Fields = dict[str, Any]
 
 BY_RANGES: Fields = {
     "listed": False,
+    "from": "lo",
     "kv_from": "kv_lo",
     "q_from": "q_lo",
     "kv_given": "kv_lo",
@@ -29,6 +30,7 @@ BY_RANGES: Fields = {
 
 BY_LISTS: Fields = {
     "listed": True,
+    "from": "row",
     "kv_from": "row",
     "q_from": "row",
     "kv_given": "kv_blocks",

@@ -11,14 +11,14 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
 from kgen.plan.tile_reads import asked_ahead
 from kgen.targets.triton.placement import tma_row
 from kgen.targets.triton.printer import BufferLayout, Printer
 from kgen.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
-from kgen.targets.triton.text import bracketed, wrapped
+from kgen.targets.triton.text import at_first_use, bracketed, wrapped
 from kgen.targets.triton.tile_reads import read_by_rows, read_once
 
 # How strides of an operand are called, and along which positions its rows lie.
@@ -71,6 +71,7 @@ class KernelFields:
         outer = loop.outer.index.name.removesuffix("_idx")
         inner = loop.inner.index.name.removesuffix("_idx")
         searches, found = ([], []) if loop.listed else searches_of(loop, printer)
+        found = [span.over(_read_before(loop.program)) for span in found]
         spans = [
             span_loops(s, loop, printer, self._divisible(inner), i == 0, i == len(found) - 1)
             for i, s in enumerate(found)
@@ -101,7 +102,7 @@ class KernelFields:
         row_guard = "" if rows == TRUE else ", mask=q_live"
         before = self.lines_of(loop.program.before_loop(), printer)
         if live != TRUE:
-            _define(before, f"{outer}_live", printer.own(live))
+            before = at_first_use(before, [f"{outer}_live = {printer.own(live)}"])
         if OFFS_N in {n for b in loop.program.before_loop() for n in walk(b.node)} and inner == "kv":
             before.insert(0, "offs_n = tl.arange(0, BLOCK_N)")
         by_head, shared = self._split_by_head(loop, before) if outer == "kv" else (before, [])
@@ -169,7 +170,8 @@ class KernelFields:
         # Masks come first in a tile: what scores need too is spelled in both places.
         mask_lines = self.lines_of(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
-            _define(mask_lines, f"{inner}_live", printer.own(program.results["inner_live"]))
+            live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
+            mask_lines = at_first_use(mask_lines, [live])
         if loop.masked:
             mask_lines.append(f"mask = {printer.tile(program.results['mask'])}")
         return {
@@ -388,10 +390,9 @@ class KernelFields:
         return any(open_ended(n) for n in walk(node))
 
     def scalar(self, node: Node, printer: Printer) -> str:
-        """A number of one (b, h), printed in full where it is used once, after a loop."""
-        program = hoist({}, {})
-        alone = replace(printer, program=program)
-        return bracketed(alone.own(node))
+        """A number of one (b, h), printed in full where it is used once, after a loop, but for what was read before."""
+        alone = replace(printer, program=hoist({}, {}))
+        return bracketed(alone.own(substitute(node, _read_before(printer.program))))
 
     def _scalar_product(self, factors: list[Node], printer: Printer) -> str:
         kept = [self.scalar(f, printer) for f in factors if not is_one(f)]
@@ -492,10 +493,10 @@ def streamed_columns(chunk: Chunk) -> str:
     return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
 
 
-def _define(lines: list[str], name: str, value: str) -> None:
-    """Enter what defines a name ahead of the first line that uses it."""
-    first_use = next((i for i, line in enumerate(lines) if name in line), len(lines))
-    lines.insert(first_use, f"{name} = {value}")
+def _read_before(program: Program) -> dict[Node, Node]:
+    """What a program reads once, ahead of everything else, and by which name."""
+    once = (b for b in program.before_loop() if isinstance(b.node, Read) and not b.place.axes)
+    return {b.node: Var(b.name, b.node.type) for b in once}
 
 
 def accumulators(loop: TileLoop) -> list[str]:

@@ -3,10 +3,9 @@ lists."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from kgen.expr.nodes import Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.nodes import Const, Node, Read, Type, Var, walk
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.plan.attention import TileLoop
 from kgen.plan.block_mask import BlockMask
@@ -39,16 +38,7 @@ def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[str], list[Span]
             other = names[second].name if first != second else "_"
             lines.append(f"{names[first].name}, {other} = {printer.search(first, second)}")
     found = dict[Node, Node](names)
-    return lines, [
-        replace(
-            s,
-            lo=substitute(s.lo, found),
-            hi=substitute(s.hi, found),
-            full_lo=substitute(s.full_lo, found),
-            full_hi=substitute(s.full_hi, found),
-        )
-        for s in loop.spans
-    ]
+    return lines, [span.over(found) for span in loop.spans]
 
 
 def span_loops(

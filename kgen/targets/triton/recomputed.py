@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from kgen.expr.nodes import Type, Var
 from kgen.plan.attention import AttentionPlan, TileLoop
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.printer import Printer
+from kgen.targets.triton.text import at_first_use
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
         "given": [f"{n} = {value}" for n, value in (("b", b), ("h", h)) if value],
         "prologue": [
             x
-            for line in _at_first_use(lines, _conditions(loop, printer, in_loop=False))
+            for line in at_first_use(lines, _conditions(loop, printer, in_loop=False))
             for x in _in_two(line, unguarded.get(line))
         ],
         "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
@@ -73,7 +73,7 @@ def diagonal_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
     program, printer = loop.program, kernels.printer(loop)
     allowed = program.results.get("allowed")
     return _recomputed(kernels, loop, printer) | {
-        "prologue": _at_first_use(
+        "prologue": at_first_use(
             kernels.lines_of(program.before_loop(), printer), _conditions(loop, printer, in_loop=False)
         ),
         "bounded": allowed is not None,
@@ -92,7 +92,7 @@ def _recomputed(kernels: KernelFields, loop: TileLoop, printer: Printer) -> dict
     q_guard = "" if q_live == TRUE else "q_live[:, None]"
     kv_guard = "" if kv_live == TRUE else "kv_live[:, None]"
     # Loads need what a mask leaves of either side, too.
-    mask_lines = _at_first_use(
+    mask_lines = at_first_use(
         kernels.lines_of(program.in_loop(needed_by=("mask", "inner_live", "outer_live")), printer),
         _conditions(loop, printer, in_loop=True),
     )
@@ -139,19 +139,6 @@ def _inside(printer: Printer) -> Printer:
     """A printer for tiles that no side of reaches past the end."""
     greatest = {"q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}
     return replace(printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest}))
-
-
-def _at_first_use(lines: list[str], definitions: list[str]) -> list[str]:
-    """Lines with each definition ahead of the first that uses it, or at the end."""
-    lines = list(lines)
-    for definition in definitions:
-        name = definition.partition(" = ")[0]
-        if name == "mask":  # bindings are made of its parts, and loads have a `mask=`
-            lines.append(definition)
-            continue
-        uses = (i for i, line in enumerate(lines) if name in re.findall(r"\w+", line.partition(" = ")[2]))
-        lines.insert(next(uses, len(lines)), definition)
-    return lines
 
 
 def _in_two(line: str, unguarded: str | None) -> list[str]:
