@@ -49,6 +49,8 @@ PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
 LISTED = ["causal_images", "block_sparse"]
 # Keys wider than values: a mask of one end; packed sequences with a window and a bias; keys past an end.
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
+# Heads of 256: bounded scores in a window; keys past an end.
+BROAD = ["gemma2", "broad"]
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
 ALL = {"forward", "dq", "dkdv"}
@@ -63,7 +65,7 @@ KERNELS = {
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
-    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT]},
+    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT, *BROAD]},
     "padding": FUSED,
 }
 
@@ -425,6 +427,7 @@ class _Counted:
         ("relative_bias", set()),  # read by distance
         ("padding", FUSED),  # a buffer of them
         ("mla_prefill", {"forward"}),  # keys wider than values
+        ("gemma2", {"forward"}),  # heads of 256
         ("causal_images", FUSED),  # blocks that are listed
         ("decode_paged", {"forward"}),
         ("varlen_alibi", {"dkdv"}),  # heads of 64, and a gradient of a buffer

@@ -3,9 +3,10 @@
 The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
 registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
 half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Forward also has keys
-of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a second product. Other
-widths, and whatever TMA cannot load or must not, keep the kernels for every chip: rows that only the mask hides may
-hold NaN. Those that are the keys past an end are taken: one tile has some, which are made zeros in shared memory.
+of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a second product; and
+heads of 256. Other widths, and whatever TMA cannot load or must not, keep the kernels for every chip: rows that only
+the mask hides may hold NaN. Those that are the keys past an end are taken: one tile has some, which are made zeros in
+shared memory.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
 from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
+BROAD = 256
+"""Columns of heads that have forward alone: dk and dv of these are more than two consumers hold."""
 TAIL = 64
 """Columns that keys may have more than values of 128."""
 LEAST_PAGE = 16
@@ -60,6 +63,10 @@ class HopperTile:
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
+    broad: bool = False
+    """Of forward: whether out is 128 registers of a consumer's, and Q is too much to have there as well."""
+    out_in_halves: bool = False
+    """Of forward: whether there is room for half of the columns of out at a time."""
     halves: bool = False
     """Of dk and dv: whether queries of a tile are taken in two halves, the second's scores being under way while the
     first's softmax runs; K and V are in registers."""
@@ -84,7 +91,7 @@ class HopperTile:
     def queries_in_registers(self) -> bool:
         """Of forward: a product of 64 x 64 reads both operands from shared memory no faster than it multiplies them.
         And Q leaves its slot at once, to the next."""
-        return self.BLOCK_N == HALF or not self.chained
+        return not self.broad and (self.BLOCK_N == HALF or not self.chained)
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     hidden = plan.kv.live != plan.kv.bound
     if not _made_for(plan, plan.forward) or (hidden and not _ends_the_keys(plan)):
         return None
-    wide, mask, varlen = plan.spec.head_dim.v == max(WIDTHS), plan.problem.mask, plan.problem.varlen
+    wide, mask, varlen = plan.spec.head_dim.v >= max(WIDTHS), plan.problem.mask, plan.problem.varlen
     backward, pair = _backward(plan), _pair(plan)
     # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
     forward = _forward_tile(plan, pair) if wide else _narrow_forward_tile(plan)
@@ -156,8 +163,11 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
-    if plan.spec.head_dim.qk > plan.spec.head_dim.v:
+    broad, tailed = plan.spec.head_dim.v == BROAD, plan.spec.head_dim.qk > plan.spec.head_dim.v
+    if tailed:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
+    if broad:
+        keys, slots, fewer = 64, 2, 0
     # Searching takes the producer's registers.
     registers = (232, 40) if mask == "search" else (240, 24)
     most = _most(plan)
@@ -167,6 +177,8 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
         slots,
         *registers,
         fewer_values=fewer,
+        broad=broad,
+        out_in_halves=broad or tailed,
         least=round(most - ROOM, 2) if most is not None and most <= MOST else None,
     )
 
@@ -238,13 +250,15 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     # Q, K and V of wide keys leave no room for what is read for each pair. Ahead of a function of scores hidden keys
     # are cleared: they would be in two tiles.
     wide = loop is plan.forward and spec.paged_kv is None and not _reads_pairs(plan, loop)
-    wide = wide and (plan.form.core == QK or plan.kv.live == plan.kv.bound)
+    tailed = (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)) and (
+        plan.form.core == QK or plan.kv.live == plan.kv.bound
+    )
     made_for = spec.dtype in ("bf16", "fp16") and (
-        qk == v in WIDTHS or (wide and (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)))
+        qk == v in WIDTHS or (wide and (tailed or qk == v == BROAD))
     )
     hidden = plan.q.live != plan.q.bound
     # A list has a row for each 128 queries, as many as two consumers have.
-    lists = loop.listed and v == max(WIDTHS) and not spec.varlen and spec.paged_kv is None
+    lists = loop.listed and v >= max(WIDTHS) and not spec.varlen and spec.paged_kv is None
     ranges = lists if loop.listed else len(loop.spans) == 1
     elsewhere = not ranges or "forward" not in spec.passes
     small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE

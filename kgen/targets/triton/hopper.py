@@ -29,9 +29,10 @@ from kgen.targets.triton.hopper_reads import (
     BY_RANGES,
     NO_PAGES,
     NO_PAIR,
+    NO_TAIL,
+    columns,
     documents,
     from_first_key,
-    no_tail,
     pages,
     pair,
     tail,
@@ -72,7 +73,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper) | past
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
-    accumulated = HALF * plan.spec.head_dim.v // 128
+    accumulated = min(HALF * plan.spec.head_dim.v // 128, 64)
     ranges = BY_LISTS if plan.forward.listed else BY_RANGES
     for fields in loops.values():
         fields |= {
@@ -107,7 +108,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "lag": _lag(hopper),
         "linear": any(fields["linear"] for fields in loops.values()),
         "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
-        # Elements that a thread has of half a tile's output; and where alpha of its two rows is among operands.
+        # Elements of acc that a thread takes at a time; and where alpha of its two rows is among operands.
         "accumulated": accumulated,
         "alpha_at": accumulated * 2,
         "next_alpha_at": accumulated * 2 + 2,
@@ -126,7 +127,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "pair": paired,
-        "tail": tail(hopper.tail, plan.spec.head_dim.v) if hopper.tail else no_tail(plan.spec.head_dim.v),
+        "tail": tail(hopper.tail) if hopper.tail else NO_TAIL,
+        "columns": columns(plan.spec.head_dim.v, hopper.forward is not None and hopper.forward.out_in_halves),
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
         "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",

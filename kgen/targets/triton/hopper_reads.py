@@ -75,13 +75,14 @@ def pages(hopper: HopperPlan, size: int) -> Fields:
     }
 
 
-def no_tail(width: int) -> Fields:
-    """Q, K and V all have `width` columns."""
-    names = ("q", "q_ring", "q_desc", "k_desc", "k_slots", "slots", "held_desc", "held_ring", "tiles", "out")
-    return {"there": False, "nbytes": "NBYTES", "D": width, "columns": width, **dict.fromkeys(names, "")}
+NO_TAIL: Fields = {
+    "there": False,
+    "nbytes": "NBYTES",
+    **dict.fromkeys(("q", "q_ring", "q_desc", "k_desc", "k_slots", "slots", "held_desc", "held_ring"), ""),
+}
 
 
-def tail(columns: int, width: int) -> Fields:
+def tail(columns: int) -> Fields:
     """How forward has the last columns of Q and K, past as many as V has: by tiles of their own."""
     return {
         "there": True,
@@ -95,13 +96,19 @@ def tail(columns: int, width: int) -> Fields:
         "held_desc": " q_tail_desc",
         "held_ring": " q_tail_ring",
         "width": columns,
-        # Half of the columns leave at a time.
+    }
+
+
+def columns(width: int, halved: bool) -> Fields:
+    """How many columns a tile has that TMA loads or stores: of V, or `halved` where out leaves."""
+    return {
+        "halved": halved,
         "half": width // 2,
-        "out": f", {width // 2}",
-        # Descriptors are told how many columns a tile has.
-        "tiles": f", n_columns={width}",
-        "columns": "n_columns",
-        "D": "D",
+        # Where they differ, a descriptor is told.
+        "param": f", n_columns={width}" if halved else "",
+        "of_tile": "n_columns" if halved else width,
+        "of_out": f", {width // 2}" if halved else "",
+        "D": "D" if halved else width,
     }
 
 
