@@ -22,6 +22,9 @@ from kgen.verify.compiling import compile_specs
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
+ALL = {"forward", "dq", "dkdv"}
+FUSED = ALL | {"backward"}
+
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
 # scores that take a function, ranges of a few tiles, a range chosen by the tile of keys.
 DENSE = [
@@ -51,10 +54,10 @@ LISTED = ["causal_images", "block_sparse"]
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
 # Heads of 256: bounded scores in a window; keys past an end.
 BROAD = ["gemma2", "broad"]
+# Heads of fewer columns than a tile: of two consumers, of three, of packed sequences with a bias.
+FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": {"forward"}}
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
-ALL = {"forward", "dq", "dkdv"}
-FUSED = ALL | {"backward"}
 # Without one backward kernel: a derivative that waits for dP, documents.
 TWO = ["softcap_causal", "document_causal", "batched_documents"]
 KERNELS = {
@@ -67,6 +70,7 @@ KERNELS = {
     "packed_narrow": {"dkdv"},
     **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT, *BROAD]},
     "padding": FUSED,
+    **FILLED,
 }
 
 

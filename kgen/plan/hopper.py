@@ -4,9 +4,9 @@ The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 ro
 registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
 half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Forward also has keys
 of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a second product; and
-heads of 256. Other widths, and whatever TMA cannot load or must not, keep the kernels for every chip: rows that only
-the mask hides may hold NaN. Those that are the keys past an end are taken: one tile has some, which are made zeros in
-shared memory.
+heads of 256. Heads of fewer columns have tiles of the next width, filled up with zeros. What TMA cannot load or must
+not keeps the kernels for every chip: rows that only the mask hides may hold NaN. Those that are the keys past an end
+are taken: one tile has some, which are made zeros in shared memory.
 """
 
 from __future__ import annotations
@@ -114,6 +114,8 @@ class HopperPlan:
     """Of forward: whether its tiles of keys may begin at any key."""
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
+    width: int
+    """Columns of a tile of V, and of Q and K but for their tail: TMA makes zeros of those that heads lack."""
     tail: int
     """Of forward: columns of Q and K past those of V."""
     heads: int
@@ -130,7 +132,9 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     hidden = plan.kv.live != plan.kv.bound
     if not _made_for(plan, plan.forward) or (hidden and not _ends_the_keys(plan)):
         return None
-    wide, mask, varlen = plan.spec.head_dim.v >= max(WIDTHS), plan.problem.mask, plan.problem.varlen
+    width, mask, varlen = _width(plan), plan.problem.mask, plan.problem.varlen
+    assert width is not None
+    wide = width >= max(WIDTHS)
     backward, pair = _backward(plan), _pair(plan)
     # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
     forward = _forward_tile(plan, pair) if wide else _narrow_forward_tile(plan)
@@ -152,6 +156,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,
+        width=width,
         tail=plan.spec.head_dim.qk - plan.spec.head_dim.v,
         heads=16 if mask == "search" else 1,
     )
@@ -163,7 +168,7 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
-    broad, tailed = plan.spec.head_dim.v == BROAD, plan.spec.head_dim.qk > plan.spec.head_dim.v
+    broad, tailed = _width(plan) == BROAD, plan.spec.head_dim.qk > plan.spec.head_dim.v
     if tailed:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
     if broad:
@@ -208,7 +213,7 @@ def _most(plan: AttentionPlan) -> float | None:
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     hidden = plan.kv.live != plan.kv.bound
-    clears = not hidden or (plan.spec.head_dim.v == max(WIDTHS) and _clears_for_all(plan))
+    clears = not hidden or (_width(plan) == max(WIDTHS) and _clears_for_all(plan))
     return bool(loops) and clears and _sums_by_row(plan) and all(_made_for(plan, loop) for loop in loops)
 
 
@@ -244,26 +249,34 @@ def _fused(plan: AttentionPlan) -> bool:
     return plain and not plan.problem.varlen and plan.problem.mask != "search"
 
 
+def _width(plan: AttentionPlan) -> int | None:
+    """The columns of a tile. Heads that do not fill it have rows that begin at multiples of 16 bytes, as TMA wants."""
+    qk, v = plan.spec.head_dim.qk, plan.spec.head_dim.v
+    if (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)):
+        return v
+    fitting = [width for width in (*WIDTHS, BROAD) if width // 2 < v <= width]
+    return fitting[0] if fitting and qk == v and v % 8 == 0 else None
+
+
 def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
-    spec = plan.spec
-    qk, v = spec.head_dim.qk, spec.head_dim.v
-    # Q, K and V of wide keys leave no room for what is read for each pair. Ahead of a function of scores hidden keys
-    # are cleared: they would be in two tiles.
-    wide = loop is plan.forward and spec.paged_kv is None and not _reads_pairs(plan, loop)
-    tailed = (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)) and (
-        plan.form.core == QK or plan.kv.live == plan.kv.bound
-    )
-    made_for = spec.dtype in ("bf16", "fp16") and (
-        qk == v in WIDTHS or (wide and (tailed or qk == v == BROAD))
-    )
+    spec, width = plan.spec, _width(plan)
+    if width is None or spec.dtype not in ("bf16", "fp16"):
+        return False
+    tailed, paged = spec.head_dim.qk > spec.head_dim.v, spec.paged_kv is not None
+    # Of forward alone, and Q, K and V leave no room for what is read for each pair.
+    if (tailed or width == BROAD) and (loop is not plan.forward or _reads_pairs(plan, loop)):
+        return False
+    # Ahead of a function of scores hidden keys are cleared: they would be in two tiles of K.
+    if tailed and (paged or (plan.form.core != QK and plan.kv.live != plan.kv.bound)):
+        return False
     hidden = plan.q.live != plan.q.bound
     # A list has a row for each 128 queries, as many as two consumers have.
-    lists = loop.listed and v >= max(WIDTHS) and not spec.varlen and spec.paged_kv is None
+    lists = loop.listed and width >= max(WIDTHS) and not (spec.varlen or paged)
     ranges = lists if loop.listed else len(loop.spans) == 1
     elsewhere = not ranges or "forward" not in spec.passes
     small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
     reads_otherwise = _reads_pairs(plan, loop) and (loop is not plan.forward or _pair(plan) is None)
-    return made_for and not (hidden or elsewhere or small_pages or reads_otherwise)
+    return not (hidden or elsewhere or small_pages or reads_otherwise)
 
 
 def _reads_pairs(plan: AttentionPlan, loop: TileLoop) -> bool:

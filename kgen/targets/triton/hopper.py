@@ -73,7 +73,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper) | past
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
-    accumulated = min(HALF * plan.spec.head_dim.v // 128, 64)
+    accumulated = min(HALF * hopper.width // 128, 64)
     ranges = BY_LISTS if plan.forward.listed else BY_RANGES
     for fields in loops.values():
         fields |= {
@@ -120,15 +120,15 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
             "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
             "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
         },
-        "width": plan.spec.head_dim.v,
+        "width": hopper.width,
         # Threads of a warp beside each other in a row, eight elements each, and rows.
-        "lanes": [256 // plan.spec.head_dim.v, plan.spec.head_dim.v // 8],
+        "lanes": [256 // hopper.width, hopper.width // 8],
         "half": HALF,
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "pair": paired,
         "tail": tail(hopper.tail) if hopper.tail else NO_TAIL,
-        "columns": columns(plan.spec.head_dim.v, hopper.forward is not None and hopper.forward.out_in_halves),
+        "columns": columns(hopper, plan.spec.head_dim.v),
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
         "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
         "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",

@@ -99,8 +99,9 @@ def tail(columns: int) -> Fields:
     }
 
 
-def columns(width: int, halved: bool) -> Fields:
-    """How many columns a tile has that TMA loads or stores: of V, or `halved` where out leaves."""
+def columns(hopper: HopperPlan, there: int) -> Fields:
+    """How many columns a tile has that TMA loads or stores, of the head's that are there: out may leave by halves."""
+    width, halved = hopper.width, hopper.forward is not None and hopper.forward.out_in_halves
     return {
         "halved": halved,
         "half": width // 2,
@@ -108,7 +109,9 @@ def columns(width: int, halved: bool) -> Fields:
         "param": f", n_columns={width}" if halved else "",
         "of_tile": "n_columns" if halved else width,
         "of_out": f", {width // 2}" if halved else "",
-        "D": "D" if halved else width,
+        "D": "D" if hopper.tail else there,
+        "padded": there < width,
+        "guard": f" & (tl.arange(0, {width}) < {there})[None, :]" if there < width else "",
     }
 
 
