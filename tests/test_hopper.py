@@ -54,8 +54,10 @@ LISTED = ["causal_images", "block_sparse"]
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
 # Heads of 256: bounded scores in a window; keys past an end.
 BROAD = ["gemma2", "broad"]
-# Heads of fewer columns than a tile: of two consumers, of three, of packed sequences with a bias.
+# Heads of fewer columns than a tile: of two consumers, of three, of those of 256.
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": {"forward"}}
+# Steps in a bias, lengths that are promised.
+ODD = {"steps": ALL, "promised_window": FUSED, "promised_full": FUSED}
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
 # Without one backward kernel: a derivative that waits for dP, documents.
@@ -71,6 +73,7 @@ KERNELS = {
     **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT, *BROAD]},
     "padding": FUSED,
     **FILLED,
+    **ODD,
 }
 
 
@@ -343,6 +346,9 @@ def _verify(
             Case("rows", 450, 456, 2, heads_kv=2, group=group, lse=True),
             Case("few", 3, 136, 2, group=group),
         )
+    if problem.q_multiple > 1:
+        sizes = {"one": (128, 128), "more": (384, 256), "fewer": (128, 384), "dead": (512, 128)}
+        drawn = tuple(Case(name, *size, 2, group=group, lse=True) for name, size in sizes.items())
     if problem.varlen:
         drawn = tuple(_packed(group))
     cases.cases = lambda problem, quick: drawn

@@ -43,9 +43,12 @@ def emitted(path: Path, folder: Path) -> Path:
 
 
 SLOW = {
-    **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen", "packed_narrow"), 9),
+    **dict.fromkeys(("chunk_wide", "gated_delta_output_varlen", "packed_narrow", "packed_learned"), 9),
+    **dict.fromkeys(("broad", "filled", "filled_broad", "filled_narrow", "promised_full"), 9),
+    **dict.fromkeys(("learned_slopes", "packed_table", "promised_window", "steps"), 5),
     **dict.fromkeys(("clusters", "listed_heads", "packed"), 5),
     **dict.fromkeys(("chunk_mixed", "decode_small_pages", "listed_anyway", "ragged_cache", "sunk"), 3),
+    "ends_by_head": 3,
     **dict.fromkeys(
         ("decode_gqa", "decode_heads", "decode_paged", "norm_bare", "norm_modified", "norm_rounded"), 2
     ),

@@ -75,6 +75,14 @@ class Algebra:
             return sp.Symbol(var.name, real=True, integer=var.type is Type.INT or None, positive=True)
         return symbol(var)
 
+    def slope(self, node: Node, var: Var) -> Any:
+        """By how much a value grows with a variable, as sympy has it; None where it is not linear in it, as steps are,
+        though the derivative is a constant."""
+        value, x = self.to_sympy(node), self.symbol(var)
+        slope = value.diff(x)
+        linear = not slope.has(x) and sp.expand(value - slope * x - value.subs(x, 0)) == 0
+        return slope if linear else None
+
     def to_sympy(self, node: Node) -> Any:
         """The tree as a sympy expression."""
         if isinstance(node, Const):

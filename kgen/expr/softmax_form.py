@@ -68,8 +68,8 @@ def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
     qk, scale, log2e = (algebra.symbol(v) for v in (QK, SCALE, LOG2E))
     slope, offset = scored.diff(score), scored.subs(score, 0)
     # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value
-    # itself.
-    if sp.expand(scored - slope * score - offset) == 0:
+    # itself. Nor does one with it, though it may add up: score * floor(score).
+    if not slope.has(score) and sp.expand(scored - slope * score - offset) == 0:
         bias += offset
         core, multiplier = qk, slope * scale * log2e
     else:

@@ -163,6 +163,13 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     return _Planner(positioned(loaded), packed).plan()
 
 
+def without_promises(loaded: Loaded) -> Loaded:
+    """The same attention for lengths of any size."""
+    lengths = loaded.spec.lengths
+    sides = {side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")}
+    return replace(loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)}))
+
+
 def ties_lengths(
     trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
 ) -> bool:
@@ -252,8 +259,7 @@ class _Planner:
             mask=_mask_class(forward),
             # Of listed blocks only those that the mask leaves in part read for it.
             score="reads" if tile_reads and not forward.listed else self._score_class(),
-            # What is copied ahead of the loop has four bytes or more, or stays in registers.
-            tile_reads=sum(self.spec.buffers[r.buffer].dtype != "bool" for r in tile_reads),
+            tile_reads=sum(_WORDS.get(self.spec.buffers[r.buffer].dtype, 1) for r in tile_reads),
             varlen=self.spec.varlen,
         )
 
@@ -309,7 +315,9 @@ class _Planner:
         return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
     def _is_sorted(self, buffer: str) -> bool:
-        return bool(self.spec.buffers[buffer].sorted)
+        """Whether a buffer is searched. One whose length is a number may end first, and reads as zeros there."""
+        own = self.spec.buffers[buffer]
+        return bool(own.sorted) and isinstance(own.shape[-1], str)
 
     # --- loops ---------------------------------------------------------------------------------------------------
 
@@ -410,7 +418,10 @@ class _Planner:
             roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
             if gradient.along == "pair" and gradient.summed is None:
                 roots |= {f"d_{gradient.name}_{i}": (node, TILE) for i, node in enumerate(gradient.indices)}
-        program = hoist(roots, places, reserved=_RESERVED | set(self.spec.buffers) | set(self.spec.params))
+        # A derivative is computed beside the sum that has its name.
+        taken = {name for root in roots if root.startswith("d_") for name in (root, f"{root}_tile")}
+        reserved = _RESERVED | taken | set(self.spec.buffers) | set(self.spec.params)
+        program = hoist(roots, places, reserved=reserved)
         return TileLoop(
             outer=outer,
             inner=inner,
@@ -429,8 +440,8 @@ class _Planner:
         columns' part then leaves the loop."""
         if any(KV_IDX.name in variables(read) for read in reads(bias)):
             return bias
-        slope = self.algebra.to_sympy(bias).diff(self.algebra.symbol(KV_IDX))
-        if slope == 0 or slope.has(self.algebra.symbol(KV_IDX)) or slope.has(self.algebra.symbol(Q_IDX)):
+        slope = self.algebra.slope(bias, KV_IDX)
+        if slope is None or slope == 0 or slope.has(self.algebra.symbol(Q_IDX)):
             return bias
         first = substitute(bias, {KV_IDX: KV_AXIS.start})
         return call("add", call("mul", self.algebra.to_tree(slope), OFFS_N), first)
@@ -491,6 +502,9 @@ class _Planner:
         greatest |= {"kv_idx": {"SK": 1, "": -1}} if self.divisible_kv else {}
         return IndexRanges(greatest, SIZES)
 
+
+_WORDS = {"bool": 0, "int64": 2}
+"""Of four bytes: how many an element takes that is copied ahead of the loop, if not one. Booleans stay in registers."""
 
 # Names of the emitted kernels' own variables.
 _RESERVED = frozenset(

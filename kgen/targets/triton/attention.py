@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kgen.plan.attention import AttentionPlan, plan_attention
+from kgen.plan.attention import AttentionPlan, plan_attention, without_promises
 from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
@@ -26,14 +26,16 @@ from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     decode = plan_decode(loaded) if decodes(loaded) else None
-    return [Source("triton.py", "triton/attention.j2", _context(plan_attention(loaded), decode), rank=1)]
+    plan, free = plan_attention(loaded), without_promises(loaded)
+    # TMA ends with the tensor, whatever its length is.
+    hopper = plan if free.spec == loaded.spec else plan_attention(free)
+    return [Source("triton.py", "triton/attention.j2", _context(plan, hopper, decode), rank=1)]
 
 
-def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
-    """Every name of the template."""
+def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
+    """Every name of the template, from the plan of the kernels for every chip and of those for Hopper."""
     spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
     launcher = LauncherFields(plan)
-    forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
     context: dict[str, object] = {
         "name": spec.name,
         "summary": spec.summary.rstrip(".") + ".",
@@ -79,11 +81,10 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "decode_always": decode is not None and decode.alone,
         "decode_few": decode is not None and not decode.alone,
         "decode": False,
-        "forward": forward,
     }
-    if plan.backward:
-        context |= _backward(plan, kernels)
-    hopper = hopper_fields(plan, kernels, context)
+    context |= _loops(plan, kernels)
+    free = kernels if on_hopper is plan else KernelFields(on_hopper)
+    hopper = hopper_fields(on_hopper, free, context if free is kernels else context | _loops(on_hopper, free))
     context |= {
         "hopper": hopper,
         "hopper_forward": hopper is not None and hopper["forward"] is not None,
@@ -93,7 +94,7 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
         "multiprocessors": hopper is not None or decode is not None,
         "many_queries": context["forward_kernel"] or hopper is not None,
     }
-    helpers = kernels.helpers
+    helpers = kernels.helpers | (free.helpers if hopper is not None else set())
     if decode is not None:
         packed = KernelFields(decode.attention)
         context["decode"] = decode_fields(decode, packed)
@@ -104,12 +105,14 @@ def _context(plan: AttentionPlan, decode: DecodePlan | None) -> dict[str, object
     return context
 
 
-def _backward(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
-    assert plan.dq is not None
-    assert plan.dkdv is not None
+def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
+    forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
+    if plan.dq is None or plan.dkdv is None:
+        return {"forward": forward}
     dq_state = [f"dq{c.tag}" for c in plan.qk_chunks]
     dkdv_state = [f"dk{c.tag}" for c in plan.qk_chunks] + [f"dv{c.tag}" for c in plan.v_chunks]
     return {
+        "forward": forward,
         "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
         "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
         "pairs": [pair_fields(kernels, p) for p in plan.pairs],

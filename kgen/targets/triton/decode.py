@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from kgen.expr.algebra import LOG2E, call
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import hoist
-from kgen.expr.nodes import Const, Type
-from kgen.plan.attention import Chunk
+from kgen.expr.mask_form import TRUE, conjuncts, normalize
+from kgen.expr.nodes import Const, Type, variables
+from kgen.plan.attention import AttentionPlan, Chunk
 from kgen.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.targets.triton.kernels import KernelFields, streamed_columns
 from kgen.targets.triton.text import wrapped
 
 ZERO = Const(0, Type.INT)
+_SEEN = "kv_live = tl.max(mask.to(tl.int32), 0) > 0  # some row sees it"
 
 
 def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
@@ -25,6 +26,8 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
     loop = kernels.loop(attention.forward, state, descriptors=False)
     spans, lines, used = _live_tiles(plan, kernels)
     rest = _row_rest(plan, kernels)
+    seen = [_SEEN] if _hidden_by_head(attention) else []
+    guard = "kv_live[:, None]" if seen or attention.kv.live != TRUE else ""
     runtime = [n for n in kernels.problem if n in kernels.runtime]
     fixed = ["B", "HQ", "SQ", "SK", *runtime, "splits"]
     return loop | {
@@ -32,8 +35,9 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "rows_known": not plan.page_size or plan.page_per_tile,
         "page_size": plan.page_size,
         "page_lines": _page_lines(plan),
-        "k_loads": _loads(plan, "k", attention.qk_chunks, loop["k_loads"]),
-        "v_loads": _loads(plan, "v", attention.v_chunks, loop["v_loads"]),
+        "mask_lines": [*loop["mask_lines"], *seen],
+        "k_loads": _loads(plan, "k", attention.qk_chunks, kernels, guard),
+        "v_loads": _loads(plan, "v", attention.v_chunks, kernels, guard),
         "balanced": plan.balanced,
         "live_lines": lines,
         "live_results": ", ".join(n for span in spans for n in (span["first"], span["end"])),
@@ -110,19 +114,26 @@ def _page_lines(plan: DecodePlan) -> list[str]:
     ]
 
 
+def _hidden_by_head(plan: AttentionPlan) -> bool:
+    """Whether keys are hidden from some query heads alone. Rows of a tile are of several heads, and what all of them do
+    not see may be NaN."""
+    conditions = (variables(c) for c in conjuncts(normalize(plan.mask_mod or TRUE)))
+    return any({"kv_idx", "h"} <= names and "q_idx" not in names for names in conditions)
+
+
 def _loads(
-    plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guarded: Sequence[Any]
+    plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], kernels: KernelFields, guard: str
 ) -> list[dict[str, str]]:
     """The addresses of a tile of K or V, one block of columns after the other, and what guards them."""
     loads = []
-    for chunk, load in zip(chunks, guarded, strict=True):
+    for chunk in chunks:
         if plan.page_size is None:
             rows = f"{x}_rows{chunk.tag} + kv_start * stride_{x}s"
         elif plan.page_per_tile:
             rows = f"{x}_rows{chunk.tag} + {x}_page"
         else:
             rows = f"{x}_ptr + {x}_page[:, None] + {streamed_columns(chunk)}[None, :] * stride_{x}d"
-        loads.append({"tag": chunk.tag, "rows": rows, "guard": load.guard})
+        loads.append({"tag": chunk.tag, "rows": rows, "guard": kernels.streamed(chunk, guard).guard})
     return loads
 
 

@@ -103,6 +103,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": short,
         "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
+        "sigmoid": "tl.sigmoid(" in str(loops),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
         "passes_over": any(fields["past"] or fields["ahead"] for fields in loops.values()),
         "lag": _lag(hopper),
@@ -237,7 +238,7 @@ def _of_queries(
             "logits": "qk",
             "scaled": f" * {bias.scale}",
         }
-    before = [line for line in fields["prologue"] if not line.startswith("offs_n = ")]
+    before = [_of_half(line, "q") for line in fields["prologue"] if not line.startswith("offs_n = ")]
     outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
     loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
@@ -284,6 +285,12 @@ def _of_queries(
         **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, tile.chained),
         **_loads_ahead(loop["mask_lines"]),
     }
+
+
+def _of_half(line: str, x: str) -> str:
+    """A line of a tile, as the half of one has it that may begin past the end: what it reads there is not stored."""
+    first = f"tl.minimum({x}_start, S{x[0].upper()} - 1)"
+    return re.sub(rf"\b{x}_start\b", first, line) if "tl.load(" in line else line
 
 
 def _row_sums(fields: Mapping[str, Any], suffix: str = "") -> str:
@@ -342,13 +349,14 @@ def _key_products(hopper: HopperPlan) -> Fields:
 
 def _with_keys_masked(fields: Mapping[str, Any]) -> Fields:
     """The kernel of dk and dv where keys past the end, which it does not store, are masked, too: they add to dq."""
-    lines = [re.sub(r"^mask = (.*)", r"mask = (kv_idx < SK)[:, None] & \1", x) for x in fields["mask_lines"]]
+    ends = "(kv_idx < SK)[:, None]"
+    lines = [re.sub(r"^mask = (.*)", rf"mask = {ends} & \1", line) for line in fields["mask_lines"]]
     return {**fields, "mask_lines": lines}
 
 
 def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
     """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own."""
-    shared, by_head = fields["shared_prologue"], fields["prologue"]
+    shared, by_head = ([_of_half(line, "kv") for line in fields[x]] for x in ("shared_prologue", "prologue"))
     by_row = re.compile(r"lse = lse - (\w+) \* \(q_start - q_idx\)")
     lse_lines = [by_row.sub(r"lse = _linear(lse, \1, offs_m)", line) for line in fields["lse_lines"]]
     mask = next((line for line in fields["mask_lines"] if line.startswith("mask = ")), "")
@@ -381,7 +389,9 @@ def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
 def _in_gluon(value: Any) -> Any:
     """Text that Triton would compile, as Gluon has it."""
     if isinstance(value, str):
-        return re.sub(r"\b(_first_at_least|_tanh)\(", r"\1_hopper(", re.sub(r"\btl\.", "gl.", value))
+        value = re.sub(r"\btl\.sigmoid\(", "_sigmoid(", value)
+        value = re.sub(r"\b(_first_at_least|_tanh|_sigmoid|_silu)\(", r"\1_hopper(", value)
+        return re.sub(r"\btl\.", "gl.", value)
     if isinstance(value, list):
         return [_in_gluon(v) for v in value]
     return {k: _in_gluon(v) for k, v in value.items()} if isinstance(value, dict) else value

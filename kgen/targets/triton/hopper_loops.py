@@ -117,6 +117,7 @@ def _tile(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "documents": fields.get("documents"),
         "from_first_key": fields.get("from_first_key"),
         "masked": fields["masked"],
+        "dead_rows": fields.get("dead_rows"),
         "mask_lines": fields["mask_lines"],
         "score_lines": fields["score_lines"],
         "logits": fields["logits"],

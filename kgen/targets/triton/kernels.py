@@ -128,9 +128,6 @@ class KernelFields:
         }
         held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
         fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
-        if not descriptors:
-            columns = {"k": plan.qk_chunks, "v": plan.v_chunks}
-            fields |= {f"{x}_loads": [self.streamed(c, inner_guard) for c in columns[x]] for x in columns}
         if not forward:
             fields |= self._gradient_fields(loop, printer)
         params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
@@ -144,8 +141,7 @@ class KernelFields:
         plan, program, form = self.plan, loop.program, self.plan.form
         inner = loop.inner.index.name.removesuffix("_idx")
         only_masked = ("mask", "inner_live")
-        scale = printer.tile(program.results["qk_scale"])
-        scale = scale if re.fullmatch(r"[\w.]+(\[.*\])?", scale) else f"({scale})"
+        scale = bracketed(printer.tile(program.results["qk_scale"]))
         core = printer.tile(program.results["core"])
         bindings = program.in_loop(without=only_masked)
         ahead = asked_ahead(bindings) if by_rows else ()
@@ -165,8 +161,7 @@ class KernelFields:
         else:
             logits, scaled = "s", ""
             bias = f" + {printer.tile(program.results['bias'])}" if "bias" in program.results else ""
-            core = core if re.fullmatch(r"[\w.]+(\(.*\))?", core) else f"({core})"
-            score_lines.append(f"s = {core} * {scale}{bias}")
+            score_lines.append(f"s = {bracketed(core)} * {scale}{bias}")
         # Masks come first in a tile: what scores need too is spelled in both places.
         mask_lines = self.lines_of(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
@@ -257,7 +252,7 @@ class KernelFields:
 
         if not loop.masked:
             return [*lines, added(inside)]
-        both = f"mask & {inside}" if inside else "mask"
+        both = f"mask & ({inside})" if inside else "mask"
         return [*lines, "if MASKED:", f"    {added(both)}", "else:", f"    {added(inside)}"]
 
     def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient, lines: list[str]) -> str:

@@ -6,6 +6,7 @@ case, so that a case that failed can be drawn again anywhere.
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -233,7 +234,10 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
         sq = sk = max(sq, sk)
     group = (1, 2, 3, 4)[number % 4] if problem.gqa == "any" else int(problem.gqa)
     sq = -(-sq // problem.q_multiple) * problem.q_multiple
-    sk = -(-sk // problem.kv_multiple) * problem.kv_multiple
+    # A buffer along the keys is as long as the pages are.
+    whole = problem.page_size if any("SK" in b.shape for b in problem.buffers) else None
+    multiple = math.lcm(problem.kv_multiple, whole or 1)
+    sk = -(-sk // multiple) * multiple
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
     return replace(case, sq=sq, sk=sk, group=group)
