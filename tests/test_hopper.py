@@ -593,7 +593,7 @@ def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
         "check",
         "--isolated",
         "--select",
-        "F821,F823",
+        "F821,F823,F841",
         "--no-cache",
         tmp_path,
     ]

@@ -158,6 +158,16 @@ def test_a_row_that_is_hidden_stays_hidden() -> None:
     assert "q_idx" in variables(form.bias)
 
 
+@pytest.mark.parametrize(
+    "text", ["score * where(score > 0, 1.0, 0.1)", "score * floor(score)", "score * silu(score)"]
+)
+def test_a_slope_with_the_score_in_it_is_no_factor(text: str) -> None:
+    found = form_of(text)
+    assert "score" not in variables(found.multiplier)
+    assert "qk" in variables(found.core)
+    assert found.core != QK
+
+
 def test_a_softcap_costs_one_tanh() -> None:
     form = form_of("cap * tanh(score / cap)")
     assert form.max_of_core
