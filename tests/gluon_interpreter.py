@@ -391,7 +391,7 @@ gl = SimpleNamespace(
     **dict.fromkeys(_LAYOUTS, _no_layout),
     **{
         name: _tensors(getattr(torch, name))
-        for name in ("exp", "exp2", "log", "log2", "rsqrt", "minimum", "maximum")
+        for name in ("exp", "exp2", "floor", "log", "log2", "rsqrt", "minimum", "maximum")
     },
     allocate_shared_memory=lambda dtype, shape, layout: (
         Barriers(shape[0]) if dtype == torch.int64 else Memory(torch.full(shape, -7, dtype=dtype))

@@ -41,7 +41,7 @@ PAIR_ROOM = 2**16
 
 ROOM, MOST = 64, 80
 """Powers of two of bounded logits are 2^64 at most, which leaves room in bf16 and fp32 for sums of 2^20 of them with
-values of up to 2^40. With bounds of up to 80 those of a row's first tile are 2^-96 at least."""
+values of up to 2^40. With bounds of up to 80 those of a row's first tile are 2^-98 at least."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class HopperTile:
     producer_registers: int = 24
     fewer_values: int = 0
     """Of forward: how many tiles of V there are less than of K, which is wanted first."""
-    least: float | None = None
-    """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that it is. None
-    where the maximum is followed."""
+    least: int | None = None
+    """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that is taken, but for
+    less than one. None where the maximum is followed."""
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
@@ -184,7 +184,7 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
         fewer_values=fewer,
         broad=broad,
         out_in_halves=broad or tailed,
-        least=round(most - ROOM, 2) if most is not None and most <= MOST else None,
+        least=math.ceil(most - ROOM) if most is not None and most <= MOST else None,
     )
 
 
