@@ -58,8 +58,8 @@ class HopperTile:
     fewer_values: int = 0
     """Of forward: how many tiles of V there are less than of K, which is wanted first."""
     least: int | None = None
-    """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that is taken, but for
-    less than one. None where the maximum is followed."""
+    """Of forward: where the maximum of a row's first tile is taken from all of its logits, the least that is, or up to
+    one more. None where the maximum is followed."""
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
