@@ -556,6 +556,7 @@ MASKS = [
     "kv_idx < min(lens[b], 300)",
     "kv_idx < ends[b, h]",
     "q_idx >= kv_idx or image[b, q_idx] == image[b, kv_idx]",
+    "q_idx >= 3 * kv_idx and image[b, q_idx] == image[b, kv_idx]",
 ]
 SCORES = [
     "",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kgen.plan.attention import AttentionPlan, plan_attention, without_promises
+from kgen.expr.softmax_form import Q_START
+from kgen.plan.attention import SQ, AttentionPlan, plan_attention, without_promises
 from kgen.spec.load import loads
 
 HEAD = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\npasses: [forward, backward]\n"
@@ -26,6 +27,13 @@ def test_what_is_read_for_each_pair_takes_shared_memory(dtype: str, words: int) 
     more = f"block_mask: never\nbuffers: {{t: {{shape: [64], dtype: {dtype}}}}}\n"
     found = plan(f"{more}mask_mod: q_idx >= kv_idx and t[abs(q_idx - kv_idx)]{of}\n")
     assert found.problem.tile_reads == words
+
+
+@pytest.mark.parametrize(("lists", "inside"), [("never", True), ("always", False)])
+def test_a_tile_of_a_listed_block_may_begin_past_the_end(lists: str, inside: bool) -> None:
+    ranges = plan(f"block_mask: {lists}\nmask_mod: (q_idx * kv_idx) % 3 == 0\n").index_ranges
+    assert ranges.below(Q_START, SQ) == inside
+    assert ranges.not_negative(Q_START)
 
 
 def test_a_derivative_has_a_name_of_its_own() -> None:

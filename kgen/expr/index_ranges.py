@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from kgen.expr.nodes import Call, Const, Node, Var
 
-POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx"})
+POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "kv_start"})
 """Indices that are never negative, whatever bounds them above."""
 
 Linear = Mapping[str, int]

@@ -496,8 +496,11 @@ class _Planner:
         return ties_lengths(trees, {n: b.shape for n, b in self.spec.buffers.items()})
 
     def _index_ranges(self) -> IndexRanges:
-        greatest = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}, "q_start": {"SQ": 1, "": -1}}
-        greatest |= {"q_last": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
+        greatest = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}
+        greatest |= {"q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
+        # Of the last block that is listed a tile may be past the end.
+        listed = self.choice.listed
+        greatest |= {} if listed else {"q_start": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}}
         greatest |= {"q_idx": {"SQ": 1, "": -1}} if self.divisible_q else {}
         greatest |= {"kv_idx": {"SK": 1, "": -1}} if self.divisible_kv else {}
         return IndexRanges(greatest, SIZES)

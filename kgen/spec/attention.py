@@ -53,6 +53,15 @@ RESERVED = frozenset(
         "torch",
         "triton",
         "tl",
+        # What plans have of a tile.
+        "qk",
+        "q_start",
+        "q_last",
+        "q_live",
+        "kv_start",
+        "kv_last",
+        "kv_live",
+        "offs_n",
     }
 )
 PASSES = ("forward", "backward", "decode")

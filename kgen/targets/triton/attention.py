@@ -94,13 +94,13 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "multiprocessors": hopper is not None or decode is not None,
         "many_queries": context["forward_kernel"] or hopper is not None,
     }
+    context["block_mask"] = plan.block_mask and block_mask_fields(plan.block_mask, kernels, launcher)
     helpers = kernels.helpers | (free.helpers if hopper is not None else set())
     if decode is not None:
         packed = KernelFields(decode.attention)
         context["decode"] = decode_fields(decode, packed)
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields()
-    context["block_mask"] = plan.block_mask and block_mask_fields(plan.block_mask, kernels, launcher)
     context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
     return context
 
