@@ -33,6 +33,7 @@ def function(*lines: str) -> str:
         # A block has to have a line.
         (["if a:", "    x = b", "return b"], None),
         (["if a:", "    x = b", "    y = a", "    return y"], ["if a:", "    y = a", "    return y"]),
+        (["if a:  # why", "    x = b", "    y = a", "return b"], ["if a:  # why", "    y = a", "return b"]),
         (["x = tl.minimum(", "    a, b)", "return b"], None),
         (["return [x for x in a]", "x = b"], None),
     ],

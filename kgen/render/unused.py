@@ -33,7 +33,8 @@ def _without_assignments(function: str) -> str:
         for number, line in enumerate(before):
             found = _ASSIGNMENT.fullmatch(line)
             names = found[2].split(", ") if found else []
-            if any(words[name] == 1 for name in names) and not _is_alone(before, number):
+            after = before[number + 1] if number + 1 < len(before) else ""
+            if any(words[name] == 1 for name in names) and not _is_alone(lines[-1:], line, after):
                 lines += _shortened(line, names, words)
             else:
                 lines.append(line)
@@ -69,8 +70,11 @@ def _is_pure(value: ast.expr) -> bool:
     return all(isinstance(function, ast.Attribute) and function.attr in PURE for function in called)
 
 
-def _is_alone(lines: list[str], number: int) -> bool:
-    """Whether a block has one line."""
-    around = [*lines[max(number - 1, 0) : number], *lines[number + 1 : number + 2]]
-    depths = [len(line) - len(line.lstrip()) for line in (lines[number], *around)]
-    return len(around) < 2 or (lines[number - 1].endswith(":") and depths[2] < depths[0])
+def _is_alone(before: list[str], line: str, after: str) -> bool:
+    """Whether a line is what is left of its block: it comes after the beginning, and the next is less indented."""
+    begins = any(re.search(r":\s*(#.*)?$", text) for text in before)
+    return begins and _depth(after) < _depth(line)
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
