@@ -97,7 +97,10 @@ def test_a_wrong_kernel_is_caught(tmp_path):
     path = render(causal_alibi(), tmp_path)
     edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
          ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
-    messages = wrong(verified([causal_alibi()], tmp_path, "cpu"))
+    heard: list[dict] = []
+    rows = verified([causal_alibi()], tmp_path, "cpu", wrong=heard.append)
+    messages = wrong(rows)
+    assert heard == [row for row in rows if not row["ok"]]
     assert "out: " in messages["forward", "off-tile"]
     assert ("forward", "one") not in messages
 

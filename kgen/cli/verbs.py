@@ -280,9 +280,15 @@ def verify(
             cases=case or None,
             targets=target,
             skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
+            wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
     return _judge(rows, columns, "right", form)
+
+
+def _wrong(row: Row) -> str:
+    """What is said of a case as soon as it is known to be wrong: a run may end before its table."""
+    return f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
 
 
 @verb("bench")

@@ -35,13 +35,15 @@ def verify_specs(
     skipped: Callable[[Emitted, str], None] | None = None,
     cases: Collection[str] | None = None,
     targets: Collection[str] | None = None,
+    wrong: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Verify the emitted files of some specs, each in a process of its own, or with several `jobs` each pass.
 
     `device` is `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick`
     takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
     true on `cuda`. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file
-    that cannot run on the device is handed to `skipped`, with why. `cases` names those to run, of all passes;
+    that cannot run on the device is handed to `skipped`, with why, and a row that is not ok to `wrong`, as soon as it
+    is there. `cases` names those to run, of all passes;
     the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. Raises
     `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
     or the device, and where every file is skipped.
@@ -69,6 +71,8 @@ def verify_specs(
             rows.append(row)
             with lock:
                 done += 1
+                if wrong is not None and not row["ok"]:
+                    wrong(row)
                 if progress is not None:
                     progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
         return rows
