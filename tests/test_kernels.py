@@ -48,7 +48,7 @@ SLOW = {
     **dict.fromkeys(("learned_slopes", "packed_table", "promised_window", "steps"), 5),
     **dict.fromkeys(("clusters", "listed_heads", "packed"), 5),
     **dict.fromkeys(("chunk_mixed", "decode_small_pages", "listed_anyway", "ragged_cache", "sunk"), 3),
-    "ends_by_head": 3,
+    **dict.fromkeys(("constants", "ends_by_head"), 3),
     **dict.fromkeys(
         ("decode_gqa", "decode_heads", "decode_paged", "norm_bare", "norm_modified", "norm_rounded"), 2
     ),

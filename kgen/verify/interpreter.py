@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,30 @@ def mend() -> None:
     patch.kgen_mended = True  # type: ignore[attr-defined]
     interpreter._patch_lang_tensor = patch
     interpreter._convert_float = _rounding(interpreter._convert_float)
+    _calculate_with_constants()
     _quicken(interpreter)
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _calculate_with_constants() -> None:
+    """Let compile-time constants stand left of an operator, as they may where kernels are compiled: with a tensor they
+    would make a constant of it. And let them be what a remainder is by."""
+    import triton.language as tl
+
+    constexpr, tensor = tl.core.constexpr, tl.core.tensor
+
+    def beside(ours: Any, theirs: Any) -> Any:
+        def calculated(self: Any, other: Any) -> Any:
+            return theirs(self.value, other) if isinstance(other, tensor) else ours(self, other)
+
+        return calculated
+
+    for name in _OPERATORS:
+        own = f"__{name}__"
+        setattr(constexpr, own, beside(getattr(constexpr, own), getattr(operator, name)))
+    constexpr.__rmod__ = lambda self, other: constexpr(other % self.value)
 
 
 def _rounding(convert: Any) -> Any:
