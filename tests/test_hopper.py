@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from apart import interpreted
+from linting import wrong_names
 
 from kgen.plan.attention import plan_attention
 from kgen.plan.hopper import plan_hopper
@@ -587,19 +586,7 @@ def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
     for number, (lengths, group) in enumerate(zip(LENGTHS, (1, 2, "any"), strict=True)):
         spec = loads(f"{text}lengths: {lengths}\ngqa: {group}\n", "n.yaml")
         (tmp_path / f"n_{number}.py").write_text(render_spec(spec)["triton.py"])
-    command = [
-        sys.executable,
-        "-m",
-        "ruff",
-        "check",
-        "--isolated",
-        "--select",
-        "F821,F823,F841",
-        "--no-cache",
-        tmp_path,
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    assert not wrong_names([tmp_path])
 
 
 def test_ends_of_heads_that_share_keys_are_not_cleared() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kgen.expr.mask_form import TRUE, conjuncts, normalize
 from kgen.expr.nodes import Node, Read, variables, walk
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.plan.attention import AttentionPlan, plan_attention
@@ -44,6 +45,9 @@ class DecodePlan:
     """A tile of keys lies within one page."""
     alone: bool
     """There is no other forward kernel for every chip: every number of queries comes here, unless Hopper has one."""
+    hidden_by_head: bool
+    """Keys are hidden from some query heads alone. Rows of a tile are of several heads, and what all of them do not see
+    may be NaN."""
 
 
 def decodes(loaded: Loaded) -> bool:
@@ -64,6 +68,10 @@ def plan_decode(loaded: Loaded) -> DecodePlan:
         page_size=page_size,
         page_per_tile=page_size is not None and all(page_size % t.BLOCK_N == 0 for t in tiles.values()),
         alone="forward" not in loaded.spec.passes or page_size is not None,
+        hidden_by_head=any(
+            {"kv_idx", "h"} <= names and "q_idx" not in names
+            for names in map(variables, conjuncts(normalize(plan.mask_mod or TRUE)))
+        ),
     )
 
 
@@ -89,12 +97,9 @@ def _tile(plan: AttentionPlan, paged: bool, chip: int, limit: int) -> DecodeTile
         rows, options = 16, [(32, 2), (32, 1), (16, 1)]
     else:
         options = [(64, 3)] * (chip >= 90 and not paged) + [(64, 2), (32, 2), (32, 1), (16, 1)]
-    tile_reads = sum(
-        isinstance(b.node, Read) and len(b.place.axes) == 2 for b in plan.forward.program.bindings
-    )
 
     def shared(rows: int, keys: int, stages: int) -> int:
-        streamed = bytes_per_element * keys * columns + 4 * tile_reads * rows * keys
+        streamed = bytes_per_element * keys * columns + 4 * plan.problem.tile_reads * rows * keys
         return bytes_per_element * rows * columns + stages * streamed + 2 * KIB
 
     keys, stages = next((o for o in options if shared(rows, *o) <= limit), options[-1])

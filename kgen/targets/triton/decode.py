@@ -8,9 +8,9 @@ from typing import Any
 from kgen.expr.algebra import LOG2E, call
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import hoist
-from kgen.expr.mask_form import TRUE, conjuncts, normalize
-from kgen.expr.nodes import Const, Type, variables
-from kgen.plan.attention import AttentionPlan, Chunk
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Const, Type
+from kgen.plan.attention import Chunk
 from kgen.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.targets.triton.kernels import KernelFields, streamed_columns
 from kgen.targets.triton.text import wrapped
@@ -26,7 +26,7 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
     loop = kernels.loop(attention.forward, state, descriptors=False)
     spans, lines, used = _live_tiles(plan, kernels)
     rest = _row_rest(plan, kernels)
-    seen = [_SEEN] if _hidden_by_head(attention) else []
+    seen = [_SEEN] if plan.hidden_by_head else []
     guard = "kv_live[:, None]" if seen or attention.kv.live != TRUE else ""
     runtime = [n for n in kernels.problem if n in kernels.runtime]
     fixed = ["B", "HQ", "SQ", "SK", *runtime, "splits"]
@@ -112,13 +112,6 @@ def _page_lines(plan: DecodePlan) -> list[str]:
         f"k_page = page * stride_kp + {at} % {size} * stride_ks",
         f"v_page = page * stride_vp + {at} % {size} * stride_vs",
     ]
-
-
-def _hidden_by_head(plan: AttentionPlan) -> bool:
-    """Whether keys are hidden from some query heads alone. Rows of a tile are of several heads, and what all of them do
-    not see may be NaN."""
-    conditions = (variables(c) for c in conjuncts(normalize(plan.mask_mod or TRUE)))
-    return any({"kv_idx", "h"} <= names and "q_idx" not in names for names in conditions)
 
 
 def _loads(

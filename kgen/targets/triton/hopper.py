@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from kgen.expr.mask_form import TRUE
 from kgen.expr.softmax_form import QK
 from kgen.plan.attention import AttentionPlan
 from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
@@ -68,9 +67,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["dq"]["late"] = fields["masked"] and (kernels.packed or fields["open_ended"])
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
-        # Of the last block that is listed a tile may be past the end, unless lengths are promised.
-        past = {"past_the_end": plan.forward.listed and plan.q.bound != TRUE}
-        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper) | past
+        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper)
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = min(HALF * hopper.width // 128, 64)
