@@ -224,9 +224,7 @@ def _of_queries(
     `tailed` keys have tiles of their last columns.
     """
     product = "_times_transposed(q, _keys(kv_ring, n_used), SCORES)"
-    # Gradients that want the scores themselves could not tell them from the bias.
-    bare = any(re.search(r"\bqk\b", line) for line in fields.get("gradient_lines", []))
-    bias = linear_bias(fields) if scaled and not bare else None
+    bias = linear_bias(fields) if scaled else None
     if bias is not None:
         product = f"_biased_product(q, _keys(kv_ring, n_used), slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
