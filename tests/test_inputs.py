@@ -6,7 +6,7 @@ import pytest
 import torch
 from standins import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, loaded, plain
 
-from kgen.expr.nodes import Read
+from kgen.expr.nodes import Read, Var
 from kgen.verify.attention.inputs import Case, cases, draw
 from kgen.verify.attention.problem import problem_of
 from kgen.verify.compare import changed, same_bits, snapshot
@@ -42,6 +42,31 @@ def test_promises_about_lengths_are_kept():
     lengths = SimpleNamespace(q=SimpleNamespace(multiple_of=64), kv=SimpleNamespace(multiple_of=32))
     problem = problem_of(loaded("even", lengths=lengths))
     assert all(case.sq % 64 == 0 and case.sk % 32 == 0 for case in cases(problem, False))
+
+
+def paged(mask_mod):
+    changes = {"per_batch": True, "paged_kv": SimpleNamespace(page_size=32)}
+    return problem_of(
+        loaded("paged", buffers={"lens": buffer(("B",), "int32")}, mask_mod=mask_mod, **changes)
+    )
+
+
+def test_the_number_of_keys_is_whole_pages_where_the_spec_uses_it():
+    used = cases(paged(call("lt", K, call("sub", Var("SK", INT), 4))), False)
+    assert all(case.sk % 32 == 0 for case in used)
+    assert any(case.sk % 32 for case in cases(paged(PADDING), False))
+
+
+def test_a_key_in_the_page_that_sequences_share_is_hidden_from_all_or_none():
+    after = call("ge", K, Read("lens", (B,), INT))
+    inputs = draw(paged(after), Case("x", 8, 100, batch=2, hidden=True), "cpu")
+    table, lens, first = inputs.cache["block_table"], inputs.cache["kv_lens"], inputs.buffers["lens"]
+    assert table[0, 0] == table[1, 0]
+    assert first.tolist() == [51, 0]
+    for b, (start, end) in enumerate(zip(first.tolist(), lens.tolist(), strict=True)):
+        keys = inputs.k[table[b, : -(-end // 32)].long()].flatten(0, 1)
+        assert torch.isfinite(keys[start:end]).all()
+        assert torch.isnan(keys[32:start]).all()
 
 
 def test_groups():

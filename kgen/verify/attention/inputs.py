@@ -234,8 +234,8 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
         sq = sk = max(sq, sk)
     group = (1, 2, 3, 4)[number % 4] if problem.gqa == "any" else int(problem.gqa)
     sq = -(-sq // problem.q_multiple) * problem.q_multiple
-    # A buffer along the keys is as long as the pages are.
-    whole = problem.page_size if any("SK" in b.shape for b in problem.buffers) else None
+    # SK is what the pages have room for.
+    whole = problem.page_size if problem.reads_sk else None
     multiple = math.lcm(problem.kv_multiple, whole or 1)
     sk = -(-sk // multiple) * multiple
     if problem.tied_lengths:
@@ -278,11 +278,13 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
     )
     cache: dict[str, Tensor] = {}
+    if problem.page_size is not None:
+        k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
+        # In the page that all sequences share, a key is hidden if it is from all of them.
+        hidden[:, :, : problem.page_size] = hidden[:, :, : problem.page_size].all(0)
     if problem.per_batch:
         cache["kv_lens"] = lengths(case.batch, case.sk)
         hidden = hidden | beyond(cache["kv_lens"], case.sk)
-    if problem.page_size is not None:
-        k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
     clean = k, v
     if hidden.any():
         clean = k.masked_fill(hidden[..., None], 0.0), v.masked_fill(hidden[..., None], 0.0)

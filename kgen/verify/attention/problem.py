@@ -81,6 +81,11 @@ class Problem:
         return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
 
     @property
+    def reads_sk(self) -> bool:
+        """Whether the number of keys is a number that the spec itself uses."""
+        return any("SK" in b.shape for b in self.buffers) or any("SK" in variables(t) for t in self.trees)
+
+    @property
     def decodes(self) -> bool:
         """Whether few queries have kernels of their own."""
         return "decode" in self.passes or self.page_size is not None
