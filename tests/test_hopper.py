@@ -25,7 +25,8 @@ ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 
 # Searched ranges, a window, heads in groups with a mask of one end, a bias of the keys, a mask of all tiles, no mask,
-# scores that take a function, ranges of a few tiles, a range chosen by the tile of keys.
+# scores that take a function (one kept in what
+# multiplies dP, one that is not), ranges of a few tiles, a range chosen by the tile of keys.
 DENSE = [
     "document_causal",
     "batched_documents",
@@ -35,6 +36,7 @@ DENSE = [
     "dilated",
     "full",
     "softcap_causal",
+    "swish",
     "near",
     "prefix_lm",
 ]
@@ -51,16 +53,16 @@ PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
 LISTED = ["causal_images", "block_sparse"]
 # Keys wider than values: a mask of one end; packed sequences with a window and a bias; keys past an end.
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
-# Heads of 256: bounded scores in a window; keys past an end.
-BROAD = ["gemma2", "broad"]
+# Heads of 256: bounded scores in a window, in groups; no mask; gradients of buffers; keys past an end, forward alone.
+BROAD = {"gemma2": ALL, "broad_full": ALL, "broad_learned": ALL, "broad": {"forward"}}
 # Heads of fewer columns than a tile: of two consumers, of three, of those of 256.
-FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": {"forward"}}
+FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
 # Steps in a bias, lengths that are promised.
 ODD = {"steps": ALL, "promised_window": FUSED, "promised_full": FUSED}
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
-# Without one backward kernel: a derivative that waits for dP, documents.
-TWO = ["softcap_causal", "document_causal", "batched_documents"]
+# Without one backward kernel: a derivative of two values of a pair, documents.
+TWO = ["swish", "document_causal", "batched_documents"]
 KERNELS = {
     **dict.fromkeys([*DENSE, *PACKED, *LEARNED], ALL),
     **dict.fromkeys([name for name in [*DENSE, *LISTED] if name not in TWO], FUSED),
@@ -69,9 +71,10 @@ KERNELS = {
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
-    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT, *BROAD]},
+    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT]},
     "padding": FUSED,
     **FILLED,
+    **BROAD,
     **ODD,
 }
 
@@ -183,6 +186,22 @@ EARLY = {
         "_free(q_ring, n_used, SLOTS)\n"
         "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        n_used += 1\n        # Zero",
     ),
+    "broad: values freed before dP is there": (
+        "        ds = _dq_hopper_gradient(\n            qk_on, dp_on",
+        "        _free(v_ring, n_used, 1)\n        ds = _dq_hopper_gradient(\n            qk_on, dp_on",
+    ),
+    "broad: factors read before they are there": (
+        "mbarrier.wait(made.index(slot), n_used // SLOTS & 1)",
+        "pass",
+    ),
+    "broad: queries freed before dk is there": (
+        "        dk = warpgroup_mma_wait(0, deps=[dk_on])\n                _free(q_ring, n_used, SLOTS)\n",
+        "        _free(q_ring, n_used, SLOTS)\n                dk = warpgroup_mma_wait(0, deps=[dk_on])\n",
+    ),
+    "broad: keys freed before dq is there": (
+        "        dq = warpgroup_mma_wait(0, deps=[dq_on])\n        _free(k_ring, n_used, SLOTS)\n",
+        "        _free(k_ring, n_used, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_on])\n",
+    ),
     "values freed before both halves have met p": (
         "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, n_used, SLOTS)\n",
         "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n",
@@ -270,6 +289,7 @@ def test_races_are_found(what: str, tmp_path: Path) -> None:
         "pairs overtaken": "pair_bias",
         "few keys": "sliding_window",
         "counter": "sliding_window",
+        "broad": "broad_full",
     }
     name = next((spec for words, spec in others.items() if words in what), "full")
     text = render_spec(load(_spec(name)))["triton.py"]

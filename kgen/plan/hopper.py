@@ -2,9 +2,10 @@
 
 The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 rows each hold accumulators of 64
 registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
-half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Forward also has keys
-of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a second product; and
-heads of 256. Heads of fewer columns have tiles of the next width, filled up with zeros. What TMA cannot load or must
+half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Of heads of 256
+each consumer of dk and dv has one of them, and what one computes and the other wants goes through shared memory.
+Forward also has keys of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a
+second product. Heads of fewer columns have tiles of the next width, filled up with zeros. What TMA cannot load or must
 not keeps the kernels for every chip: rows that only the mask hides may hold NaN. Those that are the keys past an end
 are taken: one tile has some, which are made zeros in shared memory.
 """
@@ -24,7 +25,7 @@ from kgen.plan.attention import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
 BROAD = 256
-"""Columns of heads that have forward alone: dk and dv of these are more than two consumers hold."""
+"""Columns of heads of whose dk and dv a consumer has registers for one."""
 TAIL = 64
 """Columns that keys may have more than values of 128."""
 LEAST_PAGE = 16
@@ -64,7 +65,8 @@ class HopperTile:
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
     broad: bool = False
-    """Of forward: whether out is 128 registers of a consumer's, and Q is too much to have there as well."""
+    """Whether out, dq, dk or dv is 128 registers of a consumer's: Q is too much to have there as well, and of dk and dv
+    each consumer has one."""
     out_in_halves: bool = False
     """Of forward: whether there is room for half of the columns of out at a time."""
     halves: bool = False
@@ -122,6 +124,11 @@ class HopperPlan:
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
     @property
+    def broad(self) -> bool:
+        """Whether a consumer has registers for one of dk and dv."""
+        return self.width == BROAD
+
+    @property
     def least_keys(self) -> int:
         """From how many keys on one backward kernel was ahead of two that run side by side."""
         return 2560 if self.dynamic else 1024
@@ -143,8 +150,8 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         return None
     return HopperPlan(
         forward=forward,
-        dq=HopperTile(2 * HALF, HALF, 4) if backward and wide else None,
-        dkdv=_dkdv_tile(plan, wide) if backward else None,
+        dq=_dq_tile(width) if backward and wide else None,
+        dkdv=_dkdv_tile(plan, width) if backward else None,
         fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
@@ -233,20 +240,34 @@ def _clears_for_all(plan: AttentionPlan) -> bool:
     return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
 
 
-def _dkdv_tile(plan: AttentionPlan, wide: bool) -> HopperTile:
-    if not wide:
+def _dq_tile(width: int) -> HopperTile:
+    broad = width == BROAD
+    return HopperTile(2 * HALF, HALF, 2 if broad else 4, broad=broad)
+
+
+def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
+    if width == min(WIDTHS):
         return HopperTile(HALF, 2 * HALF, 4, halves=True)
-    # A gradient that multiplies dS waits for dP in as many registers as P: of 64 queries, too many beside dk and dv.
-    plain = plan.dkdv is not None and is_one(plan.dkdv.dscore)
-    return HopperTile(HALF, 2 * HALF, 2) if plain else HopperTile(HALF // 2, 2 * HALF, 4)
+    if width == BROAD:
+        return HopperTile(HALF, HALF, 2, broad=True)
+    return HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
+
+
+def _light(loop: TileLoop | None) -> bool:
+    """Whether what multiplies dP wants one value of a pair beside P, at most, as a soft cap its tanh: of 64 queries
+    there are no registers for more beside dk and dv."""
+    if loop is None or is_one(loop.dscore):
+        return loop is not None
+    of_pairs = {QK.name, *(b.name for b in loop.program.bindings if b.place == TILE)}
+    return len(variables(loop.program.results["dscore"]) & of_pairs) <= 1
 
 
 def _fused(plan: AttentionPlan) -> bool:
-    """Whether one kernel is for all three gradients: dS is P * (dP - delta), so that delta is where dP begins. Nor has
-    it rows to sum over keys. Not of documents, short as they are: two kernels were ahead, or level."""
+    """Whether one kernel is for all three gradients: it has no rows to sum over keys, and what multiplies dq at the
+    end is the scale alone. Not of documents, short as they are: two kernels were ahead, or level."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    plain = all(is_one(loop.dscore) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
-    return plain and not plan.problem.varlen and plan.problem.mask != "search"
+    plain = all(_light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
+    return plain and _width(plan) != BROAD and not plan.problem.varlen and plan.problem.mask != "search"
 
 
 def _width(plan: AttentionPlan) -> int | None:
@@ -263,8 +284,12 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     if width is None or spec.dtype not in ("bf16", "fp16"):
         return False
     tailed, paged = spec.head_dim.qk > spec.head_dim.v, spec.paged_kv is not None
-    # Of forward alone, and Q, K and V leave no room for what is read for each pair.
-    if (tailed or width == BROAD) and (loop is not plan.forward or _reads_pairs(plan, loop)):
+    # Q, K and V leave no room for what is read for each pair.
+    if (tailed or width == BROAD) and _reads_pairs(plan, loop):
+        return False
+    # Backward of keys that are wider than values has none, and of heads of 256 those of one length, without lists.
+    one_length = not (loop.listed or spec.varlen or plan.kv.live != plan.kv.bound)
+    if loop is not plan.forward and (tailed or (width == BROAD and not one_length)):
         return False
     # Ahead of a function of scores hidden keys are cleared: they would be in two tiles of K.
     if tailed and (paged or (plan.form.core != QK and plan.kv.live != plan.kv.bound)):

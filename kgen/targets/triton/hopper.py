@@ -62,12 +62,16 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["forward"] = _forward(fields, known, hopper, scaled)
     if hopper.dq is not None:
         fields = context["dq"] | (from_first_key(context["dq"]) if hopper.begins_anywhere else {})
-        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False)
+        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False) | _rings_of_dq(
+            hopper, fields
+        )
         # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
-        loops["dq"]["late"] = fields["masked"] and (kernels.packed or fields["open_ended"])
+        late = fields["masked"] and (kernels.packed or fields["open_ended"])
+        loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
-        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv) | _key_products(hopper)
+        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv)
+        loops["dkdv"] |= _key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = min(HALF * hopper.width // 128, 64)
@@ -89,6 +93,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         # Gradients of buffers that the kernel of dq has in registers, one number a row.
         "row_sums": _row_sums(context["dq"]) if hopper.dq else "",
         "fused": hopper.fused,
+        "broad": hopper.broad,
         "hidden_keys": hopper.hidden_keys,
         "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
         "sums": "dq_sum, " if hopper.fused else "",
@@ -116,7 +121,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "programs": {
             "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
             "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
-            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)),
+            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(HALF if hopper.broad else 2 * HALF)),
         },
         "width": hopper.width,
         # Threads of a warp beside each other in a row, eight elements each, and rows.
@@ -155,7 +160,7 @@ def _lag(hopper: HopperPlan) -> Fields:
     """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores. The
     producer is told where it serves dq, too, which wants K and V together."""
     own = "1" if hopper.forward is not None and hopper.forward.chained else "0"
-    if hopper.dq is None:
+    if hopper.dq is None or hopper.broad:
         return {"own": own, "param": "", "says": "", "forward": "", "dq": ""}
     return {
         "own": own,
@@ -223,10 +228,12 @@ def _of_queries(
     where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
     `tailed` keys have tiles of their last columns.
     """
-    product = "_times_transposed(q, _keys(kv_ring, n_used), SCORES)"
+    chained = apart or not tile.broad
+    keys = "_keys(kv_ring, n_used)" if chained else "k"
+    product = f"_times_transposed(q, {keys}, SCORES)"
     bias = linear_bias(fields) if scaled else None
     if bias is not None:
-        product = f"_biased_product(q, _keys(kv_ring, n_used), slope * {bias.distance}, slope, SCORES)"
+        product = f"_biased_product(q, {keys}, slope * {bias.distance}, slope, SCORES)"
         fields = fields | {
             "prologue": [*fields["prologue"], f"slope = {bias.slope} / {bias.scale}"],
             "score_lines": [],
@@ -277,7 +284,9 @@ def _of_queries(
         "past": own.past,
         "ahead": own.ahead,
         "first": first,
-        **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, tile.chained),
+        **_masked_loops(
+            loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, tile.chained and chained
+        ),
         **_loads_ahead(loop["mask_lines"]),
     }
 
@@ -286,6 +295,24 @@ def _of_half(line: str, x: str) -> str:
     """A line of a tile, as the half of one has it that may begin past the end: what it reads there is not stored."""
     first = f"tl.minimum({x}_start, S{x[0].upper()} - 1)"
     return re.sub(rf"\b{x}_start\b", first, line) if "tl.load(" in line else line
+
+
+def _rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
+    """Where dq has K and V, and what its loop carries: the dS of the tile before too, where there is room for its K."""
+    sums = _row_sums(fields)
+    if hopper.broad:
+        return {
+            "rings": "k_ring, v_ring",
+            "producer": "_dq_hopper_producer",
+            "held": "q_ring, do_ring, HALF",
+            "carried": f"dq, n_used{sums}",
+        }
+    return {
+        "rings": "kv_ring",
+        "producer": "_hopper_producer",
+        "held": "q, do",
+        "carried": f"ds, dq, n_used{sums}",
+    }
 
 
 def _row_sums(fields: Mapping[str, Any], suffix: str = "") -> str:
@@ -320,8 +347,9 @@ def _loads_ahead(mask_lines: list[str]) -> Fields:
     }
 
 
-def _key_products(hopper: HopperPlan) -> Fields:
-    """How the kernel of dk and dv takes the queries of a tile: at once, or in two halves."""
+def _key_products(hopper: HopperPlan, looked_up: bool) -> Fields:
+    """How the kernel of dk and dv takes the queries of a tile: at once, or in two halves; how many products are younger
+    than that of the scores; and where it has K and V, `looked_up` for each tile where registers are short."""
     assert hopper.dkdv is not None
     if hopper.dkdv.halves:
         return {
@@ -329,15 +357,19 @@ def _key_products(hopper: HopperPlan) -> Fields:
             "younger": 3,
             "columns": "BLOCK_M // 2",
             "held": "k_held, v_held",
+            "held_params": "k, v",
+            "looked_up": False,
             "at_the_end": "No product may be under way where the loop closes: "
             "the compiler would wait after each of them.",
         }
     slot = "{}_slots.index(slot).reshape([BLOCK_M])"
     return {
         "rows": {"lse": slot.format("lse"), "delta": slot.format("delta")},
-        "younger": 1,
+        "younger": 0 if hopper.broad else 1,
         "columns": "BLOCK_M",
-        "held": "k, v",
+        "held": "kv_ring, at_k" if looked_up else "k, v",
+        "held_params": "kv_ring, at_k" if looked_up else "k, v",
+        "looked_up": looked_up,
         "at_the_end": "As in dq, no product may be under way where the loop closes.",
     }
 

@@ -123,13 +123,21 @@ def _tile(fields: Fields, before: list[str], own: list[str], problem: list[str])
         "logits": fields["logits"],
         "scaled": fields["scaled"],
         "lse_lines": fields["lse_lines"],
-        "gradient_lines": fields.get("gradient_lines", []),
+        **_factor(fields),
         **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
-        "dqk": fields.get("dqk", ""),
         "dqk_scale": fields.get("dqk_scale", ""),
         "tile_params": wrapped(passed, 4),
         "tile_args": wrapped(passed, 12),
     }
+
+
+def _factor(fields: Fields) -> Fields:
+    """How dS follows from dP: what multiplies it is there before, unless gradients of buffers want the parts of dS."""
+    lines, dqk = fields.get("gradient_lines", []), fields.get("dqk", "")
+    if dqk == "ds" or fields.get("accumulators"):
+        return {"factor": "p", "factor_lines": [], "gradient_lines": lines, "dqk": dqk}
+    of_p = [re.sub(r"\bds\b", "p", re.sub(rf"\b{dqk}\b", "factor", line)) for line in lines]
+    return {"factor": "factor", "factor_lines": of_p, "gradient_lines": [], "dqk": "ds"}
 
 
 def passed_names(body: list[str], before: list[str], problem: list[str]) -> list[str]:
