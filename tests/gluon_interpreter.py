@@ -314,9 +314,7 @@ def _tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _where(condition: Any, a: Any, b: Any) -> Tensor:
-    kind = next((x.dtype for x in (a, b) if isinstance(x, Tensor)), torch.int64)
-    x, y = (v if isinstance(v, Tensor) else torch.as_tensor(v, dtype=kind) for v in (a, b))
-    return torch.where(torch.as_tensor(condition), x, y)
+    return torch.where(torch.as_tensor(condition), a, b)
 
 
 _PTX: dict[str, Callable[..., Tensor]] = {

@@ -57,8 +57,8 @@ LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
 BROAD = {"gemma2": ALL, "broad_full": ALL, "broad_learned": ALL, "broad": {"forward"}}
 # Heads of fewer columns than a tile: of two consumers, of three, of those of 256.
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
-# Steps in a bias, lengths that are promised.
-ODD = {"steps": ALL, "promised_window": FUSED, "promised_full": FUSED}
+# Steps in a bias, a derivative by a condition, lengths that are promised.
+ODD = {"steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
 # Without one backward kernel: a derivative of two values of a pair, documents.
