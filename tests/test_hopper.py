@@ -442,7 +442,7 @@ class _Counted:
     ("name", "kernels"),
     [
         ("causal", FUSED),
-        ("softcap_causal", ALL),  # a derivative that waits for dP
+        ("softcap_causal", FUSED),  # a derivative of one value of a pair
         ("head_scale", ALL),  # a gradient of a buffer
         ("prefix_lm", FUSED),  # a range of queries, chosen by the tile of keys
         ("longformer", set()),  # two ranges of keys
@@ -456,7 +456,7 @@ class _Counted:
         ("relative_bias", set()),  # read by distance
         ("padding", FUSED),  # a buffer of them
         ("mla_prefill", {"forward"}),  # keys wider than values
-        ("gemma2", {"forward"}),  # heads of 256
+        ("gemma2", ALL),  # heads of 256
         ("causal_images", FUSED),  # blocks that are listed
         ("decode_paged", {"forward"}),
         ("varlen_alibi", {"dkdv"}),  # heads of 64, and a gradient of a buffer
@@ -533,11 +533,16 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
 
 @pytest.mark.parametrize(
     ("name", "kernels", "without"),
-    [("causal", FUSED, {"dq"}), ("causal_d64", KERNELS["causal_d64"], {"dkdv"})],
+    [
+        ("causal", FUSED, {"dq"}),
+        ("causal_d64", KERNELS["causal_d64"], {"dkdv"}),
+        ("softcap_fast", FUSED, {"dq"}),
+        ("broad_full", ALL, set()),
+    ],
 )
 def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path) -> None:
     """Bytes a thread of all partitions; they lie outside of the innermost loops, or are few there."""
-    spec = ROOT / "specs" / f"{name}.yaml"
+    spec = _spec(name)
     (tmp_path / name).mkdir()
     for file, text in render_spec(load(spec)).items():
         (tmp_path / name / file).write_text(text)

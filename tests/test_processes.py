@@ -50,7 +50,7 @@ def test_workers_end_with_their_command(how: signal.Signals, tmp_path: Path) -> 
     )
     _until(lambda: len(os.listdir(begun)) == 2)
     command.send_signal(how)
-    assert command.wait(timeout=10) != 0
+    assert command.wait(timeout=30) != 0
     _until(lambda: not any(_alive(int(pid)) for pid in os.listdir(begun)))
     assert len(os.listdir(begun)) == 2  # those that waited never began
 
