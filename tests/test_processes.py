@@ -25,9 +25,12 @@ if __name__ == "__main__":
     serve(main)
 """
 COMMAND = """
+import signal
 import sys
 from pathlib import Path
 from kgen.verify.processes import messages, threads
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 def run(number):
     return list(messages("sleeping_worker", Path(sys.argv[1]), 60.0, {}))
@@ -50,7 +53,7 @@ def test_workers_end_with_their_command(how: signal.Signals, tmp_path: Path) -> 
     )
     _until(lambda: len(os.listdir(begun)) == 2)
     command.send_signal(how)
-    assert command.wait(timeout=30) != 0
+    assert command.wait(timeout=10) != 0
     _until(lambda: not any(_alive(int(pid)) for pid in os.listdir(begun)))
     assert len(os.listdir(begun)) == 2  # those that waited never began
 
