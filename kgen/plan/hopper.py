@@ -65,8 +65,7 @@ class HopperTile:
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
     broad: bool = False
-    """Whether out, dq, dk or dv is 128 registers of a consumer's: Q is too much to have there as well, and of dk and dv
-    each consumer has one."""
+    """Of forward: whether out is 128 registers of a consumer's, and Q is too much to have there as well."""
     out_in_halves: bool = False
     """Of forward: whether there is room for half of the columns of out at a time."""
     halves: bool = False
@@ -150,7 +149,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         return None
     return HopperPlan(
         forward=forward,
-        dq=_dq_tile(width) if backward and wide else None,
+        dq=HopperTile(2 * HALF, HALF, 2 if width == BROAD else 4) if backward and wide else None,
         dkdv=_dkdv_tile(plan, width) if backward else None,
         fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
@@ -240,16 +239,11 @@ def _clears_for_all(plan: AttentionPlan) -> bool:
     return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
 
 
-def _dq_tile(width: int) -> HopperTile:
-    broad = width == BROAD
-    return HopperTile(2 * HALF, HALF, 2 if broad else 4, broad=broad)
-
-
 def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
     if width == min(WIDTHS):
         return HopperTile(HALF, 2 * HALF, 4, halves=True)
     if width == BROAD:
-        return HopperTile(HALF, HALF, 2, broad=True)
+        return HopperTile(HALF, HALF, 2)
     return HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
 
 

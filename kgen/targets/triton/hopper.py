@@ -62,9 +62,9 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["forward"] = _forward(fields, known, hopper, scaled)
     if hopper.dq is not None:
         fields = context["dq"] | (from_first_key(context["dq"]) if hopper.begins_anywhere else {})
-        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False) | _rings_of_dq(
-            hopper, fields
-        )
+        begun = not hopper.broad
+        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False, begun=begun)
+        loops["dq"] |= _rings_of_dq(hopper, fields)
         # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
         late = fields["masked"] and (kernels.packed or fields["open_ended"])
         loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
@@ -121,7 +121,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "programs": {
             "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
             "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
-            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(HALF if hopper.broad else 2 * HALF)),
+            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(hopper.dkdv.BLOCK_N if hopper.dkdv else 0)),
         },
         "width": hopper.width,
         # Threads of a warp beside each other in a row, eight elements each, and rows.
@@ -186,7 +186,7 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     if hopper.begins_anywhere:
         fields = fields | from_first_key(fields)
         fields = fields | documents(fields)
-    loop = _of_queries(fields, problem, tile, scaled, apart=True, tailed=hopper.tail > 0)
+    loop = _of_queries(fields, problem, tile, scaled, apart=True, begun=chained, tailed=hopper.tail > 0)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
@@ -220,16 +220,22 @@ def _hidden_keys(fields: Fields, bounds: list[str], problem: list[str]) -> Field
 
 
 def _of_queries(
-    fields: Fields, problem: list[str], tile: HopperTile, scaled: bool, apart: bool, tailed: bool = False
+    fields: Fields,
+    problem: list[str],
+    tile: HopperTile,
+    scaled: bool,
+    apart: bool,
+    begun: bool,
+    tailed: bool = False,
 ) -> Fields:
     """A kernel whose tiles are queries: forward, and dq.
 
     `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
-    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone.
-    `tailed` keys have tiles of their last columns.
+    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone. `begun` has
+    the first tile ahead of the loops. `tailed` keys have tiles of their last columns.
     """
-    chained = apart or not tile.broad
-    keys = "_keys(kv_ring, n_used)" if chained else "k"
+    # Where dq has K and V in rings of their own, it begins with no tile.
+    keys = "_keys(kv_ring, n_used)" if apart or begun else "k"
     product = f"_times_transposed(q, {keys}, SCORES)"
     bias = linear_bias(fields) if scaled else None
     if bias is not None:
@@ -284,9 +290,7 @@ def _of_queries(
         "past": own.past,
         "ahead": own.ahead,
         "first": first,
-        **_masked_loops(
-            loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, tile.chained and chained
-        ),
+        **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, begun),
         **_loads_ahead(loop["mask_lines"]),
     }
 
@@ -367,8 +371,7 @@ def _key_products(hopper: HopperPlan, looked_up: bool) -> Fields:
         "rows": {"lse": slot.format("lse"), "delta": slot.format("delta")},
         "younger": 0 if hopper.broad else 1,
         "columns": "BLOCK_M",
-        "held": "kv_ring, at_k" if looked_up else "k, v",
-        "held_params": "kv_ring, at_k" if looked_up else "k, v",
+        **dict.fromkeys(("held", "held_params"), "kv_ring, at_k" if looked_up else "k, v"),
         "looked_up": looked_up,
         "at_the_end": "As in dq, no product may be under way where the loop closes.",
     }
