@@ -280,6 +280,13 @@ def test_few_keys_have_two_backward_kernels() -> None:
     assert interpreted(_launched, "full", 64) == {"dq": 1, "dkdv": 1, "backward": 0}
 
 
+@pytest.mark.parametrize("of", ["sum", "unaligned"])
+def test_a_gradient_that_tma_cannot_load_has_the_same_kernels(of: str) -> None:
+    launched, wrong = interpreted(_gradient_beside_a_dense_one, of)
+    assert launched == {"dkdv": 2}
+    assert not wrong
+
+
 @pytest.mark.parametrize("what", EARLY)
 def test_races_are_found(what: str, tmp_path: Path) -> None:
     right, wrong = EARLY[what]
@@ -384,13 +391,34 @@ def _verify(
 def _launched(name: str, length: int) -> dict[str, int]:
     """How often each kernel of backward ran for one head."""
     module = _module(ROOT / "generated" / name / "triton.py")
-    launched: dict[str, int] = {}
-    for kernel in ("dq", "dkdv", "backward"):
-        launched[kernel] = 0
-        attribute = f"_{kernel}_hopper_kernel"
-        setattr(module, attribute, _Counted(getattr(module, attribute), kernel, launched))
+    launched = _backward_counted(module)
     q, k, v, dout = (torch.randn(1, 1, length, 128).bfloat16() for _ in range(4))
     getattr(module, name)(q.requires_grad_(), k.requires_grad_(), v.requires_grad_()).backward(dout)
+    return launched
+
+
+def _gradient_beside_a_dense_one(of: str) -> tuple[dict[str, int], list[str]]:
+    """How often each kernel of backward ran for two gradients of the same values, a dense one and one of a sum (strides
+    of 0) or of rows that are not aligned; and of which inputs the results differ."""
+    module = _module(ROOT / "generated/full_d64_fp16/triton.py")
+    launched = _backward_counted(module)
+    inputs = [torch.randn(2, 2, 50, 64).half().requires_grad_() for _ in range(3)]
+    one, wide = torch.ones(()).half(), torch.randn(2, 2, 50, 65).half()
+    dout = one.expand(2, 2, 50, 64) if of == "sum" else wide[..., 1:]
+    assert not module._by_tma(dout)
+    out = module.full_d64_fp16(*inputs)
+    got, want = (torch.autograd.grad(out, inputs, x, retain_graph=True) for x in (dout, dout.contiguous()))
+    return launched, [name for name, x, y in zip("qkv", got, want, strict=True) if not torch.equal(x, y)]
+
+
+def _backward_counted(module: Any) -> dict[str, int]:
+    """How often each kernel of backward of this file will have run."""
+    launched: dict[str, int] = {}
+    for kernel in ("dq", "dkdv", "backward"):
+        attribute = f"_{kernel}_hopper_kernel"
+        if found := getattr(module, attribute, None):
+            launched[kernel] = 0
+            setattr(module, attribute, _Counted(found, kernel, launched))
     return launched
 
 
