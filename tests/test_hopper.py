@@ -53,8 +53,9 @@ PAIRS = ["pair_bias", "biased_window", "biased_frames", "biased_frames_after"]
 LISTED = ["causal_images", "block_sparse"]
 # Keys wider than values: a mask of one end; packed sequences with a window and a bias; keys past an end.
 LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
-# Heads of 256: bounded scores in a window, in groups; no mask; gradients of buffers; keys past an end, forward alone.
-BROAD = {"gemma2": ALL, "broad_full": ALL, "broad_learned": ALL, "broad": {"forward"}}
+# Heads of 256: bounded scores in a window, in groups; no mask; gradients of buffers; keys past an end, in groups, and
+# with a function; packed sequences; blocks that a block mask lists.
+BROAD = ["gemma2", "broad_full", "broad_learned", "broad", "broad_padded", "packed_broad", "broad_images"]
 # Heads of fewer columns than a tile: of two consumers, of three, of those of 256.
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
 # Steps in a bias, a derivative by a condition, lengths that are promised.
@@ -64,7 +65,7 @@ LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
 # Without one backward kernel: a derivative of two values of a pair, documents.
 TWO = ["swish", "document_causal", "batched_documents"]
 KERNELS = {
-    **dict.fromkeys([*DENSE, *PACKED, *LEARNED], ALL),
+    **dict.fromkeys([*DENSE, *PACKED, *LEARNED, *BROAD], ALL),
     **dict.fromkeys([name for name in [*DENSE, *LISTED] if name not in TWO], FUSED),
     # Heads of 64: a mask of one end, none, a window, a function of packed sequences.
     "causal_d64": {"forward", "dkdv"},
@@ -74,7 +75,6 @@ KERNELS = {
     **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT]},
     "padding": FUSED,
     **FILLED,
-    **BROAD,
     **ODD,
 }
 
@@ -114,15 +114,19 @@ LEAKS = {
 }
 
 
+@pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("leak", LEAKS)
-def test_packed_neighbours(leak: str, tmp_path: Path) -> None:
+def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
     """A sequence's results are the same bit for bit beside sequences and tokens that hold NaN."""
     right, wrong = LEAKS[leak]
-    text = (ROOT / "generated" / "varlen_causal" / "triton.py").read_text()
+    spec = (
+        (ROOT / "specs" / "varlen_causal.yaml").read_text().replace("head_dim: 128", f"head_dim: {head_dim}")
+    )
+    text = render_spec(loads(spec, "varlen_causal.yaml"))["triton.py"]
     assert right in text
     path = tmp_path / "varlen_causal.py"
     path.write_text(text.replace(right, wrong))
-    assert bool(interpreted(_changed_by_neighbours, path)) == bool(leak)
+    assert bool(interpreted(_changed_by_neighbours, path, head_dim)) == bool(leak)
 
 
 SCORES_OF_KEYS = "        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n"
@@ -435,7 +439,7 @@ def _packed(group: int) -> Iterator[Case]:
     yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", scale=0.2)
 
 
-def _changed_by_neighbours(path: Path) -> list[str]:
+def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
     """What changes of two sequences, and of tokens after the last, where a third sequence and those tokens hold NaN."""
     function = _module(path).varlen_causal
     cu_seqlens = torch.tensor([0, 90, 150, 230], dtype=torch.int32)
@@ -443,7 +447,7 @@ def _changed_by_neighbours(path: Path) -> list[str]:
 
     def results(factor: float) -> dict[str, torch.Tensor]:
         random = torch.Generator().manual_seed(0)
-        q, k, v, dout = (torch.randn(250, 1, 128, generator=random).bfloat16() for _ in range(4))
+        q, k, v, dout = (torch.randn(250, 1, head_dim, generator=random).bfloat16() for _ in range(4))
         for x in (q, k, v, dout):
             x[third] *= factor
             x[after] *= factor

@@ -219,7 +219,7 @@ def _most(plan: AttentionPlan) -> float | None:
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     hidden = plan.kv.live != plan.kv.bound
-    clears = not hidden or (_width(plan) == max(WIDTHS) and _clears_for_all(plan))
+    clears = not hidden or (_width(plan) != min(WIDTHS) and _clears_for_all(plan))
     return bool(loops) and clears and _sums_by_row(plan) and all(_made_for(plan, loop) for loop in loops)
 
 
@@ -281,12 +281,10 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     # Q, K and V leave no room for what is read for each pair.
     if (tailed or width == BROAD) and _reads_pairs(plan, loop):
         return False
-    # Backward of keys that are wider than values has none, and of heads of 256 those of one length, without lists.
-    one_length = not (loop.listed or spec.varlen or plan.kv.live != plan.kv.bound)
-    if loop is not plan.forward and (tailed or (width == BROAD and not one_length)):
-        return False
-    # Ahead of a function of scores hidden keys are cleared: they would be in two tiles of K.
-    if tailed and (paged or (plan.form.core != QK and plan.kv.live != plan.kv.bound)):
+    # Keys that are wider than values have none for backward. And ahead of a function of scores hidden keys are cleared:
+    # they would be in two tiles of K.
+    clears = plan.form.core != QK and plan.kv.live != plan.kv.bound
+    if tailed and (loop is not plan.forward or paged or clears):
         return False
     hidden = plan.q.live != plan.q.bound
     # A list has a row for each 128 queries, as many as two consumers have.
