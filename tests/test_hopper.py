@@ -72,7 +72,8 @@ KERNELS = {
     "full_d64_fp16": {"forward", "dkdv"},
     "gpt_oss": {"dkdv"},
     "packed_narrow": {"dkdv"},
-    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, *LATENT]},
+    **dict.fromkeys(LATENT, ALL),
+    **{name: {"forward"} for name in [*ENDING, *PAGED, *PAIRS, "ragged_latent"]},
     "padding": FUSED,
     **FILLED,
     **ODD,
@@ -487,7 +488,7 @@ class _Counted:
         ("pair_bias", {"forward"}),  # rows of it by TMA
         ("relative_bias", set()),  # read by distance
         ("padding", FUSED),  # a buffer of them
-        ("mla_prefill", {"forward"}),  # keys wider than values
+        ("mla_prefill", ALL),  # keys wider than values
         ("gemma2", ALL),  # heads of 256
         ("causal_images", FUSED),  # blocks that are listed
         ("decode_paged", {"forward"}),

@@ -4,7 +4,7 @@ The kernels are made for heads of 128 columns of 16 bits: two consumers of 64 ro
 registers a thread and scores of as many, and what streams past both goes through shared memory once. Heads of 64 have
 half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Of heads of 256
 each consumer of dk and dv has one of them, and what one computes and the other wants goes through shared memory.
-Forward also has keys of 192 columns with values of 128 (latent attention): their last 64 are tiles of their own, and a
+So it is of keys of 192 columns with values of 128 (latent attention), whose last 64 are tiles of their own, and a
 second product. Heads of fewer columns have tiles of the next width, filled up with zeros. What TMA cannot load or must
 not keeps the kernels for every chip: rows that only the mask hides may hold NaN. Those that are the keys past an end
 are taken: one tile has some, which are made zeros in shared memory.
@@ -118,7 +118,7 @@ class HopperPlan:
     width: int
     """Columns of a tile of V, and of Q and K but for their tail: TMA makes zeros of those that heads lack."""
     tail: int
-    """Of forward: columns of Q and K past those of V."""
+    """Columns of Q and K past those of V."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
@@ -126,6 +126,11 @@ class HopperPlan:
     def broad(self) -> bool:
         """Whether a consumer has registers for one of dk and dv."""
         return self.width == BROAD
+
+    @property
+    def apart(self) -> bool:
+        """Whether one consumer has dv, and the other dk."""
+        return self.broad or self.tail > 0
 
     @property
     def least_keys(self) -> int:
@@ -149,7 +154,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         return None
     return HopperPlan(
         forward=forward,
-        dq=HopperTile(2 * HALF, HALF, 2 if width == BROAD else 4) if backward and wide else None,
+        dq=_dq_tile(plan, width) if backward and wide else None,
         dkdv=_dkdv_tile(plan, width) if backward else None,
         fused=HopperTile(HALF, 2 * HALF, 3) if backward and wide and _fused(plan) else None,
         dynamic=mask != "all" or varlen or hidden,
@@ -174,7 +179,7 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
-    broad, tailed = _width(plan) == BROAD, plan.spec.head_dim.qk > plan.spec.head_dim.v
+    broad, tailed = _width(plan) == BROAD, _tailed(plan)
     if tailed:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
     if broad:
@@ -219,7 +224,7 @@ def _most(plan: AttentionPlan) -> float | None:
 def _backward(plan: AttentionPlan) -> bool:
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     hidden = plan.kv.live != plan.kv.bound
-    clears = not hidden or (_width(plan) != min(WIDTHS) and _clears_for_all(plan))
+    clears = not hidden or (_width(plan) != min(WIDTHS) and not _tailed(plan) and _clears_for_all(plan))
     return bool(loops) and clears and _sums_by_row(plan) and all(_made_for(plan, loop) for loop in loops)
 
 
@@ -239,11 +244,19 @@ def _clears_for_all(plan: AttentionPlan) -> bool:
     return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
 
 
+def _dq_tile(plan: AttentionPlan, width: int) -> HopperTile:
+    if width == BROAD:
+        return HopperTile(2 * HALF, HALF, 2)
+    return HopperTile(2 * HALF, HALF, 3 if _tailed(plan) else 4)
+
+
 def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
     if width == min(WIDTHS):
         return HopperTile(HALF, 2 * HALF, 4, halves=True)
     if width == BROAD:
         return HopperTile(HALF, HALF, 2)
+    if _tailed(plan):
+        return HopperTile(HALF, HALF, 3)
     return HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
 
 
@@ -261,7 +274,12 @@ def _fused(plan: AttentionPlan) -> bool:
     end is the scale alone. Not of documents, short as they are: two kernels were ahead, or level."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     plain = all(_light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
-    return plain and _width(plan) != BROAD and not plan.problem.varlen and plan.problem.mask != "search"
+    registers = _width(plan) != BROAD and not _tailed(plan)
+    return plain and registers and not plan.problem.varlen and plan.problem.mask != "search"
+
+
+def _tailed(plan: AttentionPlan) -> bool:
+    return plan.spec.head_dim.qk > plan.spec.head_dim.v
 
 
 def _width(plan: AttentionPlan) -> int | None:
@@ -277,14 +295,12 @@ def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
     spec, width = plan.spec, _width(plan)
     if width is None or spec.dtype not in ("bf16", "fp16"):
         return False
-    tailed, paged = spec.head_dim.qk > spec.head_dim.v, spec.paged_kv is not None
+    tailed, paged = _tailed(plan), spec.paged_kv is not None
     # Q, K and V leave no room for what is read for each pair.
     if (tailed or width == BROAD) and _reads_pairs(plan, loop):
         return False
-    # Keys that are wider than values have none for backward. And ahead of a function of scores hidden keys are cleared:
-    # they would be in two tiles of K.
-    clears = plan.form.core != QK and plan.kv.live != plan.kv.bound
-    if tailed and (loop is not plan.forward or paged or clears):
+    # Ahead of a function of scores hidden keys are cleared: they would be in two tiles of K.
+    if tailed and (paged or (plan.form.core != QK and plan.kv.live != plan.kv.bound)):
         return False
     hidden = plan.q.live != plan.q.bound
     # A list has a row for each 128 queries, as many as two consumers have.

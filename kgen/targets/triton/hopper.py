@@ -62,8 +62,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["forward"] = _forward(fields, known, hopper, scaled)
     if hopper.dq is not None:
         fields = context["dq"] | (from_first_key(context["dq"]) if hopper.begins_anywhere else {})
-        begun = not hopper.broad
-        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False, begun=begun)
+        begun, tailed = not hopper.broad, hopper.tail > 0
+        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False, begun=begun, tailed=tailed)
         loops["dq"] |= _rings_of_dq(hopper, fields)
         # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
         late = fields["masked"] and (kernels.packed or fields["open_ended"])
@@ -73,6 +73,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["dkdv"] = _of_keys(keys, known, hopper.dkdv)
         loops["dkdv"] |= _key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
+    tails = tail(hopper.tail) if hopper.tail else NO_TAIL
+    descs = f"q_desc, {tails['q_desc']}k_desc, {tails['k_desc']}v_desc, do_desc"
     short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
     accumulated = min(HALF * hopper.width // 128, 64)
     ranges = BY_LISTS if plan.forward.listed else BY_RANGES
@@ -94,6 +96,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "row_sums": _row_sums(context["dq"]) if hopper.dq else "",
         "fused": hopper.fused,
         "broad": hopper.broad,
+        "apart": hopper.apart,
         "hidden_keys": hopper.hidden_keys,
         "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
         "sums": "dq_sum, " if hopper.fused else "",
@@ -104,7 +107,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": short,
-        "dkdv_operands": f"{'short_' * short}q_desc, k_desc, v_desc, {'short_' * short}do_desc",
+        "dkdv_descs": descs,
+        "dkdv_operands": re.sub(r"\b(q_desc|do_desc)", r"short_\1", descs) if short else descs,
         "sigmoid": "tl.sigmoid(" in str(loops),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
         "passes_over": any(fields["past"] or fields["ahead"] for fields in loops.values()),
@@ -130,7 +134,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
         "problem_args": wrapped(problem, 16),
         "pair": paired,
-        "tail": tail(hopper.tail) if hopper.tail else NO_TAIL,
+        "tail": tails,
+        "head_columns": plan.spec.head_dim.qk,
         "columns": columns(hopper, plan.spec.head_dim.v),
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
         "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
@@ -311,11 +316,15 @@ def _rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
             "held": "q_ring, do_ring, HALF",
             "carried": f"dq, n_used{sums}",
         }
+    tails = ", dq_tail" * (hopper.tail > 0)
     return {
         "rings": "kv_ring",
         "producer": "_hopper_producer",
-        "held": "q, do",
-        "carried": f"ds, dq, n_used{sums}",
+        "held": f"q{', q_tail' * (hopper.tail > 0)}, do",
+        "carried": f"ds, dq{tails}, n_used{sums}",
+        "sums_of_products": f"dq{tails}",
+        "products_on": f"dq_on{', dq_tail_on' * (hopper.tail > 0)}",
+        "younger": 2 if hopper.tail else 1,
     }
 
 
@@ -369,7 +378,7 @@ def _key_products(hopper: HopperPlan, looked_up: bool) -> Fields:
     slot = "{}_slots.index(slot).reshape([BLOCK_M])"
     return {
         "rows": {"lse": slot.format("lse"), "delta": slot.format("delta")},
-        "younger": 0 if hopper.broad else 1,
+        "younger": 0 if hopper.apart else 1,
         "columns": "BLOCK_M",
         **dict.fromkeys(("held", "held_params"), "kv_ring, at_k" if looked_up else "k, v"),
         "looked_up": looked_up,

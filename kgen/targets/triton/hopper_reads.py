@@ -78,12 +78,15 @@ def pages(hopper: HopperPlan, size: int) -> Fields:
 NO_TAIL: Fields = {
     "there": False,
     "nbytes": "NBYTES",
+    "k_held": "k",
     **dict.fromkeys(("q", "q_ring", "q_desc", "k_desc", "k_slots", "slots", "held_desc", "held_ring"), ""),
+    **dict.fromkeys(("k", "k_ring", "q_slots", "q_slots_of", "of_q", "q_bytes", "dq_desc", "dk_desc"), ""),
+    **dict.fromkeys(("layout_param", "layout_arg"), ""),
 }
 
 
 def tail(columns: int) -> Fields:
-    """How forward has the last columns of Q and K, past as many as V has: by tiles of their own."""
+    """How the kernels have the last columns of Q and K, past as many as V has: by tiles of their own."""
     return {
         "there": True,
         "nbytes": "NBYTES + k_tail_desc.block_type.nbytes",
@@ -95,6 +98,17 @@ def tail(columns: int) -> Fields:
         "slots": "k_tail_slots, ",
         "held_desc": " q_tail_desc",
         "held_ring": " q_tail_ring",
+        "k": "k_tail, ",
+        "k_held": "k_held, k_tail_held",
+        "k_ring": "k_tail_ring, ",
+        "q_slots": ", q_tail_slots",
+        "q_slots_of": ", _slots(q_tail_desc, SLOTS)",
+        "of_q": ", q_tail_desc",
+        "q_bytes": " + q_tail_desc.block_type.nbytes",
+        "dq_desc": "dq_tail_desc, ",
+        "dk_desc": " dk_tail_desc,",
+        "layout_param": "TAIL: tl.constexpr, ",
+        "layout_arg": "TAIL=TAIL, ",
         "width": columns,
     }
 
