@@ -207,6 +207,22 @@ EARLY = {
         "        dq = warpgroup_mma_wait(0, deps=[dq_on])\n        _free(k_ring, n_used, SLOTS)\n",
         "        _free(k_ring, n_used, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_on])\n",
     ),
+    "last columns: queries freed before dk is there": (
+        "dk, dk_tail = warpgroup_mma_wait(0, deps=[dk_on, dk_tail_on])\n"
+        "                _free(q_ring, n_used, SLOTS)\n",
+        "_free(q_ring, n_used, SLOTS)\n"
+        "                dk, dk_tail = warpgroup_mma_wait(0, deps=[dk_on, dk_tail_on])\n",
+    ),
+    "last columns: keys freed before dq is there": (
+        "dq, dq_tail = warpgroup_mma_wait(0, deps=[dq_on, dq_tail_on])\n"
+        "        _free(kv_ring, n_used - 1, SLOTS)\n        n_used",
+        "_free(kv_ring, n_used - 1, SLOTS)\n"
+        "        dq, dq_tail = warpgroup_mma_wait(0, deps=[dq_on, dq_tail_on])\n        n_used",
+    ),
+    "last columns: those of the next keys come when one consumer is done": (
+        "k_tail_ring = _ring(k_tail_desc, 1, 2)",
+        "k_tail_ring = _ring(k_tail_desc, 1, 1)",
+    ),
     "values freed before both halves have met p": (
         "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, n_used, SLOTS)\n",
         "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n",
@@ -302,6 +318,7 @@ def test_races_are_found(what: str, tmp_path: Path) -> None:
         "few keys": "sliding_window",
         "counter": "sliding_window",
         "broad": "broad_full",
+        "last columns": "mla_prefill",
     }
     name = next((spec for words, spec in others.items() if words in what), "full")
     text = render_spec(load(_spec(name)))["triton.py"]
@@ -571,6 +588,7 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
         ("causal_d64", KERNELS["causal_d64"], {"dkdv"}),
         ("softcap_fast", FUSED, {"dq"}),
         ("broad_full", ALL, set()),
+        ("mla_prefill", ALL, {"dkdv"}),
     ],
 )
 def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path) -> None:
