@@ -219,10 +219,6 @@ EARLY = {
         "_free(kv_ring, n_used - 1, SLOTS)\n"
         "        dq, dq_tail = warpgroup_mma_wait(0, deps=[dq_on, dq_tail_on])\n        n_used",
     ),
-    "last columns: those of the next keys come when one consumer is done": (
-        "k_tail_ring = _ring(k_tail_desc, 1, 2)",
-        "k_tail_ring = _ring(k_tail_desc, 1, 1)",
-    ),
     "values freed before both halves have met p": (
         "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, n_used, SLOTS)\n",
         "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n",

@@ -39,11 +39,10 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return folder
 
 
-# Q in registers, of halves of a tile, in two parts, of thirds of a tile; P of the tile before; K, in two parts; K and
-# V.
+# Q in registers, of halves of a tile, in two parts, of thirds of a tile; K, in two parts; K and V.
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [("sliding_window", 1), ("packed_latent", 2), ("mla_prefill", 2), ("causal_d64", 2), ("gpt_oss", 1)],
+    [("sliding_window", 1), ("packed_latent", 2), ("causal_d64", 2), ("gpt_oss", 1)],
 )
 def test_operands_in_registers_stay(name: str, kernels: int, compiled: Callable[[str], Path]) -> None:
     held = set()
