@@ -16,6 +16,19 @@ ROOT = Path(__file__).resolve().parents[1]
 STANDIN = Path(__file__).with_name("standin.py")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the tests marked `thorough`, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Continuous integration runs a fixed sample; what is marked `thorough` waits for `scripts/test --all`."""
+    if config.getoption("--all"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
 @dataclass(frozen=True)
 class Result:
     """What a run of the command left behind."""
