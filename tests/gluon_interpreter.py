@@ -411,7 +411,7 @@ gl = SimpleNamespace(
     static_range=range,
     program_id=lambda axis: torch.as_tensor(_own.place[0]),
     num_programs=lambda axis: _own.place[1],
-    thread_barrier=lambda: None,
+    barrier=lambda: None,
     warp_specialize=_specialize,
     inline_asm_elementwise=_assembly,
 )
@@ -427,7 +427,9 @@ class Kernel:
         return self.function(*args, **options)
 
     def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
-        def launch(*args: Any, num_warps: int, launch_pdl: bool = False, **options: Any) -> None:
+        def launch(
+            *args: Any, num_warps: int, enable_fp_fusion: bool, launch_pdl: bool = False, **options: Any
+        ) -> None:
             _failed.clear()
             _begin_beside(
                 dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {}
@@ -473,8 +475,8 @@ def installed() -> Iterator[None]:
         arrive=_arrive,
     )
     tma = SimpleNamespace(
-        async_copy_global_to_shared=_fetch,
-        async_copy_shared_to_global=_write,
+        async_load=_fetch,
+        async_store=_write,
         store_wait=lambda pending: None,
     )
     names: dict[str, dict[str, Any]] = {

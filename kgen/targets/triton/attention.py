@@ -21,6 +21,7 @@ from kgen.targets.triton.launcher import LauncherFields
 from kgen.targets.triton.placement import placement
 from kgen.targets.triton.recomputed import diagonal_fields, pair_fields
 from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
+from kgen.targets.triton.tritons import FIELDS
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -100,7 +101,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         packed = KernelFields(decode.attention)
         context["decode"] = decode_fields(decode, packed)
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
-    context |= launcher.fields()
+    context |= launcher.fields() | FIELDS
     context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
     return context
 

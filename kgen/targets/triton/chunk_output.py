@@ -19,6 +19,7 @@ from kgen.targets import Source
 from kgen.targets.triton.chunk_launcher import launcher_fields, layouts
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import bracketed
+from kgen.targets.triton.tritons import FIELDS
 
 ROW = Place(False, ("q",))
 """A value for each token of a chunk; what does not vary with `i` is one number for a (chunk, head)."""
@@ -112,6 +113,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "state_cast": "" if spec.state == spec.dtype else ".to(q_ptr.dtype.element_ty)",
         **layouts(spec),
         **launcher_fields(plan),
+        **FIELDS,
     }
 
 

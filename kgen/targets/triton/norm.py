@@ -16,6 +16,7 @@ from kgen.targets import Source
 from kgen.targets.triton.norm_launcher import NormLauncher
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import HELPERS, wrapped
+from kgen.targets.triton.tritons import FIELDS
 
 TL_DTYPES = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3": "tl.float8e4nv"}
 ROW, COL = "row", "col"
@@ -75,7 +76,7 @@ class _Fields:
             "tile_tables": self._tables(),
             "max_width": MAX_WIDTH,
         }
-        context |= NormLauncher(plan).fields()
+        context |= NormLauncher(plan).fields() | FIELDS
         context["helpers"] = {"tf32": False} | {h: h in self.printer.helpers for h in HELPERS}
         return context
 
