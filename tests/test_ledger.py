@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from standins import plain, render
 
 from kgen.diagnostics import KgenError
 from kgen.render import header
+from kgen.targets.triton.tritons import GLUON
 from kgen.verify import ledger
 
+ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = {"python": "3.11.0", "torch": "2.11.0", "triton": "3.6.0"}
 GPU = {"device": "NVIDIA H200", "capability": "9.0"}
 CPU = {"device": ledger.INTERPRETER, "capability": ""}
@@ -20,8 +23,12 @@ def row(ok=True, error=1.23456e-3, pass_="forward", name="out"):
     return {"ok": ok, "pass": pass_, "case": "tile", "outputs": {name: [error, 0.5]}}
 
 
-def enter(generated, path, rows, where=GPU, quick=False):
-    ledger.record(generated, path, ledger.file_hash(path), rows, quick=quick, versions=VERSIONS, **where)
+TOOLCHAIN = "torch 2.11.0, triton 3.6.0"
+
+
+def enter(generated, path, rows, where=GPU, quick=False, toolchain=TOOLCHAIN):
+    digest = ledger.file_hash(path)
+    ledger.record(generated, path, digest, rows, quick=quick, versions=VERSIONS, toolchain=toolchain, **where)
 
 
 @pytest.fixture
@@ -50,8 +57,8 @@ def test_format_is_deterministic(tmp_path, emitted):
     text = (tmp_path / ledger.FILENAME).read_text()
     (entry,) = json.loads(text)["files"].values()
     assert entry["file"] == "plain/triton.py"
-    assert list(entry["records"]) == ["NVIDIA H200", "interpreter"]
-    assert entry["records"]["NVIDIA H200"]["worst"] == {"out": {"error": 1.23e-3, "ratio": 0.5}}
+    assert list(entry["records"]) == [f"NVIDIA H200, {TOOLCHAIN}", f"interpreter, {TOOLCHAIN}"]
+    assert entry["records"][f"NVIDIA H200, {TOOLCHAIN}"]["worst"] == {"out": {"error": 1.23e-3, "ratio": 0.5}}
     (tmp_path / ledger.FILENAME).unlink()
     enter(tmp_path, emitted, [row()], CPU)
     enter(tmp_path, emitted, [row()])
@@ -63,6 +70,38 @@ def test_an_interpreter_run_stands_beside_a_gpu_run(tmp_path, emitted):
     enter(tmp_path, emitted, [row()])
     enter(tmp_path, emitted, [row(error=0.5)], CPU)
     assert state(tmp_path) == ("verified", "NVIDIA H200", 1.23e-3)
+
+
+def test_each_triton_has_a_record_of_its_own(tmp_path, emitted):
+    newer = "torch 2.15.0, triton 3.9.0"
+    enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row(error=2e-3)], toolchain=newer)
+    enter(tmp_path, emitted, [row(error=0.5)], CPU)
+    (found,) = ledger.status([plain()], tmp_path)
+    places = [f"NVIDIA H200, {TOOLCHAIN}", f"NVIDIA H200, {newer}", f"interpreter, {TOOLCHAIN}"]
+    assert list(found["verified"].items()) == list(zip(places, [1.23e-3, 2e-3, 0.5], strict=True))
+    assert (found["device"], found["error"]) == ("NVIDIA H200", 2e-3)
+    enter(tmp_path, emitted, [row(ok=False)], toolchain=newer)
+    (found,) = ledger.status([plain()], tmp_path)
+    assert list(found["verified"]) == [places[0], places[2]]
+
+
+def test_gluon_is_taken_from_tritons_of_the_ledger():
+    """The kernels for Hopper run with a Triton only if they were verified with it: the newest and the oldest over every
+    spec, the others over those of the README's first table."""
+    verified: dict[tuple[int, ...], set[str]] = {}
+    for entry in ledger.read(ROOT / "generated").values():
+        for found in entry["records"].values():
+            if "worst" in found and found["capability"] == "9.0" and not found["quick"]:
+                version = tuple(map(int, found["versions"]["triton"].split(".")[:2]))
+                verified.setdefault(version, set()).add(entry["file"])
+    every = {path.relative_to(ROOT / "generated").as_posix() for path in ROOT.glob("generated/*/triton.py")}
+    table = (ROOT / "README.md").read_text().partition("<!-- speed -->")[2].partition("<!-- end -->")[0]
+    first = {f"{name}/triton.py" for name in re.findall(r"^\| `(\w+)` \|", table, re.M)}
+    assert len(first) > 10
+    for version in GLUON:
+        wanted = every if version in (GLUON[0], GLUON[-1]) else first
+        assert not wanted - verified.get(version, set()), version
 
 
 def test_a_failure_takes_the_claim_back(tmp_path, emitted):

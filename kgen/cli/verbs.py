@@ -416,7 +416,18 @@ def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = F
     from kgen.verify.ledger import status as ledger_status
 
     rows = ledger_status(_load(specs), generated)
-    terminal.table(rows, ("spec", "file", "state", "device", "error"), form)
+    # A column for each device and toolchain, whose names are too long to head one.
+    places = sorted({place for row in rows for place in row["verified"]})
+    numbers = [str(number) for number, _ in enumerate(places, 1)]
+    if form is Format.TEXT:
+        rows = [
+            row | {n: row["verified"].get(place) for n, place in zip(numbers, places, strict=True)}
+            for row in rows
+        ]
+    terminal.table(rows, ("spec", "file", "state", *numbers), form)
+    if form is Format.TEXT:
+        for number, place in zip(numbers, places, strict=True):
+            terminal.line(f"{number}: worst error on {place}")
     states = Counter(row["state"] for row in rows)
     last = ", ".join(f"{states[state]} {state}" for state in ("verified", "compiled", "stale", "missing"))
     terminal.summary(last, form)

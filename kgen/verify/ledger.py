@@ -1,7 +1,8 @@
 """`generated/verified.json`: which emitted file was verified where, with which error.
 
 A file is known by the hash of its text, so a record can never speak for another text. Each hash has a record
-per device; Triton's interpreter is the device `interpreter`. `compiled sm_90` says that it compiled for that
+per device and versions of what ran it (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device
+`interpreter`. `compiled sm_90` says that it compiled for that
 architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. A machine without
 a GPU reads here what a machine with one has found.
 """
@@ -63,21 +64,25 @@ def record(
     device: str,
     capability: str,
     versions: Mapping[str, str],
+    toolchain: str,
     quick: bool,
 ) -> None:
-    """Enter the rows of `verify_specs` for one file; rows that failed take away what was claimed before.
+    """Enter the rows of `verify_specs` for one file, device and toolchain (`toolchain.toolchain`).
 
-    A quick run does not replace the record of a full one.
+    Rows that failed take away what was claimed of these before. A quick run does not replace the record of a full
+    one.
     """
+    place = f"{device}, {toolchain}"
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
         if not rows or not all(row["ok"] for row in rows):
-            records.pop(device, None)
+            records.pop(place, None)
             return
-        if quick and not records.get(device, {"quick": True})["quick"]:
+        if quick and not records.get(place, {"quick": True})["quick"]:
             return
-        records[device] = {
+        records[place] = {
+            "device": device,
             "capability": capability,
             "versions": dict(versions),
             "passes": sorted({str(row["pass"]) for row in rows}),
@@ -190,9 +195,10 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
-    """A row for each emitted file that can be called: spec, file, state, device, error.
+    """A row for each emitted file that can be called: spec, file, state, device, error, verified.
 
-    `missing`: not rendered. `verified`: this text ran right on that device (a GPU before the interpreter).
+    `missing`: not rendered. `verified`: this text ran right somewhere; the row's own `verified` has the worst error by
+    device and toolchain, a GPU before the interpreter, and `device` and `error` are those of the first device.
     `compiled`: it is for one architecture, was compiled for it, and has not run. `stale`: none of these.
     """
     files = read(generated)
@@ -202,13 +208,27 @@ def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
 def _status(file: Emitted, files: Ledger) -> dict[str, Any]:
     path = file.path
     row: dict[str, Any] = {"spec": file.spec, "file": str(path), "state": "missing", "device": None}
-    row["error"] = None
+    row |= {"error": None, "verified": {}}
     if not path.is_file():
         return row
     records = files.get(file_hash(path), {"records": {}})["records"]
-    ran = sorted((d for d in records if "worst" in records[d]), key=lambda d: (d == INTERPRETER, d))
+    ran = {place: entry for place, entry in records.items() if "worst" in entry}
     if not ran:
         compiled = f"compiled {file.arch}" in records
         return row | {"state": "compiled" if compiled else "stale"}
-    errors = [entry["error"] for entry in records[ran[0]]["worst"].values()]
-    return row | {"state": "verified", "device": ran[0], "error": max(errors, default=None)}
+    places = sorted(ran, key=lambda place: (ran[place]["device"] == INTERPRETER, place))
+    errors = {place: _greatest_error(ran[place]) for place in places}
+    device = ran[places[0]]["device"]
+    own = [
+        error for place in places if ran[place]["device"] == device and (error := errors[place]) is not None
+    ]
+    return row | {
+        "state": "verified",
+        "device": device,
+        "error": max(own, default=None),
+        "verified": errors,
+    }
+
+
+def _greatest_error(record: Mapping[str, Any]) -> float | None:
+    return max((entry["error"] for entry in record["worst"].values()), default=None)

@@ -72,6 +72,13 @@ def versions(target: str = "triton") -> dict[str, str]:
     return found
 
 
+def toolchain(target: str = "triton") -> str:
+    """What a result for a target stands and falls with, as the ledger names it: "torch 2.11.0, triton 3.6.0"."""
+    found = versions(target)
+    tools = ("torch", *TOOLS.get(target, ("triton",)))
+    return ", ".join(f"{package} {found[package]}" for package in tools if package in found)
+
+
 def describe(device: str) -> dict[str, str]:
     """A device and its capability. The CPU is called `interpreter`, for Triton's interpreter runs there."""
     if device == "cpu":

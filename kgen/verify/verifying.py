@@ -14,7 +14,7 @@ from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
 from kgen.verify.processes import WorkerError, messages, threads
-from kgen.verify.toolchain import Progress, describe, pick_device, versions
+from kgen.verify.toolchain import Progress, describe, pick_device, toolchain, versions
 
 if TYPE_CHECKING:
     from kgen.verify.worker import Job
@@ -93,6 +93,7 @@ def verify_specs(
                 quick=quick,
                 **describe(device),
                 versions=versions(file.target),
+                toolchain=toolchain(file.target),
             )
     return rows
 
@@ -152,10 +153,13 @@ def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick:
 
 def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
     """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
-    environment = {
+    environment: dict[str, str | None] = {
         "TRITON_INTERPRET": "1" if job.device == "cpu" else None,
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
     }
+    if jobs > 1:
+        # By itself torch.compile begins a process for each core, in every worker.
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     left = list(job.cases)
     restarts = RESTARTS * len({group for group, _ in job.cases})
     for _ in range(restarts):

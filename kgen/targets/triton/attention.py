@@ -102,6 +102,8 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         context["decode"] = decode_fields(decode, packed)
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields() | FIELDS
+    context["decode_kernels"] = decode is not None
+    context["asked"] = _asked(hopper)
     context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
     return context
 
@@ -119,6 +121,15 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
         "pairs": [pair_fields(kernels, p) for p in plan.pairs],
         "diagonals": [diagonal_fields(kernels, p) for p in plan.diagonals],
     }
+
+
+def _asked(hopper: Mapping[str, Any] | None) -> dict[str, str]:
+    """The tensors on which it depends which kernels a call takes."""
+    asked = {name: name for name in ("q", "k", "v")}
+    if hopper is not None and hopper["pair"]["there"]:
+        asked[hopper["pair"]["buffer"]] = hopper["pair"]["tensor"]
+    quoted = ", ".join(f'"{name}"' for name in asked)
+    return {"names": ", ".join(asked), "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))"}
 
 
 def _before(hopper: Mapping[str, Any] | None) -> dict[str, str | bool]:
