@@ -24,9 +24,7 @@ SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 
 
 SUFFIXES = {"": 0, "a": 90, "f": 100}
 """Of an architecture: for that chip alone, and for its family; the least compute capability that has each."""
-ARCHS = {
-    f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUFFIXES.items() if cc >= least
-}
+ARCHS = {f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUFFIXES.items() if cc >= least}
 """What can be compiled for, and its compute capability."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")

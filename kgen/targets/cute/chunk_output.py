@@ -6,7 +6,7 @@ from kgen.expr.nodes import Const, Type, variables
 from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
-from kgen.targets import Source
+from kgen.targets import Source, opening
 from kgen.targets.cute.printer import spell
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -58,7 +58,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     variant = ["given"] if spec.varlen else []
     context: dict[str, object] = {
         "name": spec.name,
-        "summary": (spec.summary or "The output step of chunked linear attention").rstrip(".") + ".",
+        "summary": opening(spec),
         "k": k,
         "v": v,
         "bt": bt,
