@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from apart import interpreted
 
 from kgen.bench.chunk_output.shape import Shape
 from kgen.bench.running import bench_specs
@@ -171,18 +172,21 @@ def test_every_spec_is_explained(path):
     assert "Call(" not in text
 
 
-@pytest.mark.parametrize("bits", [torch.int32, torch.int64])
-def test_chunk_indices_of_the_launcher(bits, tmp_path):
-    """Computed without waiting for the device, with spare chunks that have no tokens."""
-    source = render_spec(load(ROOT / "specs/gated_delta_output_fla.yaml"))["triton.py"]
-    (tmp_path / "emitted.py").write_text(source)
-    module = import_file(tmp_path / "emitted.py", "emitted_for_its_indices")
-    lengths = [0, 5, 64, 0, 65, 200, 0]
-    cu_seqlens = torch.tensor([0, *accumulate(lengths)], dtype=bits)
+def test_chunk_indices_of_the_launcher():
+    """Of more sequences than a program sums at once, with spare chunks that have no tokens, for either type."""
+    lengths = [0, 5, 64, 0, 65, 20_000, 0] + [3, 0, 129] * 100 + [0]
     want = chunk_indices_of(lengths, 64)
-    found = module._chunk_indices(cu_seqlens, len(want) + 2).tolist()
-    assert [tuple(pair) for pair in found[: len(want)]] == want
-    assert all(chunk * 64 >= lengths[n] for n, chunk in found[len(want) :])
+    for found in interpreted(_chunk_indices, lengths, len(want) + 2):
+        assert [tuple(pair) for pair in found[: len(want)]] == want
+        assert all(chunk * 64 >= lengths[n] for n, chunk in found[len(want) :])
+
+
+def _chunk_indices(lengths: list[int], chunks: int) -> list[list[list[int]]]:
+    module = import_file(ROOT / "generated/gated_delta_output_fla/triton.py", "emitted_for_its_indices")
+    cu_seqlens = torch.tensor([0, *accumulate(lengths)])
+    return [
+        module._chunk_indices(cu_seqlens.to(bits), chunks).tolist() for bits in (torch.int32, torch.int64)
+    ]
 
 
 def test_benchmarks_run_dry(tmp_path):

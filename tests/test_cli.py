@@ -290,6 +290,18 @@ def test_a_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert drawn.count("\n") > 3
 
 
+def test_one_spec_is_explained_at_a_time(project: Project) -> None:
+    project.spec("a")
+    project.spec("b")
+    result = project.kgen("explain", "specs")
+    assert (result.code, result.out) == (2, "")
+    assert (
+        result.err.splitlines()[0]
+        == "error[usage]: the directory has 2 specs, and one is explained at a time"
+    )
+    assert "hint: kgen explain specs/a.yaml" in result.err
+
+
 def test_interrupted(project: Project) -> None:
     project.spec("a", "formula: interrupt\n")
     result = project.kgen("render")

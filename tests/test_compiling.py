@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from standins import causal_alibi, render
 
 from kgen.diagnostics import KgenError
-from kgen.verify import compiling, ledger
-from kgen.verify.compiling import compile_specs
+from kgen.spec.load import load
+from kgen.verify import compile_cuda, compiling, ledger
+from kgen.verify.compiling import CompileJob, compile_specs
+from kgen.verify.emitted import emitted_files
+from kgen.verify.families import problem_of
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_kernels_compile_without_a_gpu(tmp_path):
@@ -41,8 +49,47 @@ def test_a_launcher_that_fails_is_a_row(tmp_path):
     assert "no luck" in row["error"]
 
 
-def test_unknown_arch(tmp_path):
+@pytest.mark.parametrize(
+    "arch", ["sm_1", "sm_80a", "sm_90f", "sm_120g", "90a", "sm_090", "sm_\uff19\uff10", "sm_", "", "SM_90"]
+)
+def test_unknown_arch(arch, tmp_path):
     render(causal_alibi(), tmp_path)
-    with pytest.raises(KgenError, match="unknown architecture `sm_1`"):
-        compile_specs([causal_alibi()], tmp_path, ["sm_1"])
-    assert compiling.capability("sm_90a") == 90
+    with pytest.raises(KgenError) as caught:
+        compile_specs([causal_alibi()], tmp_path, ["sm_90", arch])
+    (found,) = caught.value.diagnostics
+    assert found.message == f"unknown architecture `{arch}`"
+    assert "sm_" in found.hint
+
+
+def test_the_capability_of_an_arch():
+    archs = {
+        "sm_80": 80,
+        "sm_90": 90,
+        "sm_90a": 90,
+        "sm_100": 100,
+        "sm_100a": 100,
+        "sm_100f": 100,
+        "sm_120f": 120,
+    }
+    assert {arch: compiling.capability(arch) for arch in archs} == archs
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f"])
+def test_cuda_of_a_chip_alone(arch, monkeypatch):
+    """The launcher decides by the number, and the kernels are compiled for what was asked."""
+    pytest.importorskip("cuda.core")
+    asked, said = set(), []
+
+    def imported(path, name):
+        module = import_file(path, name)
+        module._compiled = lambda kernel, arch: asked.add(arch)
+        return module
+
+    monkeypatch.setattr(compile_cuda, "import_file", imported)
+    monkeypatch.setattr(compile_cuda, "usage_of", lambda code, name: (0, 0, 0))
+    loaded = load(ROOT / "specs/rms_norm.yaml")
+    (file,) = (f for f in emitted_files(ROOT / "generated", loaded) if f.target == "cuda")
+    compile_cuda.compile_all(CompileJob(problem_of(loaded), file, arch), said.append)
+    assert asked == {arch}
+    assert any("backward_kernel" in row["kernel"] for row in said)
+    assert [row["error"] for row in said if row["error"]] == []

@@ -15,7 +15,8 @@ from kgen.plan.tiles import SHARED_MEMORY
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.evaluate import evaluate
-from kgen.verify.norm.inputs import Case, draw
+from kgen.verify.norm.cases import compile_calls
+from kgen.verify.norm.inputs import Case, cases, draw, sized
 from kgen.verify.norm.problem import problem_of
 from kgen.verify.norm.reference import exact
 from kgen.verify.verifying import verify_specs
@@ -134,3 +135,17 @@ def test_names_of_the_kernels_are_taken(name: str) -> None:
 def test_eight_bits_are_not_compiled_for_chips_without() -> None:
     assert problem_of(load(ROOT / "specs" / "rms_norm_fp8.yaml")).least_capability == 89
     assert problem_of(load(ROOT / "specs" / "rms_norm.yaml")).least_capability == 0
+
+
+@pytest.mark.parametrize("heads", ["", "heads: any\n", "heads: 2\n"])
+@pytest.mark.parametrize("width", ["1", "64", "100", "127", "[2, 40]", "128", "4096", "32768"])
+def test_one_width_has_every_hard_case(width: str, heads: str) -> None:
+    """Rows are as wide as the spec says, in each case that is not about other widths."""
+    problem = problem_of(loads(HEAD.replace("any", width) + heads, "sample.yaml"))
+    quick = {case.name: case for case in cases(problem, quick=True)}
+    assert {case.width for case in quick.values()} <= set(problem.widths)
+    # What a spec with heads has no other rows for may be the same as another case; these differ in more than width.
+    for name in ("plain", "no-rows", "odd", "padded", "constant", "zero-weight", "huge", "tiny-without-eps"):
+        assert name in quick
+    assert sized(problem, "small", "cpu").operands["x"].shape[-1] in problem.widths
+    assert {name for name, _ in compile_calls(problem)} >= {f"width-{w}" for w in problem.widths}

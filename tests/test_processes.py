@@ -28,12 +28,15 @@ COMMAND = """
 import signal
 import sys
 from pathlib import Path
-from kgen.verify.processes import messages, threads
+from kgen.verify.processes import WorkerError, messages, threads
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 def run(number):
-    return list(messages("sleeping_worker", Path(sys.argv[1]), 60.0, {}))
+    try:
+        return list(messages("sleeping_worker", Path(sys.argv[1]), 60.0, {}))
+    except WorkerError:  # what a verb calls a failure
+        Path(sys.argv[1], f"failed-{number}").touch()
 
 with threads(2) as pool:
     list(pool.map(run, range(4)))
@@ -54,8 +57,10 @@ def test_workers_end_with_their_command(how: signal.Signals, tmp_path: Path) -> 
     _until(lambda: len(os.listdir(begun)) == 2)
     command.send_signal(how)
     assert command.wait(timeout=10) != 0
-    _until(lambda: not any(_alive(int(pid)) for pid in os.listdir(begun)))
-    assert len(os.listdir(begun)) == 2  # those that waited never began
+    _until(lambda: not any(_alive(int(pid)) for pid in os.listdir(begun) if pid.isdigit()))
+    # Those that waited never began, and those that were ended have not failed.
+    assert len([name for name in os.listdir(begun) if name.isdigit()]) == 2
+    assert not list(begun.glob("failed-*"))
 
 
 def _until(true, seconds: float = 20.0) -> None:

@@ -168,6 +168,10 @@ def test_not_rendered(tmp_path):
     assert caught.value.diagnostics[0].hint == "kgen render specs/plain.yaml"
 
 
+def test_no_spec_is_nothing_to_verify(tmp_path):
+    assert verify_specs([], tmp_path, "cpu") == []
+
+
 def test_other_kernels_are_refused(tmp_path):
     with pytest.raises(KgenError, match="no reference for kernel `conv`"):
         verify_specs([loaded("n", kernel="conv")], tmp_path, "cpu")

@@ -371,9 +371,13 @@ def explain(
     form: Form = Format.TEXT,
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
+    loaded, *others = _load([spec])
+    if others:
+        message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
+        hint = f"kgen explain {loaded.path}"
+        raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
     from kgen.plan.explaining import explain as explained
 
-    (loaded,) = _load([spec])
     text = explained(loaded, length)
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})

@@ -54,6 +54,7 @@ def checked_name(name: str) -> str:
 
 
 def _checked_summary(text: str) -> str:
+    text = text.strip()
     # It becomes a comment in several languages: nothing in it may end one, or hide.
     if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
         hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"

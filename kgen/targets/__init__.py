@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
 
@@ -47,6 +47,12 @@ TARGETS: dict[str, Mapping[str, str]] = {
 def callable_files(sources: Iterable[Source]) -> list[Source]:
     """Those that offer the spec's function, the default first."""
     return sorted((s for s in sources if s.rank is not None), key=lambda s: -(s.rank or 0))
+
+
+def opening(spec: Any) -> str:
+    """The sentence that emitted files open with: the summary, or what the spec is where it says nothing."""
+    words = spec.summary.rstrip(".") or f"The {spec.kernel.replace('_', ' ')} `{spec.name}`"
+    return words if words.endswith(("?", "!")) else f"{words}."
 
 
 def asked_targets(loaded: Loaded) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from kgen.targets import Source, callable_files
+from kgen.targets import Source, callable_files, opening
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -37,7 +37,7 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
         "package.j2",
         {
             "name": spec.name,
-            "summary": (spec.summary or spec.name).rstrip(".") + ".",
+            "summary": opening(spec),
             "lead": "that can run where the tensors are" if choices else "that runs anywhere",
             "words": [_words(file, gradients) for file in tried],
             "choices": [

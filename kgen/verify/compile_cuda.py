@@ -38,7 +38,8 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             row["error"] = f"{type(error).__name__}: {error}"[:2000]
         say(row)
 
-    module._arch = lambda device: job.arch
+    # What the chip has decides what is launched; what it is compiled for may be more exact (sm_90a).
+    module._arch = lambda device: f"sm_{job.capability}"
     module._launch = compile_only
     module._resident = lambda *args: 1  # as if every kernel fitted
     module._shared_limit = lambda device: SHARED_LIMITS[job.capability]

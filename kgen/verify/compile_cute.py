@@ -1,7 +1,7 @@
 """Compiles a `cute_<arch>.py` for its architecture: `python -m kgen.verify.compile_cute JOB`.
 
 The emitted file says how (`compile_for`); what comes out is looked at, nothing is launched. JOB is a pickled
-`CompileJob`. Standard output carries a JSON line for the kernel.
+`CompileJob`. Standard output carries a JSON line for each kernel.
 """
 
 from __future__ import annotations
@@ -13,27 +13,32 @@ from typing import IO, Any
 
 from kgen.verify.compiling import CompileJob
 from kgen.verify.processes import serve
-from kgen.verify.resources import resources
+from kgen.verify.resources import usages
 from kgen.verify.toolchain import import_file
 
 TENSOR_CORES = {"sm_90a": "wgmma.mma_async", "sm_100a": "tcgen05.mma"}
 """The instruction without which a kernel is not what it claims to be."""
+INDICES = "_chunk_indices_kernel"
+"""The kernel that finds the chunks of packed sequences; all its memory is static."""
 
 
 def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
-    """Compile the one kernel of a file."""
-    row: dict[str, Any] = {"kernel": "_kernel", "variant": "", "error": None}
+    """Compile a file: the kernel of its products, and that of its indices where it has one."""
+    place: dict[str, Any] = {"variant": "", "error": None}
     try:
         module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
         compiled = module.compile_for(job.arch)
-        registers, spills = resources(compiled.__cubin__)
-        row |= {"registers": registers, "spills": spills, "shared": int(module.Shared.size_in_bytes())}
+        wrong = None
         if TENSOR_CORES[job.arch] not in compiled.__ptx__:
-            row["error"] = f"{TENSOR_CORES[job.arch]} is not among its instructions"
+            wrong = f"{TENSOR_CORES[job.arch]} is not among its instructions"
+        for name, (registers, spills, static) in usages(compiled.__cubin__).items():
+            main = INDICES not in name
+            found = {"kernel": "_kernel" if main else INDICES, "registers": registers, "spills": spills}
+            found["shared"] = int(module.Shared.size_in_bytes()) if main else static
+            say(place | found | {"error": wrong if main else None})
     except Exception as error:
         traceback.print_exc()
-        row["error"] = f"{type(error).__name__}: {error}"[:2000]
-    say(row)
+        say(place | {"kernel": "_kernel", "error": f"{type(error).__name__}: {error}"[:2000]})
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

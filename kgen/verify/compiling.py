@@ -5,14 +5,13 @@ Each target has a worker of its own (`compile_<target>.py`) that says a row for 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
@@ -22,6 +21,11 @@ from kgen.verify.toolchain import Progress, require, versions
 KIB = 1024
 SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
 """Bytes of shared memory that one block may have, by compute capability."""
+
+SUFFIXES = {"": 0, "a": 90, "f": 100}
+"""Of an architecture: for that chip alone, and for its family; the least compute capability that has each."""
+ARCHS = {f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUFFIXES.items() if cc >= least}
+"""What can be compiled for, and its compute capability."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
 
@@ -64,11 +68,10 @@ class CompileJob:
 
 def capability(arch: str) -> int:
     """`sm_90` or `sm_90a` -> 90. Raises `KgenError` for an architecture whose limits are not known."""
-    match = re.fullmatch(r"sm_(\d+)a?", arch)
-    if match is None or int(match[1]) not in SHARED_LIMITS:
-        known = ", ".join(f"sm_{cc}" for cc in SHARED_LIMITS)
-        raise KgenError(Diagnostic("unknown-arch", f"unknown architecture `{arch}`", hint=f"one of {known}"))
-    return int(match[1])
+    if arch not in ARCHS:
+        hint = did_you_mean(arch, ARCHS) or f"one of {', '.join(ARCHS)}"
+        raise KgenError(Diagnostic("unknown-arch", f"unknown architecture {shown(arch)}", hint=hint))
+    return ARCHS[arch]
 
 
 def compile_specs(
@@ -92,9 +95,10 @@ def compile_specs(
     ledger. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or the package
     of a target.
     """
-    require("torch", "triton")
+    archs = list(dict.fromkeys(archs))
     for arch in archs:
         capability(arch)
+    require("torch", "triton")
     work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     work = [(p, f) for p, f in work if targets is None or f.target in targets]
     tasks = [

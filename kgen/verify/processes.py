@@ -31,7 +31,10 @@ class WorkerError(Exception):
 
 @contextlib.contextmanager
 def threads(jobs: int) -> Iterator[ThreadPoolExecutor]:
-    """Threads that each run one worker at a time. What interrupts them ends the workers, and no other starts."""
+    """Threads that each run one worker at a time. What interrupts them ends the workers, and no other starts.
+
+    A worker that is ended so has not failed: whoever waits for its `messages` is interrupted as well.
+    """
     try:
         with ThreadPoolExecutor(max(1, jobs)) as pool:
             try:
@@ -63,10 +66,21 @@ def messages(
 
     `timeout` is in seconds and counts anew with every line. `environment` is added to this process's; `None`
     takes a variable away. `under` is a command that runs the worker. Raises `WorkerError`, with the end of the
-    worker's standard error, when it goes wrong.
+    worker's standard error, when it goes wrong, and `KeyboardInterrupt` when `threads` were interrupted.
     """
+    try:
+        if not _ended.is_set():
+            yield from _messages(module, job, timeout, environment, under)
+    except WorkerError:
+        if not _ended.is_set():
+            raise
     if _ended.is_set():
-        raise WorkerError("interrupted")
+        raise KeyboardInterrupt
+
+
+def _messages(
+    module: str, job: object, timeout: float, environment: Mapping[str, str | None], under: Sequence[str]
+) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder, open(f"{folder}/stderr", "w+b") as stderr:
         path = Path(folder) / "job"
         path.write_bytes(pickle.dumps(job))

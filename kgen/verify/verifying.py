@@ -113,7 +113,7 @@ def files_to_run(
         problem_of(one)  # a family without a reference is the first thing to say
     files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     files = [(problem, file) for problem, file in files if targets is None or file.target in targets]
-    if not files:
+    if loaded and not files:
         message = f"no file is for the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
     device = pick_device(device)

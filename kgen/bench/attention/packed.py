@@ -47,28 +47,29 @@ def ragged(tokens: int) -> list[int]:
 def flattened(problem: Problem) -> Problem:
     """A problem over [1, H, T, D] that computes what `problem` computes for each of its sequences.
 
-    Its buffers `sequence_q`, `sequence_k`, `position_q`, `position_k` and `length` have an element for each token.
+    Its buffers `_sequence_q`, `_sequence_k`, `_position_q`, `_position_k` and `_length`, names that no spec can have,
+    have an element for each token.
     """
 
     def read(name: str, index: Node) -> Node:
         return Read(name, (index,), Type.INT)
 
     here: dict[Node, Node] = {
-        Q_IDX: read("position_q", Q_IDX),
-        KV_IDX: read("position_k", KV_IDX),
-        Var("b", Type.INT): read("sequence_q", Q_IDX),
-        Var("SQ", Type.INT): read("length", Q_IDX),
-        Var("SK", Type.INT): read("length", Q_IDX),
+        Q_IDX: read("_position_q", Q_IDX),
+        KV_IDX: read("_position_k", KV_IDX),
+        Var("b", Type.INT): read("_sequence_q", Q_IDX),
+        Var("SQ", Type.INT): read("_length", Q_IDX),
+        Var("SK", Type.INT): read("_length", Q_IDX),
     }
     score_mod, mask_mod = (
         None if t is None else substitute(t, here) for t in (problem.score_mod, problem.mask_mod)
     )
-    same: Node = Call("eq", (read("sequence_q", Q_IDX), read("sequence_k", KV_IDX)), Type.BOOL)
+    same: Node = Call("eq", (read("_sequence_q", Q_IDX), read("_sequence_k", KV_IDX)), Type.BOOL)
     tokens = [
         Buffer(name, (dimension,), "int32", grad=False, sorted=False)
         for name, dimension in (
-            *(("sequence_q", "SQ"), ("sequence_k", "SK"), ("position_q", "SQ"), ("position_k", "SK")),
-            ("length", "SQ"),
+            *(("_sequence_q", "SQ"), ("_sequence_k", "SK"), ("_position_q", "SQ"), ("_position_k", "SK")),
+            ("_length", "SQ"),
         )
     ]
     return replace(
@@ -86,11 +87,11 @@ def token_buffers(lengths: list[int], device: str) -> dict[str, Tensor]:
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), sizes)
     position = torch.arange(len(sequence)) - (sizes.cumsum(0) - sizes)[sequence]
     found = {
-        "sequence_q": sequence,
-        "sequence_k": sequence,
-        "position_q": position,
-        "position_k": position,
-        "length": sizes[sequence],
+        "_sequence_q": sequence,
+        "_sequence_k": sequence,
+        "_position_q": position,
+        "_position_k": position,
+        "_length": sizes[sequence],
     }
     return {name: values.to(torch.int32).to(device) for name, values in found.items()}
 

@@ -107,11 +107,11 @@ def modification_source(node: Node, workload: Workload, name: str, score: bool) 
 
 def modification(node: Node, workload: Workload, score: bool) -> Mod:
     """A tree as a function for FlexAttention, buffers in its closure."""
-    source = textwrap.indent(modification_source(node, workload, "modification", score), "    ")
+    source = textwrap.indent(modification_source(node, workload, "_modification", score), "    ")
     names = [b.name for b in workload.problem.buffers]
     scope: dict[str, Any] = {}
     # Our own printed text.
-    exec(f"def make({', '.join(['torch', *names])}):\n{source}    return modification\n", scope)
+    exec(f"def make({', '.join(['torch', *names])}):\n{source}    return _modification\n", scope)
     made: Mod = scope["make"](torch, *(workload.buffers[name] for name in names))
     return made
 

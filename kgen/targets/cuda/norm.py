@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kgen.plan.norm import NormPlan, plan_norm
 from kgen.spec.load import Loaded
-from kgen.targets import Source
+from kgen.targets import Source, opening
 from kgen.targets.cuda.elements import used
 from kgen.targets.cuda.norm_kernels import KernelFields
 from kgen.targets.cuda.norm_launcher import LauncherFields
@@ -30,7 +30,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
     dtypes = {o.dtype for o in plan.operands} | set(spec.dtypes.values())
     return {
         "name": spec.name,
-        "summary": spec.summary.rstrip(".") + "." if spec.summary else f"{spec.name}.",
+        "summary": opening(spec),
         "formula": _formula(plan),
         "heads_words": ", rows of different heads one after the other" if spec.heads else "",
         "elements": used(dtypes),

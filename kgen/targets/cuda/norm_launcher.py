@@ -11,6 +11,7 @@ from kgen.plan.norm import Operand
 from kgen.plan.norm_shapes import Shape, backward_shapes, forward_shapes
 from kgen.plan.sizes import ELEMENT_SIZE
 from kgen.spec.norm import MAX_WIDTH
+from kgen.targets import opening
 from kgen.targets.cuda.norm_kernels import KernelFields
 from kgen.targets.triton.norm_launcher import FP8
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -57,7 +58,7 @@ class LauncherFields:
         keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
         save = ["save"] if plan.saves else []
         return {
-            "summary_line": spec.summary.rstrip(".") + "." if spec.summary else f"The norm `{spec.name}`.",
+            "summary_line": opening(spec),
             "signature": ", ".join([*positional, "*", *keywords]),
             "usage": ", ".join([*positional, *(f"{n}={n}" for n in (*keyword, *runtime))]),
             "tensor_params": ", ".join(

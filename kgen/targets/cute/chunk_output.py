@@ -6,7 +6,7 @@ from kgen.expr.nodes import Const, Type, variables
 from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
-from kgen.targets import Source
+from kgen.targets import Source, opening
 from kgen.targets.cute.printer import spell
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -52,10 +52,13 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     sizes, tensors = _sizes(plan), _tensors(plan)
     inputs = ["q", "k", "v", "h", *plan.gates]
     given = [*inputs, *indices]
+    own = [*("cu_seqlens: Tensor", "chunk_indices: Optional[Tensor]")[: len(indices)], "scale: float"]
+    params = [", ".join(f"{name}: Tensor" for name in inputs), ", ".join(own)]
     extras = [*plan.gates, *indices]
+    variant = ["given"] if spec.varlen else []
     context: dict[str, object] = {
         "name": spec.name,
-        "summary": (spec.summary or "The output step of chunked linear attention").rstrip(".") + ".",
+        "summary": opening(spec),
         "k": k,
         "v": v,
         "bt": bt,
@@ -80,11 +83,15 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "given_sizes": ", ".join(sizes.values()),
         "n_numbers": len(sizes) + sum(1 + int(str(t["strides"])) for t in tensors.values()),
         "all_strides": ", ".join(str(t["strides"]) for t in tensors.values()),
-        "op_params": ", ".join(f"{name}: Tensor" for name in given) + ", scale: float",
+        "op_params": (",\n    " if spec.varlen else ", ").join(params),
         "op_args": ", ".join(given),
         "passed_tensors": ", ".join(f"_for_tma({name})" if name in "qkvh" else name for name in tensors),
         "default_heads": spec.heads.qk or 16,
         "default_group": spec.heads.ratio or 2,
+        "constants": ", ".join(["index", *variant, "H", "GROUP"]),
+        "constants_alone": ", ".join(["Int64", *("False" for _ in variant), "H", "GROUP"]),
+        "constants_here": ", ".join(["index", *variant, "H", "HV // H"]),
+        "constant_words": "a type of indices, given or not," if spec.varlen else "a type of indices,",
         "index_type": "Int64 if cu_seqlens.dtype == torch.int64 else Int32" if spec.varlen else "Int32",
         "checked": _checked(plan),
         "wrong_heads": _wrong_heads(plan),

@@ -12,7 +12,7 @@ from kgen.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.plan.tuned import Tile
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.load import Loaded
-from kgen.targets import Source
+from kgen.targets import Source, opening
 from kgen.targets.triton.block_mask import block_mask_fields
 from kgen.targets.triton.decode import decode_fields
 from kgen.targets.triton.hopper import hopper_fields
@@ -39,7 +39,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     launcher = LauncherFields(plan)
     context: dict[str, object] = {
         "name": spec.name,
-        "summary": spec.summary.rstrip(".") + ".",
+        "summary": opening(spec),
         "formula": _formula(spec),
         "dead_row": "zeros and its sink" if spec.sinks else "zeros and -inf",
         "head_dim": spec.head_dim,

@@ -41,7 +41,7 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "torch_state": state,
         "usage": ", ".join(["q, k, v, h", *plan.gates, *(["cu_seqlens=cu_seqlens"] if spec.varlen else [])]),
         "signature": ", ".join(["q, k, v, h", *plan.gates, "*", *keywords]),
-        "op_params": ", ".join([*(f"{t}: Tensor" for t in tensors), "scale: float"]),
+        "op_params": ", ".join([*(f"{t}: {_type(t)}" for t in tensors), "scale: float"]),
         "op_names": ", ".join([*tensors, "scale"]),
         "tensor_names": ", ".join(tensors),
         "problem_args": ", ".join([*arguments, *varlen, "T", "NT", "scale", "H=H", "HV=HV"]),
@@ -67,6 +67,10 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "dg_args": "dg, dg.stride(0)," if has_dg else "",
         "dg_words": " dg has a share for each block of columns." if has_dg else "",
     }
+
+
+def _type(tensor: str) -> str:
+    return "Optional[Tensor]" if tensor == "chunk_indices" else "Tensor"
 
 
 def _head_words(spec: ChunkOutputSpec) -> str:
@@ -123,7 +127,6 @@ def _varlen_lines() -> list[str]:
         '    raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")',
         "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):",
         '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',
-        "if chunk_indices is None:",
-        "    chunk_indices = _chunk_indices(cu_seqlens, NT)",
-        "chunk_indices = chunk_indices.contiguous()",
+        "cu_seqlens = cu_seqlens.contiguous()",
+        "chunk_indices = None if chunk_indices is None else chunk_indices.contiguous()",
     ]

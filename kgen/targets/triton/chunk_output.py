@@ -15,7 +15,7 @@ from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.plan.chunk_tiles import tile_tables
 from kgen.spec.load import Loaded
-from kgen.targets import Source
+from kgen.targets import Source, opening
 from kgen.targets.triton.chunk_launcher import launcher_fields, layouts
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import bracketed
@@ -82,7 +82,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     power = "exp({})" if plan.natural else "2**({})"
     return {
         "name": spec.name,
-        "summary": spec.summary.rstrip(".") + ".",
+        "summary": opening(spec),
         "dtype": spec.dtype,
         "BT": spec.chunk_size,
         "K": spec.head_dim.qk,

@@ -12,7 +12,7 @@ from kgen.plan.norm import Gradient, NormPlan, Operand, Value, plan_norm
 from kgen.plan.norm_tiles import norm_tiles
 from kgen.spec.load import Loaded
 from kgen.spec.norm import MAX_WIDTH
-from kgen.targets import Source
+from kgen.targets import Source, opening
 from kgen.targets.triton.norm_launcher import NormLauncher
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import HELPERS, wrapped
@@ -59,7 +59,7 @@ class _Fields:
         quantize = spec.quantize.scale if spec.quantize else None
         context: dict[str, object] = {
             "name": spec.name,
-            "summary": spec.summary.rstrip(".") + ".",
+            "summary": opening(spec),
             "formula": _formula(plan),
             "constants": [{"name": n.upper(), "value": repr(v)} for n, v in self.constants.items()],
             "heads": self.heads,

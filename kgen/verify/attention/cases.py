@@ -117,8 +117,8 @@ def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tup
     common: dict[str, Any] = {
         "score_mod": problem.score_mod,
         "mask_mod": problem.mask_mod,
-        "buffers": {n: t for n, t in inputs.buffers.items() if n != "sinks"},
-        "sinks": inputs.buffers.get("sinks"),
+        "buffers": {n: t for n, t in inputs.buffers.items() if not (problem.sinks and n == "sinks")},
+        "sinks": inputs.buffers["sinks"] if problem.sinks else None,
         "params": inputs.params,
         "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
         "scale": inputs.case.scale,

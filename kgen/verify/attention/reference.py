@@ -75,9 +75,10 @@ def attention(
     [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence.
     """
     mods = (score_mod, mask_mod)
-    tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
     places = (kv_lens, aligned_to_end, cu_seqlens)
-    return _slices(q, k, v, mods, tensors, params or {}, scale, dtype, dtype, dout, dlse, wanted, places)
+    return _slices(
+        q, k, v, mods, buffers or {}, params or {}, sinks, scale, dtype, dtype, dout, dlse, wanted, places
+    )
 
 
 def eager(
@@ -107,10 +108,23 @@ def eager(
     mods = (score_mod, mask_mod)
     places = (kv_lens, aligned_to_end, cu_seqlens)
     product = _tf32_matmul if tf32 else torch.matmul
-    tensors = dict(buffers or {}) | ({} if sinks is None else {"sinks": sinks})
-    real = torch.float32
+    real, store = torch.float32, q.dtype
     return _slices(
-        q, k, v, mods, tensors, params or {}, scale, real, q.dtype, dout, dlse, wanted, places, product
+        q,
+        k,
+        v,
+        mods,
+        buffers or {},
+        params or {},
+        sinks,
+        scale,
+        real,
+        store,
+        dout,
+        dlse,
+        wanted,
+        places,
+        product,
     )
 
 
@@ -148,6 +162,7 @@ def _slices(
     mods: tuple[Node | None, Node | None],
     buffers: Mapping[str, Tensor],
     params: Mapping[str, int | float],
+    sinks: Tensor | None,
     scale: float | None,
     real: Any,
     store: Any,
@@ -173,8 +188,10 @@ def _slices(
         dead=torch.ones(q.shape[:-1], dtype=torch.bool, device=device),
         seen=torch.zeros(k.shape[:-1], dtype=torch.bool, device=device),
     )
-    if "sinks" in buffers:
-        result.lse.copy_(buffers["sinks"].detach()[:, None])
+    if sinks is not None:
+        # Which no expression reads: without them the name may be a buffer's or a param's.
+        buffers = {**buffers, "sinks": sinks}
+        result.lse.copy_(sinks.detach()[:, None])
     differentiate = dout is not None
     env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "inf": torch.inf}
     env |= dict(params)
@@ -203,7 +220,7 @@ def _slices(
             env |= {"b": b, "h": h, "SQ": sq, "SK": sk}
             modded = _modified(scores, mods, env, real, first, length)
             visible = modded.detach() > -torch.inf
-            if "sinks" in env:
+            if sinks is not None:
                 # One more column, whose row of V is zero.
                 modded = torch.cat([modded, env["sinks"][h].to(real).expand(sq, 1)], 1)
             p, lse = _softmax(modded)

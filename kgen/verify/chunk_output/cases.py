@@ -34,9 +34,10 @@ def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
 
 
 def example(subject: Subject, name: str) -> Example:
-    """Forward, with gradients where there are some."""
+    """Forward, with gradients where there are some; of packed sequences as a user calls it, who has no indices."""
     problem = subject.problem
     inputs = sized(problem, name, 2 * problem.chunk_size + 5, subject.device)
+    inputs.keywords.pop("chunk_indices", None)
     wanted = differentiable(problem, inputs) if subject.backward else {}
     return Example(tuple(inputs.tensors.values()), inputs.keywords, wanted, (inputs.do,))
 

@@ -11,7 +11,17 @@ from torch import Tensor
 from kgen.verify import compare
 from kgen.verify.families import Example, Subject
 from kgen.verify.norm.checks import reaches_far, refuses_misuse
-from kgen.verify.norm.inputs import Case, Inputs, arguments, call, cases, differentiable, draw, sized
+from kgen.verify.norm.inputs import (
+    MAX_WIDTH_OF_HEADS,
+    Case,
+    Inputs,
+    arguments,
+    call,
+    cases,
+    differentiable,
+    draw,
+    sized,
+)
 from kgen.verify.norm.problem import Problem
 from kgen.verify.norm.reference import Result, eager, exact
 from kgen.verify.tensors import DTYPES
@@ -96,9 +106,10 @@ def _compare(
 
 def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Every row of the tile tables, with everything divisible by 16, and one width with nothing so."""
-    widths = problem.widths or (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    every = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    widths = problem.widths or tuple(w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS)
     heads = 0 if problem.heads is None else 8 if problem.heads == "any" else int(problem.heads)
-    chosen = [Case(f"width-{w}", w, (4,), heads) for w in widths if not heads or w <= 16384]
+    chosen = [Case(f"width-{w}", w, (4,), heads) for w in widths]
     chosen.append(Case("strided", chosen[0].width if problem.widths else 1000, (3,), heads, layout="guarded"))
     for case in chosen:
         yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]

@@ -19,6 +19,8 @@ from kgen.verify.norm.problem import Problem
 from kgen.verify.tensors import DTYPES, arrange
 
 FLOAT_EDGES = (1.0, 0.125, 50.0)
+MAX_WIDTH_OF_HEADS = 16384
+"""Wider rows are drawn with heads only where the spec has no others."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +114,10 @@ def _wanted(quick: bool) -> Iterator[Case]:
 
 
 def _fit(problem: Problem, case: Case, number: int) -> Case | None:
-    """A width that the spec allows, heads where it has them."""
-    width = case.width
+    """A width that the spec allows, heads where it has them. None for a case of widths that the spec does not have."""
+    width, wide = case.width, case.name.startswith(("width-", "few-", "wide-"))
     if problem.widths and width not in problem.widths:
-        if width > 2 * max(problem.widths) or "few" in case.name:
+        if wide and (width > 2 * max(problem.widths) or "few" in case.name):
             return None
         width = problem.widths[number % len(problem.widths)]
         if width > 4096:
@@ -123,7 +125,7 @@ def _fit(problem: Problem, case: Case, number: int) -> Case | None:
             case = replace(case, rows=tuple(min(n, 3) for n in case.rows))
     if problem.heads is None:
         return replace(case, width=width, heads=0)
-    if width > 16384 or math.prod(case.rows) >= 10**6:
+    if (width > MAX_WIDTH_OF_HEADS and not problem.widths) or math.prod(case.rows) >= 10**6:
         return None
     heads = (3, 1, 8, 40)[number % 4] if problem.heads == "any" else int(problem.heads)
     return replace(case, width=width, heads=heads)

@@ -1,0 +1,58 @@
+"""What emitted files open with: a sentence, whatever the summary."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from kgen.diagnostics import KgenError
+from kgen.render.rendering import render_spec
+from kgen.spec.load import loads
+
+SPECS = {
+    "attention": "head_dim: 64\ntargets: {triton: {}}\n",
+    "norm": "norm: rms\nwidth: 64\ntargets: {triton: {}, cuda: {}}\n",
+    "chunk_output": "head_dim: 64\ntargets: {triton: {}, cute: {}}\n",
+}
+
+
+def sentences(kernel: str, summary: str) -> set[str]:
+    """The first line of every file, and of the docstring of every function called as the spec."""
+    text = f"kernel: {kernel}\nname: sample\ndtype: bf16\n{summary}{SPECS[kernel]}"
+    found = set()
+    for name, source in render_spec(loads(text, "sample.yaml")).items():
+        if not name.endswith(".py"):
+            found.add(next(line for line in source.splitlines()[4:] if line).removeprefix("// "))
+            continue
+        tree = ast.parse(source)
+        named = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "sample"]
+        found |= {str(ast.get_docstring(node)).splitlines()[0] for node in [tree, *named]}
+    return found
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+@pytest.mark.parametrize(
+    "summary", ["", 'summary: ""\n', 'summary: "  "\n', "summary: ...\n", "summary: >\n\n"]
+)
+def test_a_spec_without_a_summary(kernel: str, summary: str) -> None:
+    assert sentences(kernel, summary) == {f"The {kernel.replace('_', ' ')} `sample`."}
+
+
+@pytest.mark.parametrize("kernel", SPECS)
+@pytest.mark.parametrize(
+    ("summary", "sentence"),
+    [
+        ("summary: Of one line\n", "Of one line."),
+        ("summary: Of one line.\n", "Of one line."),
+        ("summary: '  Is it fast? '\n", "Is it fast?"),
+        ("summary: >\n  Of two\n  lines.\n", "Of two lines."),
+    ],
+)
+def test_a_summary_is_a_sentence(kernel: str, summary: str, sentence: str) -> None:
+    assert sentences(kernel, summary) == {sentence}
+
+
+def test_a_summary_of_several_lines_is_refused() -> None:
+    with pytest.raises(KgenError, match="cannot stand in a comment"):
+        sentences("norm", "summary: |\n  One.\n  Two.\n")
