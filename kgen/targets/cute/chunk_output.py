@@ -7,6 +7,12 @@ from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
 from kgen.targets import Source
+from kgen.targets.arguments import (
+    IN_ANOTHER_FILE,
+    NOT_ASKED_FOR,
+    derivative_fields,
+    number_fields,
+)
 from kgen.targets.cute.printer import spell
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -94,6 +100,8 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         ),
         "usage_args": ", ".join([*inputs, *(f"{name}={name}" for name in indices[:1])]),
     }
+    refused = dict.fromkeys(inputs, IN_ANOTHER_FILE if "backward" in spec.passes else NOT_ASKED_FOR)
+    context |= derivative_fields(inputs, refused, derived=False) | number_fields({})
     return context | _decay(plan) | _words(plan)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kgen.plan.chunk_output import ChunkOutputPlan
 from kgen.spec.chunk_output import ChunkOutputSpec
+from kgen.targets.arguments import NO_DERIVATIVE, NOT_ASKED_FOR, derivative_fields, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -57,6 +58,8 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "grad_words": (
             f" Differentiable in q, k, v, h{' and g' if has_dg else ''}." if plan.backward else ""
         ),
+        **_derivatives(plan),
+        **number_fields({}),
         "checks": _checks(plan),
         "varlen_lines": _varlen_lines() if spec.varlen else [],
         "gradient_types": f"tuple[{', '.join(['Tensor'] * len(fakes))}]",
@@ -67,6 +70,16 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "dg_args": "dg, dg.stride(0)," if has_dg else "",
         "dg_words": " dg has a share for each block of columns." if has_dg else "",
     }
+
+
+def _derivatives(plan: ChunkOutputPlan) -> dict[str, object]:
+    real = ["q", "k", "v", "h", *plan.gates]
+    if plan.backward:
+        derived = ["q", "k", "v", "h", *["g"] * (plan.slope is not None)]
+        refused = {n: NO_DERIVATIVE for n in real if n not in derived}
+    else:
+        refused = dict.fromkeys(real, NOT_ASKED_FOR)
+    return derivative_fields(real, refused, derived=plan.backward)
 
 
 def _head_words(spec: ChunkOutputSpec) -> str:
