@@ -5,6 +5,7 @@ from __future__ import annotations
 from kgen.plan.delta import plan_delta
 from kgen.spec.load import Loaded
 from kgen.targets import Source
+from kgen.targets.arguments import NO_NUMBERS
 from kgen.targets.cuda.elements import ELEMENTS, used
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -31,6 +32,8 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "plan": plan,
         "rows": plan.rows,
         "divisible": "" if spec.head_dim.v % plan.vector == 0 else "False and ",
+        "derived": False,
+        **NO_NUMBERS,
         "dynamic_shared": False,
         "shared_argument": "0",
         "config_arguments": "grid, block",

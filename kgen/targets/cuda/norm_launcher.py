@@ -12,8 +12,9 @@ from kgen.plan.norm_shapes import Shape, backward_shapes, forward_shapes
 from kgen.plan.sizes import ELEMENT_SIZE
 from kgen.spec.norm import MAX_WIDTH
 from kgen.targets import opening
+from kgen.targets.arguments import number_fields
 from kgen.targets.cuda.norm_kernels import KernelFields
-from kgen.targets.triton.norm_launcher import FP8
+from kgen.targets.triton.norm_launcher import FP8, norm_derivatives
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -109,10 +110,11 @@ class LauncherFields:
             "forward_table": self._table(forward_shapes(plan)),
             "backward_table": self._backward_table(),
             "has_backward": plan.backward is not None,
-            "runtime_names": runtime,
             "max_width": MAX_WIDTH,
             "width_words": " or ".join(map(str, [spec.width] if isinstance(spec.width, int) else spec.width)),
             "variance_words": "variance" if plan.layer else "mean of squares",
+            **norm_derivatives(plan),
+            **number_fields(self.runtime),
             **self._outputs(),
             **self._forward(),
             **(self._backward() if plan.backward else {}),

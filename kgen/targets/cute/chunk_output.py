@@ -7,6 +7,12 @@ from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.arguments import (
+    IN_ANOTHER_FILE,
+    NOT_ASKED_FOR,
+    derivative_fields,
+    number_fields,
+)
 from kgen.targets.cute.printer import spell
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -73,10 +79,10 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "varlen": spec.varlen,
         "state_order": "ROW_MAJOR" if transposed else "COL_MAJOR",
         "state_major": "K" if transposed else "MN",
-        "chunk_args": ", ".join(indices) or "tokens",
+        "chunk_args": ", ".join(["tokens", *indices]),
         "v_start": "i * BT" if padded else "start",
         "extras": extras,
-        "kernel_args": ", ".join(["o", *extras] + ([] if spec.varlen else ["tokens"])),
+        "kernel_args": ", ".join(["o", *extras, "tokens"]),
         "tensors": list(tensors.values()),
         "n_sizes": len(sizes),
         "sizes": ", ".join(sizes),
@@ -101,6 +107,8 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         ),
         "usage_args": ", ".join([*inputs, *(f"{name}={name}" for name in indices[:1])]),
     }
+    refused = dict.fromkeys(inputs, IN_ANOTHER_FILE if "backward" in spec.passes else NOT_ASKED_FOR)
+    context |= derivative_fields(inputs, refused, derived=False) | number_fields({})
     return context | _decay(plan) | _words(plan)
 
 

@@ -8,6 +8,7 @@ from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
 from kgen.plan.block_mask import BLOCK_SIZE, BlockMask
+from kgen.targets.arguments import number_lines
 from kgen.targets.triton.kernels import KernelFields
 from kgen.targets.triton.launcher import LauncherFields
 from kgen.targets.triton.printer import Printer
@@ -54,6 +55,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "device": device,
         "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
         "argument_words": launcher.argument_words(buffers, scalars),
+        "numbers": number_lines({n: kernels.runtime[n] for n in scalars}),
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kgen.plan.chunk_output import ChunkOutputPlan
 from kgen.spec.chunk_output import ChunkOutputSpec
+from kgen.targets.arguments import NO_DERIVATIVE, NOT_ASKED_FOR, derivative_fields, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -28,6 +29,7 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
     spec = plan.spec
     varlen = ["cu_seqlens", "chunk_indices"] if spec.varlen else []
     tensors = ["q", "k", "v", "h", *plan.gates, *varlen]
+    sequences = ["len(cu_seqlens) - 1"] if spec.varlen else []
     keywords = ["cu_seqlens", "chunk_indices=None", "scale=None"] if spec.varlen else ["scale=None"]
     has_dg = plan.slope is not None
     gate, state = TORCH_DTYPES[spec.gate_dtype], TORCH_DTYPES[spec.state]
@@ -44,7 +46,8 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "op_params": ", ".join([*(f"{t}: {_type(t)}" for t in tensors), "scale: float"]),
         "op_names": ", ".join([*tensors, "scale"]),
         "tensor_names": ", ".join(tensors),
-        "problem_args": ", ".join([*arguments, *varlen, "T", "NT", "scale", "H=H", "HV=HV"]),
+        "problem_args": ", ".join([*arguments, *varlen, *sequences, "T", "NT", "scale", "H=H", "HV=HV"]),
+        "sizes": '["N", "T", "NT"]' if spec.varlen else '["T", "NT"]',
         "gate_shapes": {
             (): "",
             ("g",): ", g [B, T, HV]",
@@ -57,6 +60,8 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "grad_words": (
             f" Differentiable in q, k, v, h{' and g' if has_dg else ''}." if plan.backward else ""
         ),
+        **_derivatives(plan),
+        **number_fields({}),
         "checks": _checks(plan),
         "varlen_lines": _varlen_lines() if spec.varlen else [],
         "gradient_types": f"tuple[{', '.join(['Tensor'] * len(fakes))}]",
@@ -71,6 +76,16 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
 
 def _type(tensor: str) -> str:
     return "Optional[Tensor]" if tensor == "chunk_indices" else "Tensor"
+
+
+def _derivatives(plan: ChunkOutputPlan) -> dict[str, object]:
+    real = ["q", "k", "v", "h", *plan.gates]
+    if plan.backward:
+        derived = ["q", "k", "v", "h", *["g"] * (plan.slope is not None)]
+        refused = {n: NO_DERIVATIVE for n in real if n not in derived}
+    else:
+        refused = dict.fromkeys(real, NOT_ASKED_FOR)
+    return derivative_fields(real, refused, derived=plan.backward)
 
 
 def _head_words(spec: ChunkOutputSpec) -> str:
@@ -123,7 +138,7 @@ def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
 def _varlen_lines() -> list[str]:
     integers = "dtype in (torch.int32, torch.int64)"
     return [
-        f"if cu_seqlens.dim() != 1 or not cu_seqlens.{integers} or cu_seqlens.device != q.device:",
+        f"if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or not cu_seqlens.{integers} or cu_seqlens.device != q.device:",
         '    raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")',
         "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):",
         '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',

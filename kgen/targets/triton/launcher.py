@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kgen.expr.nodes import Const, Node, Var, reads, substitute, variables
+from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
 from kgen.plan.attention import AttentionPlan, ReadGradient
 from kgen.plan.positions import KV_LENS
+from kgen.spec.common import differentiable
+from kgen.targets.arguments import (
+    NO_BACKWARD,
+    NO_DERIVATIVE,
+    NOT_ASKED_FOR,
+    NOT_LEARNED,
+    derivative_fields,
+    number_fields,
+)
 from kgen.targets.triton.ranges import lists_of
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.torch_indices import torch_index
@@ -102,9 +111,22 @@ class LauncherFields:
                     *("None" for _ in scalars),
                 ]
             ),
+            **self._derivatives(sources_of_gradient),
+            **number_fields(self.runtime),
             "scatters": bool(scattered),
             "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
+
+    def _derivatives(self, learned: list[str]) -> dict[str, object]:
+        spec, plan = self.spec, self.plan
+        real = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.element is Type.FLOAT)]
+        real += ["sinks"] * spec.sinks
+        learnable = differentiable(plan.score_mod) if plan.score_mod is not None else frozenset()
+        if plan.backward:
+            words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
+        else:
+            words = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
+        return derivative_fields(real, words, derived=plan.backward)
 
     def kv_sizes(self) -> str:
         """Heads of K and V, and the number of keys."""

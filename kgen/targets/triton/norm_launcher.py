@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from kgen.expr.nodes import Type
 from kgen.plan.norm import NormPlan, Operand
+from kgen.targets.arguments import NO_BACKWARD, NOT_ASKED_FOR, NOT_LEARNED, derivative_fields, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
@@ -62,6 +64,8 @@ class NormLauncher:
             "save": needs_grad if plan.saves else "False",
             "save_flag": "SAVE=save, " if plan.saves else "",
             "dh_out": False,
+            **norm_derivatives(plan),
+            **number_fields(self.runtime),
         }
         stored = [n for n in ("h", "scale") if n in (*returned, *tensors)]
         pointers = [o.name for o in plan.forward.loads] + ["out", *stored, *plan.saves]
@@ -226,6 +230,19 @@ class NormLauncher:
             "finalize_args": ", ".join([*(f"{n}_parts" for n in sums), *sums]),
             "out_dtype": TORCH_DTYPES[self.spec.dtypes["output"]],
         }
+
+
+def norm_derivatives(plan: NormPlan) -> dict[str, object]:
+    """Which arguments have a gradient, and why others have none."""
+    spec = plan.spec
+    real = {o.name: o.grad for o in plan.operands if o.type is Type.FLOAT}
+    if spec.quantize and spec.quantize.scale == "per_tensor":
+        real["scale"] = False
+    if plan.backward:
+        refused = {n: NOT_LEARNED for n, grad in real.items() if not grad}
+    else:
+        refused = dict.fromkeys(real, NO_BACKWARD if spec.quantize else NOT_ASKED_FOR)
+    return derivative_fields(real, refused, derived=plan.backward is not None)
 
 
 def _output(name: str, shape: str, dtype: str, like: str) -> dict[str, str]:

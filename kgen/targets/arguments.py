@@ -1,0 +1,56 @@
+"""What the launchers of all targets check alike: numbers, and derivatives that do not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kgen.spec.common import ParamSpec
+
+NO_BACKWARD = "but there is no backward pass:"
+IN_ANOTHER_FILE = "but this file has no backward pass: take triton.py, or"
+NOT_ASKED_FOR = "but the spec has no backward pass: add `backward` to its `passes`, or"
+NOT_LEARNED = "but the spec gives it no gradient: write `grad: true` there, or"
+NO_DERIVATIVE = "but there is no derivative with respect to it:"
+
+
+def derivative_fields(
+    tensors: Iterable[str], refused: Mapping[str, str], *, derived: bool
+) -> dict[str, object]:
+    """What `_operators.j2` and `_derivatives.j2` use.
+
+    `tensors` are the floating-point ones. Those that get no gradient are `refused`, each for its reason, which goes
+    before "pass x.detach()"; `derived` says whether any gets one.
+    """
+    groups: dict[str, list[str]] = {}
+    for name, words in refused.items():
+        groups.setdefault(words, []).append(f'("{name}", {name})')
+    return {
+        "real_tensors": ", ".join(tensors),
+        "underived": [{"labelled": _tuple(pairs), "words": words} for words, pairs in groups.items()],
+        "derived": derived,
+    }
+
+
+def number_fields(params: Mapping[str, ParamSpec]) -> dict[str, object]:
+    """What `_operators.j2` uses for `scale` or `eps` and run-time parameters, and the lines that check the latter."""
+    return {
+        "numbers": {
+            "there": True,
+            "integers": any(p.type == "int" for p in params.values()),
+            "lines": number_lines(params),
+        }
+    }
+
+
+def number_lines(params: Mapping[str, ParamSpec]) -> list[str]:
+    """The checks of run-time parameters."""
+    kinds = {"float": "_real", "int": "_integer"}
+    return [f'{n} = {kinds[p.type]}("{n}", {n})' for n, p in params.items()]
+
+
+NO_NUMBERS = {"numbers": {"there": False, "integers": False, "lines": []}}
+"""Of a launcher that takes tensors alone."""
+
+
+def _tuple(items: list[str]) -> str:
+    return f"({', '.join(items)}{',' * (len(items) == 1)})"
