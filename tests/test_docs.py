@@ -80,7 +80,7 @@ def signature(name: str) -> tuple[str, str]:
     row = TABLE[name]
     head = (Type.BOOL,) if name == "where" else ()
     found = {}
-    for type_ in Type:
+    for type_ in (Type.INT, Type.FLOAT, Type.BOOL):
         try:
             found[type_] = row.typed((*head, *[type_] * (row.arity[0] - len(head))))
         except TypeRuleError:
@@ -89,7 +89,7 @@ def signature(name: str) -> tuple[str, str]:
     takes = " or ".join(words[type_] for type_ in found)
     if set(found) == {Type.INT, Type.FLOAT}:
         takes = "numbers"
-    elif len(found) == len(Type):
+    elif len(found) == 3:
         takes = "numbers or truth values"
     if head:
         takes = f"a truth value, then {takes}"

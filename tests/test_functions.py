@@ -17,7 +17,7 @@ import jinja2
 import pytest
 import sympy as sp
 import torch
-from trees import BOOL, FLOAT, INT, words
+from trees import BOOL, FLOAT, INT, LONG, words
 
 from kgen.expr.algebra import Algebra, apply
 from kgen.expr.algebra import call as typed_call
@@ -54,17 +54,21 @@ def expected_type(name: str, types: tuple[Type, ...]) -> Type | None:
         condition, *values = types
         if condition is not BOOL or (BOOL in values and set(values) != {BOOL}):
             return None
-        return BOOL if BOOL in values else FLOAT if FLOAT in values else INT
+        return BOOL if BOOL in values else FLOAT if FLOAT in values else wider(*values)
     if BOOL in types:
         return None
     if name in INTEGRAL:
-        return INT if set(types) == {INT} else None
+        return wider(*types) if set(types) <= {INT, LONG} else None
     if name in COMPARISONS:
         return BOOL
     if name in REAL:
         return FLOAT
     assert name in ARITHMETIC, f"say here what {name} gives"
-    return FLOAT if FLOAT in types else INT
+    return FLOAT if FLOAT in types else wider(*types)
+
+
+def wider(*types: Type) -> Type:
+    return LONG if LONG in types else INT
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,10 +94,12 @@ def operands(name: str, types: tuple[Type, ...], seed: int = 0) -> list[torch.Te
     for i, type_ in enumerate(types):
         if type_ is BOOL:
             values = torch.rand(POINTS, generator=make) < 0.5
-        elif type_ is INT:
+        elif type_.integral:
             values = torch.randint(-9, 10, (POINTS,), generator=make)
             if name in ("floordiv", "mod", "div") and i == 1:
                 values = torch.where(values == 0, 3, values)
+            if type_ is LONG and name not in REAL:
+                values = values * 2**20  # past 32 bits as products, and no more than a float has
         else:
             values = torch.randn(POINTS, generator=make, dtype=torch.float64) * 2
             values = torch.where(values.abs() < 0.05, 0.5, values)
@@ -163,9 +169,8 @@ def test_reference_is_what_python_computes(name: str) -> None:
     for types in typings(name):
         values = operands(name, types)
         got = reference(name, types, values)
-        assert {torch.int64: INT, torch.float64: FLOAT, torch.bool: BOOL}[got.dtype] is TABLE[name].typed(
-            types
-        )
+        type_ = TABLE[name].typed(types)
+        assert {FLOAT: torch.float64, BOOL: torch.bool}.get(type_, torch.int64) == got.dtype
         want = [PYTHON[name](*(v[i].item() for v in values)) for i in range(POINTS)]
         torch.testing.assert_close(got, torch.tensor(want, dtype=got.dtype), rtol=1e-12, atol=1e-12)
 
@@ -252,11 +257,11 @@ def test_without_a_derivative_a_row_is_flat(name: str) -> None:
 
 
 # Triton's own functions take no integers: who prints `log2(kv_idx)` converts the operand.
-INTEGERS = [(name, (INT,)) for name in sorted(REAL - {"div", "float"})]
+INTEGERS = [(name, (type_,)) for name in sorted(REAL - {"div", "float"}) for type_ in (INT, LONG)]
 
 
 def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
-    """One kernel that computes every row for every typing, in float32 and int32, each result as a row of
+    """One kernel that computes every row for every typing, in float32, int32 and int64, each result as a row of
     `out`."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string((ROOT / "templates/triton/_helpers.j2").read_text(encoding="utf-8"))
@@ -273,6 +278,7 @@ def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
                 {
                     FLOAT: "",
                     INT: f"{variable} = {variable}.to(tl.int32)",
+                    LONG: f"{variable} = {variable}.to(tl.int64)",
                     BOOL: f"{variable} = {variable} != 0",
                 }[type_]
             )
@@ -338,7 +344,7 @@ static float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 
 
 def test_cuda_spelling(tmp_path: Path) -> None:
-    """Every row for every typing, compiled as C++ for the CPU: the expressions are plain C++ of float and int."""
+    """Every row for every typing, compiled for the CPU: expressions are plain C++ of float, int and long long."""
     if (compiler := shutil.which("g++")) is None:
         pytest.skip("g++ is not installed")
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
@@ -377,6 +383,10 @@ def test_cuda_spelling(tmp_path: Path) -> None:
         ("x if n == 0 and not (x < y or y > 2) else -x", "n == 0 && !(x < y || y > 2.0f) ? x : -x"),
         ("min(n, x) + where(x < 1, 1, 0)", "min(float(n), x) + float(x < 1.0f ? 1 : 0)"),
         ("x - (y if x > 0 else 1) * 0.5", "x - (x > 0.0f ? y : 1.0f) * 0.5f"),
+        (
+            "float(n * 1103515245 - 3)",
+            "float(int(unsigned(int(unsigned(n) * unsigned(1103515245))) - unsigned(3)))",
+        ),
         ("exp(x / inf)", "expf(x / __int_as_float(0x7f800000))"),
     ],
 )

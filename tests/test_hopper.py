@@ -62,6 +62,8 @@ FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad":
 ODD = {"steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
+# Integers of 64 bits: searched, as ends of the keys.
+WIDE = {"documents_of_64_bits": ALL, "lengths_of_64_bits": FUSED}
 # Without one backward kernel: a derivative of two values of a pair, documents.
 TWO = ["swish", "document_causal", "batched_documents"]
 KERNELS = {
@@ -77,6 +79,7 @@ KERNELS = {
     "padding": FUSED,
     **FILLED,
     **ODD,
+    **WIDE,
 }
 
 
@@ -401,6 +404,8 @@ def _verify(
             Case("ends", 130, 300, 5, group=group, lse=True, hidden=True),
             Case("short", 150, 64, 3, group=group, hidden=True),
         )
+    if name in WIDE:
+        drawn += (Case("wide", 300, 300, 3, group=group, ints="wide", lse=True),)
     if "frames" in name:
         drawn = (Case("frames", 384, 1024, heads_kv=2, group=group, lse=True),)
     elif name in PAIRS:  # rows that TMA can load: of the others, 256 alone has them

@@ -14,7 +14,7 @@ from kgen.expr.parse import BufferType, Scope, parse_expression
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.verify import evaluate as walker
 
-INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
+INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
 settings.register_profile(
     "passes",

@@ -2,19 +2,21 @@
 
 Sympy sees `+ - * /`, integer powers and numbers; everything else (`tanh`, `where`, comparisons, buffer reads)
 is an opaque function of its arguments, so that no rewrite of sympy's own can change what is computed: it
-collects, cancels and applies the chain rule with the derivatives of the function table. Nothing sympy makes
-reaches a printer.
+collects, cancels and applies the chain rule with the derivatives of the function table. So is an integer that may
+wrap where it becomes a real number. Nothing sympy makes reaches a printer.
 """
 
 from __future__ import annotations
 
+import zlib
 from functools import cache, reduce
 from typing import Any
 
 import sympy as sp
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.wrapping import may_wrap
 
 # Scalars that are known to be positive: sizes of non-empty tensors, the softmax scale, and log2(e).
 _POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
@@ -45,6 +47,14 @@ def _where_derivative(self: Any, symbol: Any) -> Any:
     return apply("where", condition, a.diff(symbol), b.diff(symbol))
 
 
+@cache
+def _whole(node: Node) -> Any:
+    """The sympy function that stands for an integer that may wrap, made a real number; it is flat."""
+    names = tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Var)))
+    members = {"tree": node, "names": names, "fdiff": lambda self, argindex=1: sp.Integer(0)}
+    return type(f"whole_{zlib.crc32(repr(node).encode()):08x}", (sp.Function,), members)
+
+
 def apply(name: str, *args: Any) -> Any:
     """Apply a row of the table to sympy operands: what derivative rules receive as `f`."""
     return opaque(name)(*(sp.sympify(a) for a in args))
@@ -53,7 +63,7 @@ def apply(name: str, *args: Any) -> Any:
 def symbol(var: Var) -> Any:
     """The sympy symbol of a scalar, with what is known about it."""
     return sp.Symbol(
-        var.name, real=True, integer=var.type is Type.INT or None, positive=var.name in _POSITIVE or None
+        var.name, real=True, integer=var.type.integral or None, positive=var.name in _POSITIVE or None
     )
 
 
@@ -72,7 +82,7 @@ class Algebra:
         """The symbol of a scalar in this conversion."""
         self._types[var.name] = var.type
         if var.name in self._positive:
-            return sp.Symbol(var.name, real=True, integer=var.type is Type.INT or None, positive=True)
+            return sp.Symbol(var.name, real=True, integer=var.type.integral or None, positive=True)
         return symbol(var)
 
     def slope(self, node: Node, var: Var) -> Any:
@@ -92,8 +102,10 @@ class Algebra:
         if isinstance(node, Read):
             self._reads[node.buffer] = node.type
             return sp.Function(f"read_{node.buffer}")(*(self.to_sympy(i) for i in node.indices))
-        args = [self.to_sympy(a) for a in node.args]
+        args = [self._real(a) if node.type is Type.FLOAT else self.to_sympy(a) for a in node.args]
         match node.fn, args:
+            case "float", [a] if node.args[0].type.integral and may_wrap(node.args[0]):
+                return a
             case "add", [a, b]:
                 return a + b
             case "sub", [a, b]:
@@ -105,6 +117,13 @@ class Algebra:
             case "neg", [a]:
                 return -a
         return opaque(node.fn)(*args)
+
+    def _real(self, node: Node) -> Any:
+        """An operand of what gives a real number."""
+        if not (node.type.integral and may_wrap(node)):
+            return self.to_sympy(node)
+        whole = _whole(node)
+        return whole(*(self.symbol(v) for v in whole.names))
 
     def to_tree(self, expr: Any) -> Node:
         """The sympy expression as a typed tree; terms and factors come in sympy's canonical order."""
@@ -121,6 +140,9 @@ class Algebra:
         if expr.is_Mul or expr.is_Pow:
             return self._product(expr)
         name = type(expr).__name__
+        if name.startswith("whole_"):
+            names = dict(zip(expr.names, (self.to_tree(a) for a in expr.args), strict=True))
+            return call("float", substitute(expr.tree, names))
         if name.startswith("read_"):
             buffer = name.removeprefix("read_")
             return Read(buffer, tuple(self.to_tree(a) for a in expr.args), self._reads[buffer])
@@ -148,6 +170,9 @@ class Algebra:
         for factor in sp.Mul.make_args(rest) if not rest.is_Mul else rest.as_ordered_factors():
             base, power = factor.as_base_exp()
             factors += [self.to_tree(base)] * int(power)
+        integers = [f for f in factors if f.type.integral]
+        if 1 < len(integers) < len(factors) and may_wrap(reduce(lambda a, b: call("mul", a, b), integers)):
+            factors.sort(key=lambda f: f.type.integral)  # a real product, from its first factor on
         return reduce(lambda a, b: call("mul", a, b), factors)
 
 

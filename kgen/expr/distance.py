@@ -34,6 +34,6 @@ def reads_over_distance(node: Node, algebra: Algebra) -> Node:
 
 def _to_one_side(node: Node) -> Node:
     """`a < b` of integers as `a - b < 0`, where what both sides have cancels."""
-    if isinstance(node, Call) and node.fn in _COMPARISONS and all(a.type is Type.INT for a in node.args):
+    if isinstance(node, Call) and node.fn in _COMPARISONS and all(a.type.integral for a in node.args):
         return call(node.fn, call("sub", *node.args), Const(0, Type.INT))
     return node

@@ -22,7 +22,7 @@ from typing import Any
 
 from kgen.expr.nodes import Type
 
-INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
+INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
 # Binding strength of a printed form, Python's order; a form is bracketed where its context binds tighter.
 TERNARY, OR, AND, NOT, COMPARE, BITOR, BITAND, SHIFT, ADD, MUL, UNARY, POWER, ATOM = range(13)
@@ -88,7 +88,12 @@ def _numbers(types: tuple[Type, ...]) -> None:
 
 def _arithmetic(types: tuple[Type, ...]) -> Type:
     _numbers(types)
-    return FLOAT if FLOAT in types else INT
+    return FLOAT if FLOAT in types else _width(types)
+
+
+def _width(types: tuple[Type, ...]) -> Type:
+    """Of integers: 64 bits as soon as one operand has them."""
+    return LONG if LONG in types else INT
 
 
 def _real(types: tuple[Type, ...]) -> Type:
@@ -97,12 +102,12 @@ def _real(types: tuple[Type, ...]) -> Type:
 
 
 def _integral(types: tuple[Type, ...]) -> Type:
-    if any(t is not INT for t in types):
+    if not all(t.integral for t in types):
         raise TypeRuleError(
             "is integer arithmetic: both sides must be integers",
             "on floats use floor(x / y), and x - y * floor(x / y) for the rest",
         )
-    return INT
+    return _width(types)
 
 
 def _comparison(types: tuple[Type, ...]) -> Type:
@@ -372,6 +377,9 @@ _ROWS = [
 ]
 
 TABLE: dict[str, Function] = {row.name: row for row in _ROWS}
+
+WRAPPING = frozenset({"add", "sub", "mul", "neg"})
+"""Operations of integers whose values may leave their width: they are two's complement."""
 
 # CuTe DSL takes Python's operators and has most functions in `cute.math`; these are the others.
 _CUTE = {

@@ -10,12 +10,13 @@ its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
+from kgen.expr.wrapping import may_wrap, wrapped
 
 _SCORES = frozenset({"qk", "score"})
 
@@ -101,7 +102,8 @@ def hoist(
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
     """Chains of one associative operation with operands of one place next to each other, outermost first.
 
-    Exact for integers and truth values; for reals it changes the order of roundings.
+    Exact for integers, which wrap, and truth values; for reals it changes the order of roundings, and never makes
+    one of parts of an integer that may wrap.
     """
     return transform(node, lambda n: _regrouped(n, places))
 
@@ -115,6 +117,17 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
         return node
     plus, minus = _chain(node, "add" if node.fn == "sub" else node.fn)
+
+    def joined(fn: str) -> Callable[[Node, Node], Node]:
+        def join(a: Node, b: Node) -> Node:
+            both = call(fn, a, b)
+            if node.type is Type.INT and isinstance(a, Const) and isinstance(b, Const):
+                return wrapped(both)
+            wraps = node.type is Type.FLOAT and both.type.integral and may_wrap(both)
+            return call(fn, call("float", a), b) if wraps else both
+
+        return join
+
     operation = "add" if node.fn == "sub" else node.fn
     by_place: dict[Place, tuple[list[Node], list[Node]]] = {}
     for sign, operands in ((0, plus), (1, minus)):
@@ -127,25 +140,25 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
     total: Node | None = None
     for positive, negative in groups:
         if not positive:
-            group = reduce(lambda a, b: call("add", a, b), negative)
-            total = call("neg", group) if total is None else call("sub", total, group)
+            group = reduce(joined("add"), negative)
+            total = call("neg", group) if total is None else joined("sub")(total, group)
             continue
-        group = reduce(lambda a, b: call(operation, a, b), positive)
-        group = reduce(lambda a, b: call("sub", a, b), negative, group)
-        total = group if total is None else call(operation, total, group)
+        group = reduce(joined(operation), positive)
+        group = reduce(joined("sub"), negative, group)
+        total = group if total is None else joined(operation)(total, group)
     assert total is not None
     return total
 
 
 def _chain(node: Node, operation: str) -> tuple[list[Node], list[Node]]:
     """The operands of a chain, those added (or multiplied) and those subtracted."""
-    if isinstance(node, Call) and node.fn == operation:
-        (p, m), (q, n) = (_chain(a, operation) for a in node.args)
-        return p + q, m + n
-    if operation == "add" and isinstance(node, Call) and node.fn == "sub":
-        (p, m), (q, n) = (_chain(a, operation) for a in node.args)
-        return p + n, m + q
-    return [node], []
+    if not isinstance(node, Call) or (node.fn != operation and (operation, node.fn) != ("add", "sub")):
+        return [node], []
+    (p, m), (q, n) = (
+        ([a], []) if node.type is Type.FLOAT and a.type.integral and may_wrap(a) else _chain(a, operation)
+        for a in node.args
+    )
+    return (p + n, m + q) if node.fn == "sub" else (p + q, m + n)
 
 
 def _uses(roots: Iterable[Node]) -> Counter[Node]:

@@ -69,7 +69,7 @@ def _negative(mask: Node) -> Node:
             other = {"and": "or", "or": "and"}[mask.fn]
             return call(other, *(_negative(a) for a in mask.args))
         # Of floats only == and != have an opposite: with a NaN, neither `a < b` nor `a >= b` holds.
-        exact = all(a.type is Type.INT for a in mask.args) or mask.fn in ("eq", "ne")
+        exact = all(a.type.integral for a in mask.args) or mask.fn in ("eq", "ne")
         if mask.fn in _NEGATED and exact:
             return Call(_NEGATED[mask.fn], mask.args, Type.BOOL)
     return call("not", mask)
@@ -95,4 +95,4 @@ def _split_abs(node: Node) -> Node:
 
 
 def _is_abs(node: Node) -> bool:
-    return isinstance(node, Call) and node.fn == "abs" and node.type is Type.INT
+    return isinstance(node, Call) and node.fn == "abs" and node.type.integral

@@ -12,11 +12,18 @@ from dataclasses import dataclass
 
 
 class Type(enum.Enum):
-    """The type of a value: an index (int32 in kernels), a real number (fp32), or a truth value."""
+    """The type of a value: an integer of 32 bits in kernels or, where an int64 buffer is read, of 64; a real number
+    (fp32); or a truth value."""
 
     INT = "int"
+    LONG = "long"
     FLOAT = "float"
     BOOL = "bool"
+
+    @property
+    def integral(self) -> bool:
+        """Whether it is of integers, of either width."""
+        return self in (Type.INT, Type.LONG)
 
     def __repr__(self) -> str:
         return self.value

@@ -401,7 +401,7 @@ class _Builder:
                 f"the value is {_a(built.type)}, a truth value is needed",
                 "compare it with something: true means that the pair is kept",
             )
-        if self.result is Type.INT and built.type is not Type.INT:
+        if self.result is Type.INT and not built.type.integral:
             raise _error(
                 self.span(at),
                 "wrong-type",
@@ -695,7 +695,7 @@ class _Builder:
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         built = [self.expression(index, inner) for index in indices]
         for index, value in zip(indices, built, strict=True):
-            if value.type is not Type.INT:
+            if not value.type.integral:
                 message = f"an index is an integer, this is {_a(value.type)}"
                 hint = (
                     "use `//` to divide integers"
@@ -754,7 +754,12 @@ def _grown(tree: Node, parts: Sequence[_Built]) -> _Built:
 
 
 def _a(type_: Type) -> str:
-    return {Type.INT: "an integer", Type.FLOAT: "a real number", Type.BOOL: "a truth value"}[type_]
+    return {
+        Type.INT: "an integer",
+        Type.LONG: "an integer",
+        Type.FLOAT: "a real number",
+        Type.BOOL: "a truth value",
+    }[type_]
 
 
 def _indexed(name: str, rank: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kgen.expr.algebra import call
-from kgen.expr.nodes import Call, Const, Node, Type, walk
+from kgen.expr.nodes import Call, Const, Node, walk
 
 Bounds = tuple[Node, Node]
 
@@ -37,7 +37,7 @@ def _bounds(node: Node, ends: Mapping[Node, Bounds]) -> Bounds | None:
         return ends[node]
     if not _varies(node, ends):
         return node, node
-    if not isinstance(node, Call) or node.type is not Type.INT:
+    if not isinstance(node, Call) or not node.type.integral:
         return None
     found = [_bounds(a, ends) for a in node.args]
     known = [b for b in found if b is not None]

@@ -121,7 +121,7 @@ class RangeFinder:
         if variables(atom) & self.varying:
             return _UNKNOWN
         left, right = atom.args
-        if left.type is not Type.INT or right.type is not Type.INT:
+        if not (left.type.integral and right.type.integral):
             return _UNKNOWN
         match atom.fn:
             case "lt":
@@ -179,6 +179,8 @@ class RangeFinder:
                 return _UNKNOWN
             return self._bounded(bounds, upper, lambda b: _undivided(b, left.args[1], upper))
         if isinstance(left, Read) and self.is_sorted(left.buffer) and left.indices[-1] == self.inner.index:
+            if right.type is Type.LONG and left.type is Type.INT:
+                return _UNKNOWN  # what is searched for may be no element's value
             if any(x in variables(i) or self.outer.index.name in variables(i) for i in left.indices[:-1]):
                 return _UNKNOWN
             return self._bounded(bounds, upper, lambda b: _searched(left, b, upper))
@@ -264,7 +266,8 @@ class RangeFinder:
         if not (isinstance(bound, Read) and bound.buffer.endswith(FIRST_AT_LEAST)):
             return False
         for i in (self.outer.start, self.outer.last):
-            element = Read(bound.buffer.removesuffix(FIRST_AT_LEAST), (*bound.indices[:-1], i), Type.INT)
+            buffer, width = bound.buffer.removesuffix(FIRST_AT_LEAST), bound.indices[-1].type
+            element = Read(buffer, (*bound.indices[:-1], i), width)
             value, tighter = (call("add", element, _ONE), call("add", i, _ONE)) if upper else (element, i)
             if bound.indices[-1] == value and tighter in others:
                 return True
@@ -294,6 +297,11 @@ class RangeFinder:
         chosen = isinstance(hi, Call) and hi.fn == "where" and set(hi.args[1:]) <= {size, _ZERO}
         if hi != size and not chosen:
             hi = call("min", hi, size)
+        # Of 64 bits are positions only what is between both ends: kernels have 32 for them.
+        if lo.type is Type.LONG:
+            lo = call("min", lo, size)
+        if hi.type is Type.LONG:
+            hi = call("max", hi, _ZERO)
         return lo, hi
 
     def _is_not_negative(self, node: Node) -> bool:
@@ -325,7 +333,7 @@ def _disjunctive(mask: Node) -> list[list[Node]] | None:
         for condition in conjuncts(mask):
             if isinstance(condition, Call) and condition.fn == "or":
                 choices = _disjunctive(condition)
-            elif isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type is Type.INT:
+            elif isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral:
                 choices = [[call("lt", *condition.args)], [call("gt", *condition.args)]]
             else:
                 choices = [[condition]]

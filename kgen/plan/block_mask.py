@@ -191,4 +191,4 @@ def _is_polynomial(node: Node) -> bool:
         return period(node) == 1
     if isinstance(node, Call) and node.fn not in ("add", "sub", "neg", "mul"):
         return period(node) == 1
-    return node.type is Type.INT and all(_is_polynomial(child) for child in children(node))
+    return node.type.integral and all(_is_polynomial(child) for child in children(node))

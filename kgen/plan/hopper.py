@@ -350,4 +350,4 @@ def _ends_the_keys(plan: AttentionPlan) -> bool:
 
 
 def _is_whole(end: Node) -> bool:
-    return end.type == Type.INT and "kv_idx" not in variables(end)
+    return end.type.integral and "kv_idx" not in variables(end)

@@ -186,7 +186,7 @@ class Buffer(SpecModel):
             raise problem(
                 "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
             )
-        if self.sorted and self.element is not Type.INT:
+        if self.sorted and not self.element.integral:
             message = f"only buffers of integers can be sorted, this one is {self.dtype}"
             raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
         return self

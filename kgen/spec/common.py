@@ -21,7 +21,7 @@ ELEMENTS = {
     "bf16": Type.FLOAT,
     "fp16": Type.FLOAT,
     "int32": Type.INT,
-    "int64": Type.INT,
+    "int64": Type.LONG,
     "bool": Type.BOOL,
 }
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kgen.expr.functions import TABLE
+from kgen.expr.functions import TABLE, WRAPPING
 from kgen.expr.nodes import Const, Node, Read, Type, Var
 
 
 def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -> Any:
     """The value of a tree through the table's `reference` column.
 
-    `env` gives every variable a number or a tensor, and every buffer its tensor. Integers are int64, reals
-    have the dtype `real` (float64 unless given), truth values are bool; operands broadcast. A buffer read out
-    of range is zero, and negative indices do not wrap. Differentiable in `score` and in float buffers. Raises
-    `KeyError` for a name that `env` does not have.
+    `env` gives every variable a number or a tensor, and every buffer its tensor. Integers come as int64, and those of
+    32 bits wrap as these do, two's complement; reals have the dtype `real` (float64 unless given), truth values are
+    bool; operands broadcast. A buffer read out of range is zero, and negative indices do not wrap. Differentiable in
+    `score` and in float buffers. Raises `KeyError` for a name that `env` does not have.
     """
     real = real or torch.float64
-    dtypes = {Type.INT: torch.int64, Type.FLOAT: real, Type.BOOL: torch.bool}
+    dtypes = {Type.INT: torch.int64, Type.LONG: torch.int64, Type.FLOAT: real, Type.BOOL: torch.bool}
     device = next((value.device for value in env.values() if hasattr(value, "device")), "cpu")
 
     def value(node: Node) -> Any:
@@ -36,7 +36,8 @@ def evaluate(node: Node, env: Mapping[str, Any], torch: Any, real: Any = None) -
         if Type.FLOAT in (node.type, *(arg.type for arg in node.args)):
             # Promote before the operation: int / int would otherwise be computed in torch's default dtype.
             args = [arg if arg.dtype == torch.bool else arg.to(real) for arg in args]
-        return TABLE[node.fn].reference(torch, *args).to(dtype)
+        result = TABLE[node.fn].reference(torch, *args).to(dtype)
+        return result.to(torch.int32).to(dtype) if node.type is Type.INT and node.fn in WRAPPING else result
 
     return value(node)
 

@@ -13,8 +13,8 @@ from kgen.targets.cuda.elements import ELEMENTS
 from kgen.targets.cuda.printer import Printer, literal
 
 TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
-SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.BOOL: "bool"}
-ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.BOOL: "false"}
+SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.LONG: "long long", Type.BOOL: "bool"}
+ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.LONG: "0", Type.BOOL: "false"}
 # Names of the kernels' own (those of constants in lower case), and words and macros of C++ that are none of Python's.
 TAKEN = frozenset(
     """
@@ -70,8 +70,7 @@ class KernelFields:
         """A line that names one element of an access."""
         name = self.local(operand.name)
         element = f"{name}_at.at[i]"
-        numbers = {Type.FLOAT: f"to_float({name}_at, i)", Type.INT: f"(int){element}", Type.BOOL: element}
-        value = numbers[operand.type]
+        value = f"to_float({name}_at, i)" if operand.type is Type.FLOAT else element
         return f"const {SCALARS[operand.type]} {name} = {value};"
 
     def _value(self, value: Value) -> str:
@@ -135,7 +134,7 @@ class KernelFields:
     def _rows(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
         def value(o: Operand) -> str:
             at = f"{self.local(o.name)}_ptr[row]"
-            return {Type.FLOAT: f"to_float({at})", Type.INT: f"(int){at}", Type.BOOL: at}[o.type]
+            return f"to_float({at})" if o.type is Type.FLOAT else at
 
         return [
             {"name": self.local(o.name), "type": SCALARS[o.type], "value": value(o), "zero": ZEROS[o.type]}

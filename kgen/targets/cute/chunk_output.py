@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.expr.nodes import Const, Type, variables
+from kgen.expr.nodes import Const, variables
 from kgen.expr.show import show
 from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
@@ -181,7 +181,7 @@ def _decay(plan: ChunkOutputPlan) -> dict[str, object]:
         names = {"i": index, "h": "v_head", "H": "H", "HV": "H * GROUP", "g_gamma": "gamma"}
         text = spell(exponent, names | {"g": f"sg[{index}, stage]"})
         # A sum of integers alone, or a number, is made real.
-        if isinstance(exponent, Const) or exponent.type is Type.INT:
+        if isinstance(exponent, Const) or exponent.type.integral:
             text = f"Float32({text})"
         fields[place] = text
     difference, scale = "c_row[e // 2 % 2] - c_col", " * LOG2E" if plan.natural else ""

@@ -36,7 +36,7 @@ def _form(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
     if row.result is Type.FLOAT and not infix:
         # Functions of reals take a Float32, neither integers nor Python's numbers.
         args = [
-            f"Float32({text})" if isinstance(arg, Const) or arg.type is Type.INT else text
+            f"Float32({text})" if isinstance(arg, Const) or arg.type.integral else text
             for arg, text in zip(node.args, args, strict=True)
         ]
     return spelling.form.format(*args), spelling.binds

@@ -142,7 +142,7 @@ class _Bounds:
         return f"({possible})", f"({certain})"
 
     def _bound(self, node: Node, end: str) -> str | None:
-        if node.type is not Type.INT:
+        if not node.type.integral:
             return None
         if node in self.mask.sides:
             return self._end(node, end)

@@ -126,6 +126,10 @@ def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
         )
     rows = ", ".join(["q", "k", "v", *(["g"] if "g" in plan.gates else [])])
     check(f"max(x.stride(1) for x in ({rows})) >= 2**24", "tokens may not lie 2**24 elements apart")
+    columns = "*(x.stride(3) for x in (q, k, v, h)), h.stride(4)" + ", g_gamma.stride(0)" * (
+        "g_gamma" in plan.gates
+    )
+    check(f"max({columns}) >= 2**23", "elements of a row may not lie 2**23 apart")
     if spec.varlen:
         check("B != 1", "packed sequences are one row, B = 1, got {B}")
     else:

@@ -164,5 +164,5 @@ def _row(program: Program, node: Node, printer: Printer) -> str:
     """A value as a float32 vector over the tokens of the chunk."""
     text = printer.own(node)
     if program.place(node).axes:
-        return f"({text}).to(tl.float32)" if node.type is Type.INT else text
+        return f"({text}).to(tl.float32)" if node.type.integral else text
     return f"tl.zeros([BT], tl.float32) + {bracketed(text)}"

@@ -69,10 +69,10 @@ def _live_tiles(plan: DecodePlan, kernels: KernelFields) -> tuple[list[dict[str,
         first, end, before = f"first{tag}", f"end{tag}", spans[-1]["end"] if spans else "0"
         start = before
         if span.lo != ZERO:
-            lines.append(f"kv_lo = {printer.own(span.lo)}")
+            lines.append(f"kv_lo = {printer.position(span.lo)}")
             start = f"tl.maximum(kv_lo // BLOCK_N, {before})" if spans else "kv_lo // BLOCK_N"
         lines += [
-            f"kv_hi = {printer.own(span.hi)}",
+            f"kv_hi = {printer.position(span.hi)}",
             f"{first} = {start}",
             f"{end} = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), {first})",
         ]

@@ -95,6 +95,7 @@ class LauncherFields:
             "k_shape": self._k_shape(),
             "buffer_words": self._argument_words(),
             "checks": self._checks(),
+            "widest_step": self._widest_step(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
             "gradient_buffers": self._gradient_buffers(),
             "gradient_reductions": self._gradient_reductions(learned),
@@ -199,6 +200,11 @@ class LauncherFields:
         if spec.varlen:
             self._check_packed(check)
         checks += self.length_checks() + self.scalar_checks(self.runtime)
+        most = self._widest_step()
+        check(
+            f"max(q.stride(-1), k.stride(-1), v.stride(-1)) > {most}",
+            f"elements of a row of q, k and v may not lie more than {most} apart, make it contiguous",
+        )
         checks += self.buffer_checks(spec.buffers, "q.device")
         if spec.sinks:
             check(
@@ -211,6 +217,10 @@ class LauncherFields:
                 "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
             )
         return checks
+
+    def _widest_step(self) -> str:
+        """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
+        return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
 
     def length_checks(self) -> list[Check]:
         """Of what is promised of SQ and SK, or follows from the buffers."""
@@ -256,6 +266,15 @@ class LauncherFields:
                     f"{name} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
                 )
             )
+            if sizes:
+                last = str(int(sizes[-1]) - 1) if sizes[-1].isdecimal() else f"({sizes[-1]} - 1)"
+                # As columns of q, k and v.
+                checks.append(
+                    _check(
+                        f"{last} * {name}.stride(-1) >= 2**31",
+                        f"a row of {name} may not span 2**31 elements, make it contiguous",
+                    )
+                )
         return checks
 
     def _check_packed(self, check: Callable[..., None]) -> None:

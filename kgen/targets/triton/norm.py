@@ -173,8 +173,6 @@ class _Fields:
             load = f"tl.load({name}_ptr + {row} + cols[None, :], mask=live, other=0)"
         if operand.dtype in ("bf16", "fp16"):
             load += ".to(tl.float32)"
-        elif operand.dtype == "int64":
-            load += ".to(tl.int32)"
         elif operand.dtype == "bool":
             load += " != 0"
         if name == "dh_out":

@@ -16,6 +16,7 @@ from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.targets.triton.text import bracketed
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Printer:
         """The value over some tile axes."""
         return self._print(node, axes, 0)
 
+    def position(self, node: Node) -> str:
+        """A scalar that is known to be between 0 and a length, in 32 bits."""
+        text = self.own(node)
+        return f"{bracketed(text)}.to(tl.int32)" if node.type is Type.LONG else text
+
     def _print(self, node: Node, axes: tuple[str, ...], context: int) -> str:
         text, binds = self._form(node, axes)
         return f"({text})" if binds < context else text
@@ -85,6 +91,8 @@ class Printer:
     def _call(self, node: Call, axes: tuple[str, ...]) -> tuple[str, int]:
         if node.fn in ("floordiv", "mod") and (short := self._power_of_two(node, axes)):
             return short
+        if node.fn == "float" and node.args[0].type.integral:
+            return self._real(node.args[0], self._print(node.args[0], axes, 0)), ATOM
         row = TABLE[node.fn]
         spelling = row.fast["triton"] if self.fast_math and "triton" in row.fast else row.spelled["triton"]
         if spelling.helper:
@@ -105,7 +113,7 @@ class Printer:
         """An operand of a function of reals: Triton's take fp32 tensors, neither integers nor Python's numbers."""
         if isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants):
             return f"tl.full([], {text}, tl.float32)"
-        return f"({text}).to(tl.float32)" if node.type is Type.INT else text
+        return f"({text}).to(tl.float32)" if node.type.integral else text
 
     def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> tuple[str, int] | None:
         """`// 2**n` and `% 2**n` are a shift and a mask, with Python's floor for negative numbers too."""
@@ -148,8 +156,6 @@ class Printer:
         dtype = self.buffers[buffer].dtype
         if dtype in ("bf16", "fp16"):
             return f"{text}.to(tl.float32)", ATOM
-        if dtype == "int64":
-            return f"{text}.to(tl.int32)", ATOM
         if dtype == "bool":
             return f"{text} != 0", COMPARE
         return text, ATOM

@@ -51,7 +51,7 @@ def span_loops(
     lines: list[str] = []
     lo = "0"
     if span.lo != Const(0, Type.INT):
-        lines.append(f"{x}_lo = {bracketed(printer.own(span.lo))} // {block} * {block}")
+        lines.append(f"{x}_lo = {bracketed(printer.position(span.lo))} // {block} * {block}")
         lo = f"{x}_lo"
     if not first:
         # What the span before this one has visited is done.
@@ -59,7 +59,7 @@ def span_loops(
             [f"{x}_lo = tl.maximum({value_of(lines[-1])}, {x}_done)"] if lo != "0" else [f"{x}_lo = {x}_done"]
         )
         lo = f"{x}_lo"
-    lines.append(f"{x}_hi = {printer.own(span.hi)}")
+    lines.append(f"{x}_hi = {printer.position(span.hi)}")
     if not last:
         lines.append(f"{x}_done = tl.cdiv({x}_hi, {block}) * {block}")
     if not span.has_full or not loop.masked:
@@ -67,14 +67,14 @@ def span_loops(
     full_lo, full_hi = lo, f"{x}_full_hi"
     from_start = span.full_lo == span.lo == Const(0, Type.INT) and first
     if not from_start:
-        aligned = f"tl.cdiv({printer.own(span.full_lo)}, {block}) * {block}"
+        aligned = f"tl.cdiv({printer.position(span.full_lo)}, {block}) * {block}"
         lines.append(f"{x}_full_lo = {f'tl.maximum({aligned}, {lo})' if lo != '0' else aligned}")
         full_lo = f"{x}_full_lo"
     if span.full_hi == span.hi == size and divisible:
         head = {"lo": lo, "hi": f"tl.minimum({full_lo}, {x}_hi)", "masked": True}
         rest = {"lo": full_lo, "hi": f"{x}_hi", "masked": False}
         return {"bounds": lines, "loops": [rest] if from_start else [head, rest]}
-    lines.append(f"{x}_full_hi = {bracketed(printer.own(span.full_hi))} // {block} * {block}")
+    lines.append(f"{x}_full_hi = {bracketed(printer.position(span.full_hi))} // {block} * {block}")
     full = {"lo": full_lo, "hi": full_hi, "masked": False}
     if from_start:
         return {"bounds": lines, "loops": [full, {"lo": full_hi, "hi": f"{x}_hi", "masked": True}]}

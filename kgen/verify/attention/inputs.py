@@ -31,8 +31,9 @@ class Case:
 
     `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
     `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
-    the positions), `zero` or `past` (beyond every length). `hidden` puts NaN into the rows of K and V that no query
-    can see, whatever its position. `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
+    the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
+    their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
+    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
     gradient through it. `packed` are the lengths (queries, keys) of packed sequences, whose longest are `sq` and
     `sk`; `tail` the numbers of tokens after them.
     """
@@ -140,6 +141,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
         yield Case("ints-past", 70, 70, batch=2, ints="past")
+    if any(b.dtype == "int64" for b in problem.buffers):
+        yield Case("ints-wide", 150, 150, batch=3, ints="wide", lse=True)
     if problem.block_mask:
         yield Case("blocks", 300, 417, batch=2, heads_kv=2, lse=True)
         yield Case("blocks-in-runs", 520, 390, ints="runs", lse=True)
@@ -330,20 +333,26 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
     shape = tuple(n if isinstance(n, int) else case.sizes[n] for n in buffer.shape)
     per_token = any(n in ("SQ", "SK") for n in buffer.shape)
     dtype = DTYPES[buffer.dtype]
+    wide = dtype == torch.int64 and case.ints == "wide"
     if dtype.is_floating_point:
         # Without a sequence dimension it is likely a coefficient of a distance, which should stay small.
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
-        return (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
+        documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
+        return (documents - 1) * 2**32 + 5 if wide else documents
     if dtype == torch.bool:
-        chance = {"mixed": 0.6, "runs": 0.3, "zero": 0.0, "past": 1.0}[case.ints]
+        chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
     longest = max(case.sq, case.sk)
     values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
     if not per_token and values.numel() > 1:
         values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
+    if wide:
+        high = torch.randint(-1, 2, shape, generator=random)
+        # Of lengths: one past the end, one of few, one below zero.
+        values += 2**32 * (high if per_token else (1 - torch.arange(high.numel()) % 3).view(shape))
     if buffer.sorted:
         values = values.sort(-1).values
     elif case.ints == "runs" and per_token:

@@ -163,7 +163,10 @@ def _values(name: str, dtype: str, shape: tuple[int, ...], case: Case, random: A
     """Values that make sense for an operand, in its own dtype."""
     kind = DTYPES[dtype]
     if not kind.is_floating_point:
-        return torch.randint(0, 2, shape, generator=random).to(kind)
+        values = torch.randint(0, 2, shape, generator=random)
+        if kind == torch.int64:
+            values += 2**32 * torch.randint(-1, 2, shape, generator=random)
+        return values.to(kind)
     values = torch.randn(shape, generator=random)
     if name == "weight":
         return (torch.zeros(shape) if case.content == "zero-weight" else 1 + 0.2 * values).to(kind)

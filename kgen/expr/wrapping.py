@@ -1,0 +1,47 @@
+"""Which integers are taken not to wrap, so that a real number may be made of their parts.
+
+Integers are two's complement. `float(kv_idx * 1103515245 + 12345)` is of what is left of the product in 32 bits, and a
+sum of two reals would be another number. `slope * (kv_idx - q_idx)` may be split: sums and differences of positions,
+sizes, params, elements and small literals, times small literals, are taken to fit. So is what reaches a comparison, an
+index, `//` or `%`: a wrap there is out of contract.
+"""
+
+from __future__ import annotations
+
+from kgen.expr.nodes import Call, Const, Node, Type
+
+LITERAL = 2**16
+FACTOR = 2**10
+
+
+def may_wrap(node: Node) -> bool:
+    """Whether an integer is to be computed as it is written."""
+    return not 0 <= _factor(node) <= FACTOR
+
+
+def wrapped(node: Call) -> Const:
+    """The sum, difference or product of two literals, in 32 bits: printed, it would be one of Python's numbers."""
+    a, b = (int(arg.value) for arg in node.args if isinstance(arg, Const))
+    value = {"add": a + b, "sub": a - b, "mul": a * b}[node.fn]
+    return Const((value + 2**31) % 2**32 - 2**31, Type.INT)
+
+
+def _factor(node: Node) -> int:
+    """What positions are multiplied by at most; -1 where it is not known."""
+    if isinstance(node, Const):
+        return 1 if abs(node.value) <= LITERAL else -1
+    if not isinstance(node, Call) or node.fn in ("floordiv", "mod"):
+        return 1
+    match node.fn, node.args:
+        case "mul", (Const(), other) | (other, Const()):
+            literal = next(abs(int(a.value)) for a in node.args if isinstance(a, Const))
+            return max(1, literal) * _factor(other)
+        case "mul", _:
+            return -1
+        case "where", (_, *values):
+            found = [_factor(a) for a in values]
+        case _:
+            found = [_factor(a) for a in node.args]
+    if min(found) < 0:
+        return -1
+    return sum(found) if node.fn in ("add", "sub") else max(found)
