@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
+from kgen.spec.user_text import UserText
 from kgen.targets import TARGETS, Source
 
 TEMPLATES = {
@@ -32,11 +33,11 @@ class Spec:
     summary: str = "A stand-in."
     formula: str = "1"
     cuda: str = "no"
-    license: str | None = "Apache-2.0"
+    license: UserText | None = UserText("Apache-2.0")  # noqa: RUF009
     targets: tuple[tuple[str, bool], ...] = ()
 
     def model_dump_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=repr)
 
     def model_copy(self, update: dict[str, str]) -> Spec:
         return replace(self, **update)
@@ -55,6 +56,8 @@ def load(path: Path) -> Loaded:
     fields = dict(line.split(": ", 1) for line in text.splitlines())
     if "name" not in fields:
         raise KgenError(Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1))
+    if "license" in fields:
+        fields["license"] = UserText(fields["license"])
     targets = tuple((target, True) for target in fields.pop("targets", "fake").split())
     return Loaded(Path(path), text, Spec(**fields, targets=targets))
 

@@ -48,7 +48,7 @@ def test_bad_spec_says_what_is_wrong(path: Path) -> None:
 def test_stock_spec_loads(path: Path) -> None:
     loaded = load(path)
     assert loaded.spec.name == path.stem
-    assert loaded.spec.summary.endswith(".")
+    assert loaded.spec.summary.written.endswith(".")
     assert "score_mod" not in loaded.trees or loaded.trees["score_mod"].type is Type.FLOAT
     assert "mask_mod" not in loaded.trees or loaded.trees["mask_mod"].type is Type.BOOL
 

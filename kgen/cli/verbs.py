@@ -392,7 +392,7 @@ def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
             "name": each.spec.name,
             "kernel": each.spec.kernel,
             "targets": asked_targets(each),
-            "summary": each.spec.summary,
+            "summary": each.spec.summary.on_terminal(),
         }
         for each in _load(specs)
     ]

@@ -25,6 +25,7 @@ from kgen.spec.common import (
     taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.user_text import UserText
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 INDICES = ("b", "h", "q_idx", "kv_idx")
@@ -259,9 +260,9 @@ class AttentionSpec(SpecModel):
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["causal_alibi"])]
     """Name of the emitted function, lower_snake_case."""
-    summary: Summary = ""
+    summary: Summary = UserText("")
     """One line for people; it opens the docstring of the emitted file."""
-    license: License = "Apache-2.0"
+    license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16", "fp32"], Field(examples=["bf16"])]
     """Of q, k, v and the output."""
@@ -409,7 +410,7 @@ class AttentionSpec(SpecModel):
             ("score_mod", self.score_mod, score, Type.FLOAT),
             ("mask_mod", self.mask_mod, mask, Type.BOOL),
         )
-        return {field: (text, scope, result) for field, text, scope, result in texts if text is not None}
+        return {f: (text.written, scope, result) for f, text, scope, result in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""

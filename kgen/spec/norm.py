@@ -26,6 +26,7 @@ from kgen.spec.common import (
     taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.user_text import UserText
 
 SHAPES = {
     ("ROWS", "WIDTH"): "element",
@@ -217,9 +218,9 @@ class NormSpec(SpecModel):
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["rms_norm"])]
     """Name of the emitted function, lower_snake_case."""
-    summary: Summary = ""
+    summary: Summary = UserText("")
     """One line for people; it opens the docstring of the emitted file."""
-    license: License = "Apache-2.0"
+    license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     norm: Annotated[Literal["layer", "rms"], Field(examples=["rms"])]
     """layer: (h - mean) / sqrt(var + eps); rms: h / sqrt(mean of squares + eps)."""
@@ -325,7 +326,7 @@ class NormSpec(SpecModel):
             ("input_mod", self.input_mod, Scope(inputs | shared, {}, late)),
             ("output_mod", self.output_mod, Scope({"y": Type.FLOAT} | shared, {}, early)),
         )
-        return {field: (text, scope, Type.FLOAT) for field, text, scope in texts if text is not None}
+        return {f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""

@@ -37,7 +37,7 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
         "package.j2",
         {
             "name": spec.name,
-            "summary": (spec.summary or spec.name).rstrip(".") + ".",
+            "summary": (spec.summary.in_docstring() or spec.name).rstrip(".") + ".",
             "lead": "that can run where the tensors are" if choices else "that runs anywhere",
             "words": [_words(file, gradients) for file in tried],
             "choices": [

@@ -57,7 +57,7 @@ class LauncherFields:
         keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
         save = ["save"] if plan.saves else []
         return {
-            "summary_line": spec.summary.rstrip(".") + "." if spec.summary else f"The norm `{spec.name}`.",
+            "summary_line": (spec.summary.in_docstring() or f"The norm `{spec.name}`").rstrip(".") + ".",
             "signature": ", ".join([*positional, "*", *keywords]),
             "usage": ", ".join([*positional, *(f"{n}={n}" for n in (*keyword, *runtime))]),
             "tensor_params": ", ".join(

@@ -55,7 +55,8 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     extras = [*plan.gates, *indices]
     context: dict[str, object] = {
         "name": spec.name,
-        "summary": (spec.summary or "The output step of chunked linear attention").rstrip(".") + ".",
+        "summary": (spec.summary.in_docstring() or "The output step of chunked linear attention").rstrip(".")
+        + ".",
         "k": k,
         "v": v,
         "bt": bt,

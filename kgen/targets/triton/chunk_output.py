@@ -81,7 +81,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     power = "exp({})" if plan.natural else "2**({})"
     return {
         "name": spec.name,
-        "summary": spec.summary.rstrip(".") + ".",
+        "summary": spec.summary.in_docstring().rstrip(".") + ".",
         "dtype": spec.dtype,
         "BT": spec.chunk_size,
         "K": spec.head_dim.qk,

@@ -58,7 +58,7 @@ class _Fields:
         quantize = spec.quantize.scale if spec.quantize else None
         context: dict[str, object] = {
             "name": spec.name,
-            "summary": spec.summary.rstrip(".") + ".",
+            "summary": spec.summary.in_docstring().rstrip(".") + ".",
             "formula": _formula(plan),
             "constants": [{"name": n.upper(), "value": repr(v)} for n, v in self.constants.items()],
             "heads": self.heads,
