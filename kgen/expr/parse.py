@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.zero import is_always_zero
 
 MAX_LENGTH = 10_000
 MAX_NODES = 2_000
@@ -51,11 +52,15 @@ class BufferType:
 
 @dataclass(frozen=True)
 class Scope:
-    """The names that an expression may use. `elsewhere` says why a well-known name is not among them."""
+    """The names that an expression may use. `elsewhere` says why a well-known name is not among them.
+
+    `constants` are the values of the variables that are compiled in: a divisor that they make zero is an error.
+    """
 
     variables: Mapping[str, Type]
     buffers: Mapping[str, BufferType]
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, int | float] = field(default_factory=dict)
 
 
 def parse_expression(text: str, scope: Scope, result: Type) -> Node:
@@ -544,7 +549,14 @@ class _Builder:
             raise self.no_operator(node.op, node.left, node.right)
         row, symbol = operator
         operands = (self.expression(node.left, inner), self.expression(node.right, inner))
+        if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
+            self.check_divisor(operands[1].node, node.right)
         return self.apply(row, symbol, operands, self.between(node.left, node.right, symbol))
+
+    def check_divisor(self, divisor: Node, at: ast.expr) -> None:
+        if is_always_zero(divisor, self.scope.constants):
+            hint = "divide by something else; a parameter with a value counts as that value"
+            raise _error(self.span(at), "zero-division", "the divisor is always zero", hint)
 
     def no_operator(self, operator: ast.AST, left: ast.expr, right: ast.expr) -> ExpressionError:
         symbol, hint = _NO_OPERATOR[type(operator)]

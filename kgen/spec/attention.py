@@ -19,6 +19,7 @@ from kgen.spec.common import (
     Summary,
     checked_name,
     checked_targets,
+    compiled_in,
     differentiable,
     is_integer,
     refuse,
@@ -403,9 +404,12 @@ class AttentionSpec(SpecModel):
         scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
         buffers = {n: BufferType(b.element, len(b.shape)) for n, b in self.buffers.items()}
         mask = Scope(
-            scalars, buffers, {"score": "a mask sees positions, not scores: use `score` in `score_mod`"}
+            scalars,
+            buffers,
+            {"score": "a mask sees positions, not scores: use `score` in `score_mod`"},
+            compiled_in(self.params),
         )
-        score = Scope({"score": Type.FLOAT, **scalars}, buffers)
+        score = Scope({"score": Type.FLOAT, **scalars}, buffers, constants=compiled_in(self.params))
         texts = (
             ("score_mod", self.score_mod, score, Type.FLOAT),
             ("mask_mod", self.mask_mod, mask, Type.BOOL),

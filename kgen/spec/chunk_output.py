@@ -196,6 +196,7 @@ class ChunkOutputSpec(SpecModel):
             dict.fromkeys((*INDICES, *SIZES), Type.INT),
             {name: BufferType(Type.FLOAT, 1) for name in GATES},
             {"j": "`decay` is the exponent at one position `i`: from i and j the kernel takes c(i) - c(j)"},
+            {size: heads for size, heads in (("H", self.heads.qk), ("HV", self.heads.v)) if heads},
         )
         return {"decay": (self.decay.written, scope, Type.FLOAT)}
 

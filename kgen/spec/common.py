@@ -152,6 +152,11 @@ def _param(value: Any) -> Any:
     raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
 
 
+def compiled_in(params: Mapping[str, ParamSpec]) -> dict[str, int | float]:
+    """The values of the parameters that have one."""
+    return {name: param.value for name, param in params.items() if param.value is not None}
+
+
 def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
     """A check of `passes`: each name once, in the order of `supported`, with `forward` among them."""
 

@@ -20,6 +20,7 @@ from kgen.spec.common import (
     checked_name,
     checked_passes,
     checked_targets,
+    compiled_in,
     differentiable,
     is_integer,
     refuse,
@@ -317,14 +318,15 @@ class NormSpec(SpecModel):
         """By field: the text, the names that it may use, and the type that its value must have."""
         shared = {n: b.element for n, b in self.buffers.items()}
         shared |= {n: p.scalar for n, p in self.params.items()}
+        constants = compiled_in(self.params)
         inputs = {"x": Type.FLOAT} | ({"residual": Type.FLOAT} if self.residual else {})
         early = dict.fromkeys(inputs, "`output_mod` sees the normed value: use `x` in `input_mod`")
         late = {"y": "`input_mod` comes before the norm: use `y` in `output_mod`"}
         if not self.residual:
             late["residual"] = early["residual"] = "there is no residual: add `residual: in_out`"
         texts = (
-            ("input_mod", self.input_mod, Scope(inputs | shared, {}, late)),
-            ("output_mod", self.output_mod, Scope({"y": Type.FLOAT} | shared, {}, early)),
+            ("input_mod", self.input_mod, Scope(inputs | shared, {}, late, constants)),
+            ("output_mod", self.output_mod, Scope({"y": Type.FLOAT} | shared, {}, early, constants)),
         )
         return {f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None}
 
