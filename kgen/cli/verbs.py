@@ -372,9 +372,11 @@ def explain(
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
     from kgen.plan.explaining import explain as explained
+    from kgen.render.rendering import too_large
 
     (loaded,) = _load([spec])
-    text = explained(loaded, length)
+    with too_large(loaded):
+        text = explained(loaded, length)
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:
