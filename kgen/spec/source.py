@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -183,6 +184,9 @@ class _Reader:
             index = error.position
             message = f"the character U+{ord(text[index]):04X} is not allowed in YAML"
             hint = "remove it"
+        except (ValueError, OverflowError):
+            index = next((m.start() for m in _CODE_POINT.finditer(text) if int(m[1], 16) > sys.maxunicode), 0)
+            self.fail("bad-yaml", "there is no such character", index, index + 10, "U+10FFFF is the last")
         except YAMLError:
             message, hint, index = "this is not YAML", "see https://yaml.org/spec/1.2.2", 0
         self.fail("bad-yaml", message, index, index + 1, hint)
@@ -283,6 +287,7 @@ class _Reader:
 
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_CODE_POINT = re.compile(r"\\U([0-9a-fA-F]{8})")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _QUOTE = "write the value itself, and put quotes around text that begins with `&`, `*` or `!`"
