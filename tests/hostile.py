@@ -236,6 +236,10 @@ def _fields() -> dict[str, list[str | bytes]]:
     return found
 
 
+_BALANCED = [f"({' + '.join(f'y * exp(y * {8 * i + j}.0)' for j in range(8))})" for i in range(24)]
+"""Few enough to be read, and twice as many once they are differentiated."""
+
+
 def _expressions() -> dict[str, list[str | bytes]]:
     zero = [
         spec(f, **{field: json.dumps(text.replace("$", "x" if f == "norm" else "q_idx"))}, **others)
@@ -267,6 +271,7 @@ def _expressions() -> dict[str, list[str | bytes]]:
             "1 / (1 + $ + $**2 + $**3)**8",
             truth=False,
         ),
+        "sums_of_products": _field("norm", "output_mod", " + ".join(_BALANCED)),
         "products_of_many": _texts("*".join(["($ * $ * $)"] * 25), truth=False),
         "locals_that_double": _texts(
             _growing(40, "$", "{0} + {0}"), _growing(40, "$", "exp({0}) * {0}"), _growing(9, "$", "{0} * {0}")

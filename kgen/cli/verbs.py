@@ -382,7 +382,7 @@ def explain(
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
     from kgen.plan.explaining import explain as explained
-    from kgen.render.rendering import too_large
+    from kgen.spec.too_large import too_large
 
     (loaded,) = _load([spec])
     with too_large(loaded):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.diagnostics import KgenError
-from kgen.expr.nodes import walk
 from kgen.render import environment
 from kgen.render.header import digest, stamp
 from kgen.render.names import apart, clashes
@@ -34,31 +33,15 @@ def blaming(spec: str) -> Iterator[None]:
     """An exception that is not the user's to mend becomes an `InternalError` that names the spec."""
     try:
         yield
-    except (KgenError, InternalError, RecursionError):
+    except (KgenError, InternalError):
         raise
     except Exception as error:
         raise InternalError(f"while rendering {spec}: {type(error).__name__}: {error}") from error
 
 
-@contextmanager
-def too_large(loaded: Loaded) -> Iterator[None]:
-    """Only expressions nest, so it is they that are too deep where Python's stack ends."""
-    try:
-        yield
-    except RecursionError:
-        from kgen.spec.source import Document
-
-        trees = loaded.trees
-        field = max(trees, key=lambda name: sum(1 for _ in walk(trees[name])))
-        message = f"`{field}` is too large once it is simplified and differentiated"
-        hint = "use fewer terms, or move numbers into a buffer"
-        document = Document(loaded.text, loaded.path.as_posix())
-        raise KgenError(document.value("too-large", message, (field,), hint)) from None
-
-
 def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[str, str]:
     """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
-    with too_large(loaded), blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
+    with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
         sources = _sources(loaded, targets)
         bodies = {name: _body(env, source) for name, source in sources.items()}

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.spec.too_large import too_large
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -64,4 +65,5 @@ def sources(loaded: Loaded, target: str) -> list[Source]:
         hint = f"targets of {kernel} are: {', '.join(name for name in TARGETS if kernel in TARGETS[name])}"
         message = f"the target `{target}` is not supported for {kernel}"
         raise KgenError(Diagnostic("unsupported-target", message, file=file, hint=hint))
-    return cast("list[Source]", import_module(families[kernel]).sources(loaded))
+    with too_large(loaded):
+        return cast("list[Source]", import_module(families[kernel]).sources(loaded))
