@@ -91,12 +91,12 @@ def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
     Nothing that came from a file reaches the terminal unescaped.
     """
     red, blue, bold, plain = ("\x1b[1;31m", "\x1b[1;34m", "\x1b[1m", "\x1b[0m") if color else ("", "", "", "")
-    head = f"{red}error[{_escaped(diagnostic.code)}]{plain}{bold}: {_escaped(diagnostic.message)}{plain}"
+    head = f"{red}error[{escaped(diagnostic.code)}]{plain}{bold}: {escaped(diagnostic.message)}{plain}"
     lines = [head]
     margin = " " * len(str(diagnostic.line or 0))
     if diagnostic.file is not None:
         position = (str(n) for n in (diagnostic.line, diagnostic.column) if n is not None)
-        place = [_escaped(diagnostic.file), *position]
+        place = [escaped(diagnostic.file), *position]
         lines.append(f"{margin}{blue}-->{plain} {':'.join(place)}")
     if diagnostic.source is not None and diagnostic.line is not None:
         before, marked, after = _window(diagnostic)
@@ -105,7 +105,7 @@ def show(diagnostic: Diagnostic, *, color: bool = False) -> str:
         lines.append(f"{blue}{diagnostic.line} |{plain} {before}{marked}{after}".rstrip())
         lines.append(f"{bar} {' ' * len(before)}{red}{'^' * max(len(marked), 1)}{plain}")
     if diagnostic.hint is not None:
-        lines.append(f"{margin} {blue}={plain} hint: {_escaped(diagnostic.hint)}")
+        lines.append(f"{margin} {blue}={plain} hint: {escaped(diagnostic.hint)}")
     return "\n".join(lines)
 
 
@@ -127,9 +127,10 @@ def _window(diagnostic: Diagnostic) -> tuple[str, str, str]:
         before = before if len(before) <= _WIDTH // 2 else "..." + before[-_WIDTH // 2 :]
         marked = marked if len(marked) <= _WIDTH // 2 else marked[: _WIDTH // 2] + "..."
         after = after if len(after) <= _WIDTH // 4 else after[: _WIDTH // 4] + "..."
-    return _escaped(before), _escaped(marked), _escaped(after)
+    return escaped(before), escaped(marked), escaped(after)
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """The text on one line in which nothing hides: what cannot be printed is written as Python writes it."""
     # A tab is one character wide here, so that the carets stand under what they mean.
     return "".join(c if c.isprintable() else " " if c == "\t" else ascii(c)[1:-1] for c in text)

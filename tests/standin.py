@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
+from kgen.spec.user_text import UserText
 from kgen.targets import TARGETS, Source
 
 TEMPLATES = {
@@ -29,14 +30,14 @@ TEMPLATES = {
 class Spec:
     name: str
     kernel: str = "attention"
-    summary: str = "A stand-in."
+    summary: UserText = UserText("A stand-in.")  # noqa: RUF009
     formula: str = "1"
     cuda: str = "no"
-    license: str | None = "Apache-2.0"
+    license: UserText | None = UserText("Apache-2.0")  # noqa: RUF009
     targets: tuple[tuple[str, bool], ...] = ()
 
     def model_dump_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(asdict(self), default=repr)
 
     def model_copy(self, update: dict[str, str]) -> Spec:
         return replace(self, **update)
@@ -55,8 +56,9 @@ def load(path: Path) -> Loaded:
     fields = dict(line.split(": ", 1) for line in text.splitlines())
     if "name" not in fields:
         raise KgenError(Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1))
+    words = {key: UserText(fields.pop(key)) for key in ("summary", "license") if key in fields}
     targets = tuple((target, True) for target in fields.pop("targets", "fake").split())
-    return Loaded(Path(path), text, Spec(**fields, targets=targets))
+    return Loaded(Path(path), text, Spec(**fields, **words, targets=targets))
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -68,9 +70,9 @@ def sources(loaded: Loaded) -> list[Source]:
     if spec.formula == "interrupt":
         raise KeyboardInterrupt
     template = "undefined.j2" if spec.formula == "undefined" else "fake.py.j2"
-    made = [Source("fake.py", template, {"summary": spec.summary, "formula": spec.formula})]
+    made = [Source("fake.py", template, {"summary": spec.summary.in_docstring(), "formula": spec.formula})]
     if spec.cuda == "yes":
-        made.append(Source("fake.cu", "fake.cu.j2", {"summary": spec.summary}))
+        made.append(Source("fake.cu", "fake.cu.j2", {"summary": spec.summary.in_comment()}))
     return made
 
 

@@ -14,12 +14,12 @@ import pytest
 import kgen
 
 STAGES = (
-    *("diagnostics", "expr", "spec", "plan", "targets", "render"),
+    *("diagnostics", "files", "expr", "spec", "plan", "targets", "render"),
     *("verify", "bench", "tune", "cli", "__main__"),
 )
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
-RENDERING = {"diagnostics", "expr", "spec", "plan", "targets", "render"}
+RENDERING = {"diagnostics", "files", "expr", "spec", "plan", "targets", "render"}
 
 
 def modules() -> list[str]:

@@ -167,7 +167,7 @@ def test_what_is_expected_can_be_stored(path):
 def test_every_spec_is_explained(path):
     loaded = load(path)
     text = explain(loaded)
-    assert f"c(i) = {loaded.spec.decay}" in text if loaded.spec.decay else "None: a pair" in text
+    assert f"c(i) = {loaded.spec.decay.written}" in text if loaded.spec.decay else "None: a pair" in text
     assert ("41,088 bytes" in text) == (path.stem in ("gated_delta_output", "gated_delta_output_varlen"))
     assert "Call(" not in text
 

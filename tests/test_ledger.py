@@ -10,6 +10,7 @@ from standins import plain, render
 
 from kgen.diagnostics import KgenError
 from kgen.render import header
+from kgen.spec.user_text import UserText
 from kgen.targets.triton.tritons import GLUON
 from kgen.verify import ledger
 
@@ -163,7 +164,7 @@ def test_processes_do_not_lose_entries(tmp_path):
 def test_what_a_file_was_made_from_does_not_count(tmp_path: Path) -> None:
     """A change of the schema stamps other `inputs` on files that stay the same; every other line counts."""
     path = tmp_path / "triton.py"
-    given = {"spec": "x", "spec_file": "x.yaml", "spdx": "MIT"}
+    given = {"spec": "x", "spec_file": UserText("x.yaml"), "spdx": UserText("MIT")}
     hashes = []
     for body, inputs in (("a = 1\n", "0" * 16), ("a = 1\n", "1" * 16), ("a = 2\n", "0" * 16)):
         path.write_text(header.stamp(body, path.name, inputs=inputs, **given))

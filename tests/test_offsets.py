@@ -95,7 +95,12 @@ def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
     text = render_spec(loads(CHUNKED, "chunked.yaml"))[f"cute_{arch}.py"]
     functions = [f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_chunk")]
     cute = SimpleNamespace(jit=lambda f: f, size=len, Tensor=object)
-    names: dict[str, Any] = {"cute": cute, "cutlass": SimpleNamespace(max=max, min=min), "Int32": int, "BT": 64}
+    names: dict[str, Any] = {
+        "cute": cute,
+        "cutlass": SimpleNamespace(max=max, min=min),
+        "Int32": int,
+        "BT": 64,
+    }
     exec(compile(ast.Module(functions, []), "chunks", "exec"), names)
     for offsets in OFFSETS.values():
         for indices in ([(s, c) for s in range(len(offsets) - 1) for c in range(3)], *INDICES.values()):
@@ -154,7 +159,9 @@ def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: boo
     problem, function = problem_of(load(spec)), getattr(import_file(path, name), name)
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     for what, numbers in offsets.items():
-        drawn = inputs.draw(problem, inputs.Case("x", TOKENS, TOKENS, group=group, packed=((TOKENS, TOKENS),)), "cpu")
+        drawn = inputs.draw(
+            problem, inputs.Case("x", TOKENS, TOKENS, group=group, packed=((TOKENS, TOKENS),)), "cpu"
+        )
         wrong = torch.tensor(numbers, dtype=torch.int32)
         plain = torch.linspace(0, TOKENS, len(numbers)).int()
         for sides in ((wrong, wrong), (wrong, plain), (plain, wrong)):

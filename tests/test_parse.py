@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -13,6 +14,7 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.parse import MAX_DEPTH, BufferType, ExpressionError, Scope, parse_expression
 from kgen.expr.show import show
+from kgen.expr.zero import NUMBERS, is_always_zero
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 INDICES = ("b", "h", "q_idx", "kv_idx", "SQ", "window")
@@ -111,8 +113,14 @@ def parseable(node: Node) -> bool:
     )
 
 
+def divides(tree: Node) -> bool:
+    """Whether no divisor is always zero."""
+    divisions = (n for n in walk(tree) if isinstance(n, Call) and n.fn in ("div", "floordiv", "mod"))
+    return not any(is_always_zero(n.args[1], {}) for n in divisions)
+
+
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
-@given(st.sampled_from(RESULTS).flatmap(lambda t: trees(t, 4)).filter(parseable))
+@given(st.sampled_from(RESULTS).flatmap(lambda t: trees(t, 4)).filter(parseable).filter(divides))
 def test_parse_is_the_inverse_of_print(tree: Node) -> None:
     assert repr(parse_expression(show(tree), SCOPE, tree.type)) == repr(tree)
 
@@ -277,3 +285,73 @@ def test_position_of_errors(text: str, code: str, marked: str) -> None:
     error = failure(text)
     line = text.split("\n")[error.line - 1]
     assert (error.code, line[error.column - 1 :][: error.length]) == (code, marked)
+
+
+ZEROS = [
+    *("0", "0.0", "-0.0", "(1 - 1)", "(0 * q_idx)", "(q_idx - q_idx)"),
+    *("((q_idx + 1)**2 - q_idx * q_idx - 2 * q_idx - 1)", "min(0, 1)", "abs(0)", "(3 % 3)", "(1 // 2)"),
+    *("where(1 > 2, 5, 0)", "(two - 2)", "(zero * score)", "(-zero)", "sin(0)", "log(1)", "floor(0.5)"),
+    *("1e-60", "(1 / inf)", "float(0)", "tanh(zero)", "clamp(1, 0, 0)", "(score * 0)"),
+]
+
+
+@pytest.mark.parametrize("zero", ZEROS)
+@pytest.mark.parametrize("divide", ["1 + score / {}", "where(q_idx // {} > 0, 1, 2)", "score * (h % {})"])
+def test_a_divisor_that_is_always_zero(zero: str, divide: str) -> None:
+    scope = replace(
+        SCOPE,
+        variables={**SCOPE.variables, "two": INT, "zero": INT},
+        constants={"two": 2, "zero": 0},
+    )
+    text = divide.format(zero)
+    with pytest.raises(ExpressionError) as caught:
+        parse_expression(text, scope, FLOAT)
+    error = caught.value
+    if error.code == "wrong-type":
+        assert not divide.endswith("score / {}"), "only `//` and `%` are for integers alone"
+        return
+    assert error.code == "zero-division"
+    found = text[error.column - 1 :][: error.length]
+    assert found.strip("()") == zero.strip("()") or found in zero
+
+
+@pytest.mark.parametrize(
+    "divisor",
+    [
+        *("2", "q_idx", "(q_idx - h)", "(score - 1)", "1e-37", "(window * 1)", "doc[0]", "log(-1)", "inf"),
+        *("(q_idx // 2 * 2 - q_idx)", "(1 + exp(-score))", "(inf - inf)", "(score + inf)", "exp(1000)"),
+    ],
+)
+def test_a_divisor_that_need_not_be_zero(divisor: str) -> None:
+    parse(f"score / {divisor}")
+
+
+def test_every_row_is_known_for_plain_numbers() -> None:
+    assert set(NUMBERS) == set(TABLE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "((score**8)**8)**8",
+        "((q_idx + kv_idx + b + h)**8)**8 + score",
+        "score / ((1 + q_idx + kv_idx + b + h)**8)",
+        f"{'abs(' * 20}q_idx{')' * 20} + score",
+        f"{'(' * 20}q_idx{' % 7)' * 20} + score",
+        " * ".join(["(1 + score)"] * 12),
+        "*".join(["(score*score*score*score)"] * 17),
+    ],
+)
+def test_what_would_grow_without_end(text: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(ExpressionError) as caught:
+        parse(text)
+    assert caught.value.code == "too-large"
+    assert time.perf_counter() - begin < 1
+
+
+@pytest.mark.parametrize(
+    "text", ["(score**8)**8", "(score + q_idx + kv_idx)**8", "(q_idx - kv_idx)**2 * score"]
+)
+def test_what_may_be_multiplied_out(text: str) -> None:
+    parse(text)

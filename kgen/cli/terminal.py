@@ -67,8 +67,10 @@ def show_error(error: KgenError, form: Format) -> int:
 
 
 def _show_bug(error: Exception) -> int:
-    line("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
-    line(f"\nthis is a bug in kgen, please report it with the lines above: {error}", sys.stderr)
+    for said in "".join(traceback.format_exception(error)).rstrip().split("\n"):
+        line(diagnostics.escaped(said), sys.stderr)
+    why = diagnostics.escaped(str(error))
+    line(f"\nthis is a bug in kgen, please report it with the lines above: {why}", sys.stderr)
     return EXIT_BUG
 
 

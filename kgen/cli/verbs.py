@@ -17,7 +17,8 @@ import typer
 from kgen import __version__
 from kgen.cli import terminal
 from kgen.cli.terminal import Format, Row
-from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError
+from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
+from kgen.files import checked_path
 
 if TYPE_CHECKING:
     from kgen.render.writer import Change
@@ -77,6 +78,15 @@ def common(
     """From a declarative spec to standalone GPU kernel source."""
 
 
+def _checked(arguments: dict[str, object]) -> dict[str, object]:
+    """The arguments of a verb, whose paths can be printed and written down."""
+    for value in arguments.values():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path):
+                checked_path(path)
+    return arguments
+
+
 def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Make a function a verb: what it returns, or what its error means, is the exit code."""
 
@@ -85,7 +95,7 @@ def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
         def run(**arguments: object) -> None:
             form = arguments["form"]
             assert isinstance(form, Format)
-            raise SystemExit(terminal.guarded(lambda: function(**arguments), form))
+            raise SystemExit(terminal.guarded(lambda: function(**_checked(arguments)), form))
 
         app.command(name)(run)
         return function
@@ -167,7 +177,7 @@ def _effect(change: Change, *, forced: bool) -> str:
 
 
 def _drift_line(change: Change) -> str:
-    return f"{change.state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else "")
+    return escaped(f"{change.state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else ""))
 
 
 def _diff(change: Change) -> str:
@@ -377,8 +387,10 @@ def explain(
         hint = f"kgen explain {loaded.path}"
         raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
     from kgen.plan.explaining import explain as explained
+    from kgen.spec.too_large import too_large
 
-    text = explained(loaded, length)
+    with too_large(loaded):
+        text = explained(loaded, length)
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:
@@ -396,7 +408,7 @@ def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
             "name": each.spec.name,
             "kernel": each.spec.kernel,
             "targets": asked_targets(each),
-            "summary": each.spec.summary,
+            "summary": each.spec.summary.on_terminal(),
         }
         for each in _load(specs)
     ]

@@ -8,19 +8,23 @@ list: nothing is evaluated, so a spec can be untrusted input. Whatever is not on
 from __future__ import annotations
 
 import ast
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.zero import is_always_zero
 
 MAX_LENGTH = 10_000
 MAX_NODES = 2_000
 MAX_DEPTH = 64
+MAX_EXPANDED = 512
 MAX_EXPONENT = 8
 INT32 = range(-(2**31), 2**31)
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
@@ -51,11 +55,15 @@ class BufferType:
 
 @dataclass(frozen=True)
 class Scope:
-    """The names that an expression may use. `elsewhere` says why a well-known name is not among them."""
+    """The names that an expression may use. `elsewhere` says why a well-known name is not among them.
+
+    `constants` are the values of the variables that are compiled in: a divisor that they make zero is an error.
+    """
 
     variables: Mapping[str, Type]
     buffers: Mapping[str, BufferType]
     elsewhere: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, int | float] = field(default_factory=dict)
 
 
 def parse_expression(text: str, scope: Scope, result: Type) -> Node:
@@ -79,11 +87,16 @@ class _Span(NamedTuple):
 
 
 class _Built(NamedTuple):
-    """A tree with its size and depth: locals are inlined, so a tree may be far larger than its objects."""
+    """A tree with its size and depth as printed: locals are inlined, and some functions name an operand twice, so a
+    tree may be far larger than its objects."""
 
     node: Node
     size: int
     depth: int
+    terms: int = 1
+    """Of the sum that it is multiplied out: no less than there are."""
+    factors: int = 1
+    """Of the longest product among them."""
 
     @property
     def type(self) -> Type:
@@ -544,7 +557,14 @@ class _Builder:
             raise self.no_operator(node.op, node.left, node.right)
         row, symbol = operator
         operands = (self.expression(node.left, inner), self.expression(node.right, inner))
+        if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
+            self.check_divisor(operands[1].node, node.right)
         return self.apply(row, symbol, operands, self.between(node.left, node.right, symbol))
+
+    def check_divisor(self, divisor: Node, at: ast.expr) -> None:
+        if is_always_zero(divisor, self.scope.constants):
+            hint = "divide by something else; a parameter with a value counts as that value"
+            raise _error(self.span(at), "zero-division", "the divisor is always zero", hint)
 
     def no_operator(self, operator: ast.AST, left: ast.expr, right: ast.expr) -> ExpressionError:
         symbol, hint = _NO_OPERATOR[type(operator)]
@@ -571,7 +591,10 @@ class _Builder:
             square = self.apply("mul", "**", (half, half), span)
             return self.apply("mul", "**", (square, base), span) if n % 2 else square
 
-        return multiplied(exponent)
+        # Of the terms of a power, those with the same factors are one.
+        terms = math.comb(base.terms + exponent - 1, exponent)
+        self.check_expansion(terms, exponent * base.factors, span)
+        return multiplied(exponent)._replace(terms=terms)
 
     def comparison(self, node: ast.Compare, inner: int) -> _Built:
         operands = [node.left, *node.comparators]
@@ -709,7 +732,7 @@ class _Builder:
             hint = f"write `{_indexed(name, buffer.rank)}`"
             raise _error(self.span(node), "bad-index", message, hint)
         tree = Read(name, tuple(value.node for value in built), buffer.element)
-        return self.limited(_grown(tree, built), self.span(node))
+        return self.limited(_grown(tree, built, (1,) * len(built)), self.span(node))
 
     # Making nodes ------------------------
 
@@ -719,12 +742,34 @@ class _Builder:
         except TypeRuleError as error:
             raise _error(span, "wrong-type", f"`{symbol}` {error}", error.hint) from None
         tree = Call(row, tuple(argument.node for argument in arguments), type_)
-        return self.limited(_grown(tree, arguments), span)
+        built = _grown(tree, arguments, _times_printed(row))
+        if row in ("add", "sub"):
+            terms, factors = sum(a.terms for a in arguments), max(a.factors for a in arguments)
+        elif row in ("mul", "div", "neg"):
+            terms, factors = math.prod(a.terms for a in arguments), sum(a.factors for a in arguments)
+        else:
+            terms = factors = 1
+        if symbol != "**":
+            self.check_expansion(terms, factors, span)
+        return self.limited(built._replace(terms=terms, factors=factors), span)
+
+    def check_expansion(self, terms: int, factors: int, span: _Span) -> None:
+        """What sympy may have to multiply out; differentiation makes a term of each factor."""
+        if factors > MAX_DEPTH:
+            message = f"the expression multiplies more than {MAX_DEPTH} factors"
+            raise _error(
+                span, "too-large", message, "use `exp2(y * log2(x))` for high powers of a positive x"
+            )
+        if terms * factors > MAX_EXPANDED:
+            message = f"multiplied out, the expression has more than {MAX_EXPANDED} factors"
+            hint = "use fewer sums in products, or move numbers into a buffer"
+            raise _error(span, "too-large", message, hint)
 
     def limited(self, built: _Built, span: _Span) -> _Built:
         if built.size > MAX_NODES:
             message = f"the expression has more than {MAX_NODES} terms once its local names are written out"
-            raise _error(span, "too-large", message, "use fewer local names that build on each other")
+            hint = "use fewer local names, `abs` and `%` that build on each other"
+            raise _error(span, "too-large", message, hint)
         if built.depth > MAX_DEPTH:
             raise _too_deep(span)
         return built
@@ -749,8 +794,16 @@ class _Builder:
         return self.span(left)
 
 
-def _grown(tree: Node, parts: Sequence[_Built]) -> _Built:
-    return _Built(tree, 1 + sum(p.size for p in parts), 1 + max((p.depth for p in parts), default=0))
+def _grown(tree: Node, parts: Sequence[_Built], times: Sequence[int]) -> _Built:
+    size = sum(n * p.size for p, n in zip(parts, times, strict=True))
+    return _Built(tree, 1 + size, 1 + max((p.depth for p in parts), default=0))
+
+
+@cache
+def _times_printed(row: str) -> tuple[int, ...]:
+    """How often the targets print each operand of a row, at most: `abs` is `max(x, -x)`."""
+    forms = [spelling.form for spelling in TABLE[row].spelled.values()]
+    return tuple(max(form.count(f"{{{i}}}") for form in forms) for i in range(max(TABLE[row].arity[0], 1)))
 
 
 def _a(type_: Type) -> str:

@@ -43,7 +43,7 @@ def explain(loaded: Loaded, length: int | None = None) -> str:
         "Gradients": _gradients(plan),
         "Sizes of tiles": _tiles(plan),
     }
-    title = f"{plan.spec.name}: {plan.spec.summary}".rstrip(": ")
+    title = f"{plan.spec.name}: {plan.spec.summary.on_terminal()}".rstrip(": ")
     texts = ["\n".join([f"{heading}\n", *lines]) for heading, lines in sections.items()]
     return "\n\n".join([title, *texts]) + "\n"
 

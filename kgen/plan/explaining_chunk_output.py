@@ -19,7 +19,7 @@ def explain_chunk_output(loaded: Loaded) -> str:
         "Gradients": _gradients(plan),
         "Sizes of tiles": _tiles(plan),
     }
-    title = f"{plan.spec.name}: {plan.spec.summary}".rstrip(": ")
+    title = f"{plan.spec.name}: {plan.spec.summary.on_terminal()}".rstrip(": ")
     texts = ["\n".join([f"{heading}\n", *lines]) for heading, lines in sections.items()]
     return "\n\n".join([title, *texts]) + "\n"
 

@@ -18,7 +18,7 @@ def explain_norm(loaded: Loaded) -> str:
     if plan.backward is not None:
         sections["Backward, for each row"] = _backward(plan)
         sections["Gradients"] = map(_gradient, plan.backward.gradients)
-    title = f"{plan.spec.name}: {plan.spec.summary}".rstrip(": ")
+    title = f"{plan.spec.name}: {plan.spec.summary.on_terminal()}".rstrip(": ")
     texts = ["\n".join([f"{heading}\n", *lines]) for heading, lines in sections.items()]
     return "\n\n".join([title, *texts]) + "\n"
 

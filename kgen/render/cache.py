@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kgen import files as kept
+from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment, manifest
 
 if TYPE_CHECKING:
@@ -30,19 +32,23 @@ def lookup(spec: Path, generated: Path) -> Output | None:
     """What the spec makes, read back from disk, if nothing has changed since it was written there."""
     from kgen.render.writer import Output
 
+    path = _entry_path(spec, generated)
+    folder, hint = path.parent, f"remove {path.parent}"
+    if folder.exists() and not folder.is_dir():
+        raise KgenError(Diagnostic("bad-cache", "the cache is not a directory", str(folder), 1, 1, hint=hint))
     try:
-        entry = json.loads(_entry_path(spec, generated).read_bytes())
-        if entry["fingerprint"] != fingerprint() or entry["spec"] != _hash(spec.read_bytes()):
+        entry = kept.read_json(path, "bad-cache", hint)
+        if entry["fingerprint"] != fingerprint() or entry["spec"] != _hash(kept.read(spec)):
             return None
         directory = generated / entry["name"]
         files: dict[str, str] = {}
         for name, expected in entry["files"].items():
-            data = (directory / name).read_bytes()
+            data = kept.read(directory / name)
             if _hash(data) != expected:
                 return None
             files[name] = data.decode()
         return Output(spec, entry["name"], files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, kept.NotJsonError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -94,7 +100,7 @@ def _walk(root: str, suffix: str | tuple[str, ...]) -> Iterator[str]:
 
 def _entry_path(spec: Path, generated: Path) -> Path:
     out = Path(os.path.realpath(generated))
-    key = _hash(f"{out.name}\0{manifest.relative_spec(spec, out)}".encode())[:24]
+    key = _hash(os.fsencode(f"{out.name}\0{manifest.relative_spec(spec, out)}"))[:24]
     return out.parent / ".kgen-cache" / f"{key}.json"
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kgen.diagnostics import Diagnostic, KgenError, shown
+from kgen.files import NotJsonError, read_json
 from kgen.render.header import body_hash
 
 MANIFEST = "manifest.json"
@@ -38,13 +40,31 @@ def relative_spec(spec: Path, directory: Path) -> str:
 
 
 def read(directory: Path) -> Manifest | None:
-    """The manifest of a directory; None without one that can be read (a merge may have left marks in it)."""
+    """The manifest of a directory; None without one that can be read (a merge may have left marks in it).
+
+    Raises `KgenError` for what neither kgen nor a merge writes: no end of brackets, a path that no system has.
+    """
+    path = directory / MANIFEST
+    hint = f"remove {path}: the files themselves say what is kgen's"
     try:
-        data = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        data = read_json(path, "bad-manifest", hint)
         files = {str(name): str(value) for name, value in data["files"].items()}
-        return Manifest(str(data["spec"]), files)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        spec = str(data["spec"])
+    except (OSError, NotJsonError, KeyError, TypeError, AttributeError):
         return None
+    for name in (spec, *files):
+        if not _is_path(name):
+            message = f"{shown(name)} is not the name of a file"
+            raise KgenError(Diagnostic("bad-manifest", message, str(path), 1, 1, hint=hint))
+    return Manifest(spec, files)
+
+
+def _is_path(name: str) -> bool:
+    """Whether a system may have a file of this name."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def listed(directory: Path) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.files import checked_path
 from kgen.render import cache
 from kgen.render.rendering import blaming, render_spec
 from kgen.render.writer import Output
@@ -29,11 +30,12 @@ def find_specs(given: Sequence[Path]) -> list[Path]:
             if not inside and given:
                 raise KgenError(Diagnostic("no-specs", "the directory has no *.yaml", file=str(path)))
             found += inside
-        elif path.is_file():
+        elif path.exists():
             found.append(path)
         else:
             hint = None if given else "run kgen where `specs/` is, or name a spec"
             raise KgenError(Diagnostic("no-specs", "no such file or directory", file=str(path), hint=hint))
+    found = [checked_path(path) for path in found]
     return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
 
 

@@ -13,6 +13,7 @@ from kgen.render import environment
 from kgen.render.header import digest, stamp
 from kgen.render.names import apart, clashes
 from kgen.render.unused import without_unused
+from kgen.spec.user_text import UserText
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -78,7 +79,7 @@ def _file(env: Environment, loaded: Loaded, source: Source, body: str) -> str:
         without_unused(body) if source.filename.endswith(".py") else body,
         source.filename,
         spec=loaded.spec.name,
-        spec_file=Path(loaded.path).name,
+        spec_file=UserText(Path(loaded.path).name),
         inputs=_inputs_hash(env, loaded, source),
         spdx=loaded.spec.license,
     )

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from kgen import files
 from kgen.diagnostics import Diagnostic, DriftError, KgenError
 from kgen.render import manifest
 from kgen.render.header import body_hash, is_untouched
@@ -210,9 +211,13 @@ def _manifest_change(path: Path, text: str) -> Change:
 def _read(path: Path) -> bytes | None:
     """What a file holds; None if there is none, or if another process has just pruned it."""
     try:
-        return path.read_bytes()
+        content = files.read(path)
     except FileNotFoundError:
         return None
+    if len(content) > files.MAX_RECORD:
+        message = f"the file has more than {files.MAX_RECORD} bytes: kgen did not write it"
+        raise KgenError(Diagnostic("too-large", message, str(path), hint="move it away"))
+    return content
 
 
 def _edit(path: Path, old: bytes) -> str | None:

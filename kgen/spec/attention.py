@@ -19,12 +19,14 @@ from kgen.spec.common import (
     Summary,
     checked_name,
     checked_targets,
+    compiled_in,
     differentiable,
     is_integer,
     refuse,
     taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.user_text import UserText
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 INDICES = ("b", "h", "q_idx", "kv_idx")
@@ -259,9 +261,9 @@ class AttentionSpec(SpecModel):
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["causal_alibi"])]
     """Name of the emitted function, lower_snake_case."""
-    summary: Summary = ""
+    summary: Summary = UserText("")
     """One line for people; it opens the docstring of the emitted file."""
-    license: License = "Apache-2.0"
+    license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16", "fp32"], Field(examples=["bf16"])]
     """Of q, k, v and the output."""
@@ -402,14 +404,17 @@ class AttentionSpec(SpecModel):
         scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
         buffers = {n: BufferType(b.element, len(b.shape)) for n, b in self.buffers.items()}
         mask = Scope(
-            scalars, buffers, {"score": "a mask sees positions, not scores: use `score` in `score_mod`"}
+            scalars,
+            buffers,
+            {"score": "a mask sees positions, not scores: use `score` in `score_mod`"},
+            compiled_in(self.params),
         )
-        score = Scope({"score": Type.FLOAT, **scalars}, buffers)
+        score = Scope({"score": Type.FLOAT, **scalars}, buffers, constants=compiled_in(self.params))
         texts = (
             ("score_mod", self.score_mod, score, Type.FLOAT),
             ("mask_mod", self.mask_mod, mask, Type.BOOL),
         )
-        return {field: (text, scope, result) for field, text, scope, result in texts if text is not None}
+        return {f: (text.written, scope, result) for f, text, scope, result in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""

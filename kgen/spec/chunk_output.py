@@ -22,6 +22,7 @@ from kgen.spec.common import (
     refuse,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.user_text import UserText
 
 SIZES = ("H", "HV")
 INDICES = ("i", "h")
@@ -143,9 +144,9 @@ class ChunkOutputSpec(SpecModel):
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["gated_delta_output"])]
     """Name of the emitted function, lower_snake_case."""
-    summary: Summary = ""
+    summary: Summary = UserText("")
     """One line for people; it opens the docstring of the emitted file."""
-    license: License = "Apache-2.0"
+    license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     dtype: Annotated[Literal["bf16", "fp16"], Field(examples=["bf16"])]
     """Of q, k, v and the output; sums are fp32."""
@@ -195,8 +196,9 @@ class ChunkOutputSpec(SpecModel):
             dict.fromkeys((*INDICES, *SIZES), Type.INT),
             {name: BufferType(Type.FLOAT, 1) for name in GATES},
             {"j": "`decay` is the exponent at one position `i`: from i and j the kernel takes c(i) - c(j)"},
+            {size: heads for size, heads in (("H", self.heads.qk), ("HV", self.heads.v)) if heads},
         )
-        return {"decay": (self.decay, scope, Type.FLOAT)}
+        return {"decay": (self.decay.written, scope, Type.FLOAT)}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""

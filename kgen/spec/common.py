@@ -15,6 +15,7 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.user_text import UserText
 
 ELEMENTS = {
     "fp32": Type.FLOAT,
@@ -53,9 +54,9 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _checked_summary(text: str) -> str:
-    text = text.strip()
-    # It becomes a comment in several languages: nothing in it may end one, or hide.
+def _checked_summary(summary: UserText) -> UserText:
+    # It opens every emitted file: plain words, which read the same in every language.
+    text = summary.written
     if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
         hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"
         raise problem("bad-summary", "the summary cannot stand in a comment as it is", hint)
@@ -63,15 +64,16 @@ def _checked_summary(text: str) -> str:
         raise problem(
             "bad-summary", f"the summary has {len(text)} characters, 200 is the limit", "shorten it"
         )
-    return text
+    return summary
 
 
-def _checked_license(text: str) -> str:
+def _checked_license(spdx: UserText) -> UserText:
+    text = spdx.written
     identifier = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
     if not re.fullmatch(rf"{identifier}( (AND|OR|WITH) {identifier})*", text) or len(text) > 100:
         hint = "see https://spdx.org/licenses, for example `Apache-2.0` or `MIT OR Apache-2.0`"
         raise problem("bad-license", f"{shown(text)} is not an SPDX licence identifier", hint)
-    return text
+    return spdx
 
 
 def _checked_text(value: Any) -> Any:
@@ -96,9 +98,9 @@ def refuse(reserved: Collection[str]) -> Callable[[str], str]:
     return check
 
 
-Summary = Annotated[str, AfterValidator(_checked_summary)]
-License = Annotated[str, AfterValidator(_checked_license)]
-Expression = Annotated[str | None, BeforeValidator(_checked_text)]
+Summary = Annotated[UserText, AfterValidator(_checked_summary)]
+License = Annotated[UserText, AfterValidator(_checked_license)]
+Expression = Annotated[UserText | None, BeforeValidator(_checked_text)]
 
 
 def is_integer(value: Any) -> bool:
@@ -148,6 +150,11 @@ def _param(value: Any) -> Any:
         return value
     hint = "write a number, or `{type: float, runtime: true}`"
     raise problem("wrong-type", f"a parameter must be a number or a mapping, not {shown(value)}", hint)
+
+
+def compiled_in(params: Mapping[str, ParamSpec]) -> dict[str, int | float]:
+    """The values of the parameters that have one."""
+    return {name: param.value for name, param in params.items() if param.value is not None}
 
 
 def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:

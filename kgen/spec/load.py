@@ -10,14 +10,16 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from kgen import files
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
 from kgen.expr.parse import ExpressionError, parse_expression
+from kgen.files import checked_path
 from kgen.spec.attention import AttentionSpec
 from kgen.spec.chunk_output import ChunkOutputSpec
 from kgen.spec.norm import NormSpec
 from kgen.spec.problems import described
-from kgen.spec.source import Document, decode
+from kgen.spec.source import MAX_BYTES, Document, decode
 
 # The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
 # `expressions()` and `check()`, and the fields `kernel name summary license passes targets`.
@@ -38,12 +40,13 @@ class Loaded:
 
 def load(path: str | Path) -> Loaded:
     """Read and check one YAML file. Raises `KgenError` with all its diagnostics."""
-    file = Path(path)
+    file = checked_path(Path(path))
     try:
-        content = file.read_bytes()
+        content = files.read(file, MAX_BYTES)
     except OSError as error:
         message = f"cannot read the file: {error.strerror or error}"
-        raise KgenError(Diagnostic("cannot-read", message, file.as_posix(), hint="check its path")) from None
+        place = Diagnostic("cannot-read", message, file.as_posix(), 1, 1, hint="check its path")
+        raise KgenError(place) from None
     return loads(decode(content, file.as_posix()), file)
 
 

@@ -20,12 +20,14 @@ from kgen.spec.common import (
     checked_name,
     checked_passes,
     checked_targets,
+    compiled_in,
     differentiable,
     is_integer,
     refuse,
     taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.user_text import UserText
 
 SHAPES = {
     ("ROWS", "WIDTH"): "element",
@@ -217,9 +219,9 @@ class NormSpec(SpecModel):
     """The family of kernels."""
     name: Annotated[Name, Field(examples=["rms_norm"])]
     """Name of the emitted function, lower_snake_case."""
-    summary: Summary = ""
+    summary: Summary = UserText("")
     """One line for people; it opens the docstring of the emitted file."""
-    license: License = "Apache-2.0"
+    license: License = UserText("Apache-2.0")
     """SPDX identifier for the emitted files."""
     norm: Annotated[Literal["layer", "rms"], Field(examples=["rms"])]
     """layer: (h - mean) / sqrt(var + eps); rms: h / sqrt(mean of squares + eps)."""
@@ -316,16 +318,17 @@ class NormSpec(SpecModel):
         """By field: the text, the names that it may use, and the type that its value must have."""
         shared = {n: b.element for n, b in self.buffers.items()}
         shared |= {n: p.scalar for n, p in self.params.items()}
+        constants = compiled_in(self.params)
         inputs = {"x": Type.FLOAT} | ({"residual": Type.FLOAT} if self.residual else {})
         early = dict.fromkeys(inputs, "`output_mod` sees the normed value: use `x` in `input_mod`")
         late = {"y": "`input_mod` comes before the norm: use `y` in `output_mod`"}
         if not self.residual:
             late["residual"] = early["residual"] = "there is no residual: add `residual: in_out`"
         texts = (
-            ("input_mod", self.input_mod, Scope(inputs | shared, {}, late)),
-            ("output_mod", self.output_mod, Scope({"y": Type.FLOAT} | shared, {}, early)),
+            ("input_mod", self.input_mod, Scope(inputs | shared, {}, late, constants)),
+            ("output_mod", self.output_mod, Scope({"y": Type.FLOAT} | shared, {}, early, constants)),
         )
-        return {field: (text, scope, Type.FLOAT) for field, text, scope in texts if text is not None}
+        return {f: (text.written, scope, Type.FLOAT) for f, text, scope in texts if text is not None}
 
     def check(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """What only the typed `trees` (by field) show to be wrong."""

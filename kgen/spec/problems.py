@@ -54,9 +54,7 @@ def described(document: Document, model: type[BaseModel], error: ErrorDetails) -
     return document.value(code, f"{label} {message}", path, advice)
 
 
-def _translated(
-    type_: str, context: dict[str, Any], value: Any, fallback: str
-) -> tuple[str, str, str | None]:
+def _translated(type_: str, context: dict[str, Any], value: Any, fallback: str) -> tuple[str, str, str]:
     """Code, message and hint for the kinds of errors that pydantic finds by itself."""
     if type_ == "literal_error":
         choices = [c.strip("'") for c in re.findall(r"'[^']*'|-?\d+", context["expected"])]
@@ -77,7 +75,7 @@ def _translated(
             f"has at most {context['max_length']} items, not {context['actual_length']}",
             "shorten it",
         )
-    return "bad-value", f"is wrong: {fallback}", None
+    return "bad-value", f"is wrong: {fallback}", "`kgen schema` prints what a spec may say"
 
 
 _NEEDED: dict[str, tuple[str, str]] = {
@@ -87,6 +85,9 @@ _NEEDED: dict[str, tuple[str, str]] = {
     "dict_type": ("a mapping", "write `key: value` lines under it"),
     "model_type": ("a mapping", "write `key: value` lines under it"),
     "model_attributes_type": ("a mapping", "write `key: value` lines under it"),
+    "float_type": ("a number", "write it in digits, without quotes"),
+    "float_parsing": ("a number", "write it in digits, without quotes"),
+    "finite_number": ("a finite number", "write it in digits"),
     "tuple_type": ("a list", "write `[a, b]`"),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.reader import ReaderError
 
 from kgen.diagnostics import Diagnostic, KgenError, shown
+from kgen.files import position
 
 MAX_BYTES = 100_000
 MAX_DEPTH = 16
@@ -142,13 +144,14 @@ class Document:
 def decode(content: bytes, file: str) -> str:
     """The text of a file of at most `MAX_BYTES` bytes of UTF-8; raises `KgenError`."""
     if len(content) > MAX_BYTES:
-        message = f"the file has {len(content)} bytes, {MAX_BYTES} is the limit"
-        raise KgenError(Diagnostic("too-large", message, file, hint="move tables of numbers into a buffer"))
+        line, column = position(content, MAX_BYTES)
+        source = content.split(b"\n")[line - 1].decode(errors="replace")
+        message, hint = f"the file has more than {MAX_BYTES} bytes", "move tables of numbers into a buffer"
+        raise KgenError(Diagnostic("too-large", message, file, line, column, 1, source, hint))
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        column = len(content[content.rfind(b"\n", 0, error.start) + 1 : error.start].decode()) + 1
+        line, column = position(content, error.start)
         source = content.split(b"\n")[line - 1].decode(errors="replace")
         message = f"byte 0x{content[error.start]:02x} is not UTF-8"
         hint = "save the file with the encoding UTF-8"
@@ -181,6 +184,9 @@ class _Reader:
             index = error.position
             message = f"the character U+{ord(text[index]):04X} is not allowed in YAML"
             hint = "remove it"
+        except (ValueError, OverflowError):
+            index = next((m.start() for m in _CODE_POINT.finditer(text) if int(m[1], 16) > sys.maxunicode), 0)
+            self.fail("bad-yaml", "there is no such character", index, index + 10, "U+10FFFF is the last")
         except YAMLError:
             message, hint, index = "this is not YAML", "see https://yaml.org/spec/1.2.2", 0
         self.fail("bad-yaml", message, index, index + 1, hint)
@@ -250,6 +256,12 @@ class _Reader:
 
     def resolved(self, event: Any) -> Any:
         text: str = event.value
+        if half := _SURROGATE.search(text):
+            scalar = _Scalar(text, event.start_mark.index, event.end_mark.index, text, event.style)
+            start = _places(self.document.text, scalar)[half.start()]
+            message = f"U+{ord(half[0]):04X} is half of a character"
+            hint = 'write the character itself, or its number after `\\U`, as in "\\U0001F600"'
+            self.fail("bad-character", message, start, start + 6, hint)
         if event.style is not None:
             return text
         if text in ("", "~", "null", "Null", "NULL"):
@@ -275,6 +287,8 @@ class _Reader:
 
 
 _INTEGER = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_CODE_POINT = re.compile(r"\\U([0-9a-fA-F]{8})")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _QUOTE = "write the value itself, and put quotes around text that begins with `&`, `*` or `!`"
 

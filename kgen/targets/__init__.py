@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.spec.too_large import too_large
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -49,9 +50,11 @@ def callable_files(sources: Iterable[Source]) -> list[Source]:
     return sorted((s for s in sources if s.rank is not None), key=lambda s: -(s.rank or 0))
 
 
-def opening(spec: Any) -> str:
-    """The sentence that emitted files open with: the summary, or what the spec is where it says nothing."""
-    words = spec.summary.rstrip(".") or f"The {spec.kernel.replace('_', ' ')} `{spec.name}`"
+def opening(spec: Any, *, in_comment: bool = False) -> str:
+    """The sentence that docstrings of emitted files open with, or a comment: the summary, or what the spec is where it
+    says nothing."""
+    summary = spec.summary.in_comment() if in_comment else spec.summary.in_docstring()
+    words = summary.strip().rstrip(".") or f"The {spec.kernel.replace('_', ' ')} `{spec.name}`"
     return words if words.endswith(("?", "!")) else f"{words}."
 
 
@@ -70,4 +73,5 @@ def sources(loaded: Loaded, target: str) -> list[Source]:
         hint = f"targets of {kernel} are: {', '.join(name for name in TARGETS if kernel in TARGETS[name])}"
         message = f"the target `{target}` is not supported for {kernel}"
         raise KgenError(Diagnostic("unsupported-target", message, file=file, hint=hint))
-    return cast("list[Source]", import_module(families[kernel]).sources(loaded))
+    with too_large(loaded):
+        return cast("list[Source]", import_module(families[kernel]).sources(loaded))

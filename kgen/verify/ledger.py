@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.files import read as read_file
+from kgen.files import read_json
 from kgen.render.header import without_inputs
 from kgen.verify.emitted import Emitted, emitted_files
 
@@ -34,25 +36,44 @@ def file_hash(path: Path) -> str:
     """The sha256 of an emitted file without its line `inputs`, and of what is beside it under its stem (`cuda.cu`)."""
     path = Path(path)
     beside = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path and p.is_file())
-    return hashlib.sha256(b"".join(without_inputs(p.read_bytes()) for p in (path, *beside))).hexdigest()
+    return hashlib.sha256(b"".join(without_inputs(read_file(p)) for p in (path, *beside))).hexdigest()
 
 
 def read(generated: Path) -> Ledger:
     """The ledger, empty where there is none. Raises `KgenError` for a file that is not one."""
     path = Path(generated) / FILENAME
+    hint = f"remove {path}"
+
+    def wrong(why: str, line: int | None = 1, column: int | None = 1) -> KgenError:
+        message = f"cannot read the ledger: {why}"
+        return KgenError(Diagnostic("bad-ledger", message, str(path), line, column, hint=hint))
+
     try:
-        files = json.loads(path.read_text())["files"]
-        if not isinstance(files, dict) or not all("records" in entry for entry in files.values()):
-            raise ValueError("no records")
+        ledger = read_json(path, "bad-ledger", hint)
     except FileNotFoundError:
         return {}
-    except (ValueError, KeyError, TypeError) as error:
-        raise KgenError(
-            Diagnostic(
-                "bad-ledger", f"cannot read the ledger: {error}", file=str(path), hint=f"remove {path}"
-            )
-        ) from error
+    except OSError as error:
+        raise wrong(error.strerror or str(error)) from None
+    except KgenError as error:
+        (said,) = error.diagnostics
+        raise wrong(said.message, said.line, said.column) from None
+    files = ledger.get("files") if isinstance(ledger, dict) else None
+    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
+        raise wrong("no records")
     return files
+
+
+def _is_entry(entry: object) -> bool:
+    records = entry.get("records") if isinstance(entry, dict) else None
+    return isinstance(records, dict) and all(map(_is_record, records.values()))
+
+
+def _is_record(record: object) -> bool:
+    """Whether it may be one; of a kernel that ran, it has the worst error of each output."""
+    worst = record.get("worst", {}) if isinstance(record, dict) else None
+    return isinstance(worst, dict) and all(
+        isinstance(entry, dict) and isinstance(entry.get("error"), int | float) for entry in worst.values()
+    )
 
 
 def record(

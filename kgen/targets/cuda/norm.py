@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kgen.expr.show import show
 from kgen.plan.norm import NormPlan, plan_norm
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
@@ -30,7 +31,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
     dtypes = {o.dtype for o in plan.operands} | set(spec.dtypes.values())
     return {
         "name": spec.name,
-        "summary": opening(spec),
+        "summary": opening(spec, in_comment=True),
         "formula": _formula(plan),
         "heads_words": ", rows of different heads one after the other" if spec.heads else "",
         "elements": used(dtypes),
@@ -58,12 +59,11 @@ def _context(plan: NormPlan) -> dict[str, object]:
 
 def _formula(plan: NormPlan) -> list[str]:
     spec = plan.spec
-    h = " ".join((spec.input_mod or ("x + residual" if spec.residual else "x")).split("\n"))
     y = (
         "x_hat"
         + (f" * ({'1 + ' if spec.weight_offset else ''}weight)" if spec.weight else "")
         + (" + bias" if spec.bias else "")
     )
     centred = "(h - mean(h)) / sqrt(var(h) + eps)" if plan.layer else "h / sqrt(mean(h * h) + eps)"
-    lines = [f"h = {h}", f"x_hat = {centred}", f"y = {y}"]
-    return [*lines, f"out = {' '.join((spec.output_mod or 'y').splitlines())}"]
+    lines = [f"h = {show(plan.forward.h.tree)}", f"x_hat = {centred}", f"y = {y}"]
+    return [*lines, f"out = {show(plan.forward.out.tree)}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -208,9 +207,8 @@ def _formula(spec: AttentionSpec) -> str:
     for label in ("score_mod", "mask_mod"):
         text = getattr(spec, label)
         if text is not None:
-            lines += textwrap.indent(text.strip(), " " * (len(label) + 3)).strip().splitlines()[:1]
-            lines[-1] = f"{label} = {lines[-1]}"
-            lines += [" " * (len(label) + 3) + rest for rest in text.strip().splitlines()[1:]]
+            first, *rest = (line.in_docstring() for line in text.lines())
+            lines += [f"{label} = {first}", *(" " * (len(label) + 3) + line for line in rest)]
     if spec.sinks:
         lines.append("softmax: exp(sinks[h]) is one more term of each row's sum, without a value")
     return "\n".join(lines) or "score_mod = score"

@@ -1,0 +1,83 @@
+"""Reading files that anybody may have put there: none is read further than its limit, and none is waited for."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+
+MAX_RECORD = 64_000_000
+"""Bytes of a record of kgen's own, or of an emitted file; the largest are below a million."""
+MAX_DEPTH = 64
+
+
+class NotJsonError(KgenError):
+    """A file is not JSON, or is other JSON than it should be."""
+
+
+def read(path: Path, limit: int = MAX_RECORD) -> bytes:
+    """At most `limit` bytes and one more. Raises `OSError`, for what is no regular file too: a pipe would block."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(limit + 1)
+
+
+def read_json(path: Path, code: str, hint: str) -> Any:
+    """What a record of kgen's says. Raises `OSError`, `NotJsonError`, and `KgenError` for what nobody writes."""
+
+    def wrong(message: str, line: int = 1, column: int = 1) -> Diagnostic:
+        return Diagnostic(code, message, str(path), line, column, hint=hint)
+
+    content = read(path)
+    if len(content) > MAX_RECORD:
+        raise KgenError(wrong(f"the file has more than {MAX_RECORD} bytes"))
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        place = position(content, error.start)
+        raise NotJsonError(wrong(f"byte 0x{content[error.start]:02x} is not UTF-8", *place)) from None
+    if (deep := _too_deep(text)) is not None:
+        place = position(text.encode(), len(text[:deep].encode()))
+        raise KgenError(wrong(f"the file nests more than {MAX_DEPTH} deep", *place))
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise NotJsonError(wrong(f"this is not JSON: {error.msg}", error.lineno, error.colno)) from None
+    except ValueError as error:  # a number with thousands of digits
+        raise NotJsonError(wrong(f"this is not JSON: {error}")) from None
+
+
+def position(content: bytes, index: int) -> tuple[int, int]:
+    """The line and the column, from 1, of a byte of a text in UTF-8."""
+    line = content.count(b"\n", 0, index) + 1
+    return line, len(content[content.rfind(b"\n", 0, index) + 1 : index].decode(errors="replace")) + 1
+
+
+def checked_path(path: Path) -> Path:
+    """A path that can be printed and written down. Raises `KgenError`."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        hint = "rename it"
+        raise KgenError(Diagnostic("bad-path", "the path is not UTF-8", str(path), 1, 1, hint=hint)) from None
+    return path
+
+
+def _too_deep(text: str) -> int | None:
+    """Where JSON nests deeper than `MAX_DEPTH`; Python's reader would end its stack."""
+    depth = 0
+    for found in re.finditer(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', text, re.DOTALL):
+        depth += (found[0] in "[{") - (found[0] in "]}")
+        if depth > MAX_DEPTH:
+            return found.start()
+    return None

@@ -1,0 +1,75 @@
+"""Free text of a spec: what a person wrote, and cannot be printed without saying where it lands.
+
+Summaries, licences, expressions with their comments, and the names of files end up in docstrings and comments of
+emitted files, where some characters would end them. A `UserText` is no `str`: `str()`, f-strings, `join` and jinja
+refuse it, so that no template and no target can forget what is here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from kgen.diagnostics import escaped
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+
+class UserText:
+    """Text that a user wrote. `written` is the text as it is: for parsers and checks, not for emitted files."""
+
+    __slots__ = ("written",)
+
+    def __init__(self, written: str) -> None:
+        self.written = written
+
+    def lines(self) -> list[UserText]:
+        """Its lines, without blanks around the whole."""
+        return [UserText(line) for line in self.written.strip().split("\n")]
+
+    def in_docstring(self) -> str:
+        """On one line of a Python docstring, whose value then shows what was written."""
+        text = escaped(self.written).replace("\\", "\\\\")
+        return re.sub(r'""+|"$', lambda quotes: '\\"' * len(quotes[0]), text)
+
+    def in_comment(self) -> str:
+        """On one line of a comment in Python, C++ or CUDA: it ends none, and does not take in the next line."""
+        text = escaped(self.written).replace("*/", "* /")
+        goes_on = text.rstrip().endswith(("\\", "??/"))
+        return text + " ." if goes_on else text
+
+    def on_terminal(self) -> str:
+        """On one line of a terminal, which obeys none of it."""
+        return escaped(self.written)
+
+    def __bool__(self) -> bool:
+        return bool(self.written)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, UserText) and self.written == other.written
+
+    def __hash__(self) -> int:
+        return hash(self.written)
+
+    def __repr__(self) -> str:
+        return f"UserText({self.written!a})"
+
+    def __str__(self) -> str:
+        _refuse()
+
+    def __format__(self, spec: str) -> str:
+        _refuse()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema  # a render from the cache needs no pydantic
+
+        dumped = core_schema.plain_serializer_function_ser_schema(lambda text: text.written)
+        text = core_schema.str_schema(strict=True)
+        return core_schema.no_info_after_validator_function(cls, text, serialization=dumped)
+
+
+def _refuse() -> NoReturn:
+    raise TypeError("text of a user is printed by `in_docstring`, `in_comment` or `on_terminal`")

@@ -1,0 +1,87 @@
+"""Hostile specs end in exit code 2 with file, line and column, soon, in little memory, and nothing is written."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hostile import CASES, FIRST, Hostile
+
+from kgen.cli import app
+
+SECONDS, BYTES = 2.0, 1 << 30
+PLACED = re.compile(r"^ *--> .*\.yaml:[1-9]\d*:[1-9]\d*$", re.MULTILINE)
+
+
+def check(code: object, out: str, err: str, folder: Path, spec: Path) -> None:
+    assert code == 2, err
+    assert out == ""
+    assert err.startswith("error["), err
+    assert "Traceback" not in err
+    assert len(PLACED.findall(err)) == err.count("error["), err
+    assert err.count("hint: ") >= err.count("error["), err
+    assert all(c.isprintable() or c == "\n" for c in err)
+    assert os.listdir(os.fsencode(folder)) == [os.fsencode(spec.name)], "something was written"
+
+
+def in_process(case: Hostile, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = case.put(folder)
+    begin = time.process_time()
+    with pytest.raises(SystemExit) as caught:
+        app(["render", str(spec)], prog_name="kgen")
+    # The time of this process, not of a machine that others use, too.
+    assert time.process_time() - begin < SECONDS
+    check(caught.value.code, *capsys.readouterr(), folder, spec)
+
+
+def in_a_process(case: Hostile, folder: Path) -> None:
+    spec = case.put(folder)
+    command = [sys.executable, "-m", "kgen", "render", os.fsencode(spec)]
+    with open(folder.parent / "out", "w+") as out, open(folder.parent / "err", "w+") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, cwd=folder)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        texts = [file.seek(0) or file.read() for file in (out, err)]
+    check(process.returncode, *texts, folder, spec)
+    assert used.ru_utime + used.ru_stime < SECONDS
+    assert used.ru_maxrss * 1024 < BYTES
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_there_are_enough() -> None:
+    assert len(CASES) >= 300
+    assert len(FIRST) >= 40
+
+
+@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.id)
+def test_one_of_each_class(case: Hostile, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    in_process(case, folder, capsys)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", [case for case in CASES if case.number], ids=lambda case: case.id)
+def test_all(case: Hostile, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    in_process(case, folder, capsys)
+
+
+@pytest.mark.parametrize("kind", ["powers", "path_of_much", "yaml_alias_bombs"])
+def test_a_command(kind: str, folder: Path) -> None:
+    in_a_process(next(case for case in FIRST if case.kind == kind), folder)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("case", FIRST, ids=lambda case: case.id)
+def test_commands(case: Hostile, folder: Path) -> None:
+    in_a_process(case, folder)
