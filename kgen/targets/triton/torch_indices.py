@@ -13,7 +13,8 @@ def torch_index(node: Node) -> str:
 
 def _spelled(node: Node, context: int) -> str:
     if isinstance(node, Const):
-        return f"torch.tensor({node.value!r}, device=q.device)" if context == 0 else repr(node.value)
+        # Not torch.tensor: that copies from the host, and waits for the device.
+        return f"torch.full((), {node.value!r}, device=q.device)" if context == 0 else repr(node.value)
     if isinstance(node, Var):
         return node.name
     if isinstance(node, Read):
