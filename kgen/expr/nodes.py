@@ -29,6 +29,23 @@ class Type(enum.Enum):
         return self.value
 
 
+class _HashedOnce:
+    """Trees are keys everywhere: a hash that visited all of one each time would make every pass quadratic.
+
+    It is of this process alone, so it does not travel with what is pickled.
+    """
+
+    def __hash__(self) -> int:
+        known = self.__dict__.get("_hash")
+        if known is None:
+            known = hash(tuple(self.__dict__.values()))
+            self.__dict__["_hash"] = known
+        return int(known)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
+
 @dataclass(frozen=True)
 class Const:
     """A literal."""
@@ -46,8 +63,10 @@ class Var:
 
 
 @dataclass(frozen=True)
-class Read:
+class Read(_HashedOnce):
     """One element of a declared buffer, `buffer[i, j]`. Out of range it is zero; indices do not wrap."""
+
+    __hash__ = _HashedOnce.__hash__
 
     buffer: str
     indices: tuple[Node, ...]
@@ -55,8 +74,10 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Call:
+class Call(_HashedOnce):
     """A function or operator of the table applied to its arguments."""
+
+    __hash__ = _HashedOnce.__hash__
 
     fn: str
     args: tuple[Node, ...]

@@ -96,17 +96,13 @@ class RangeFinder:
     def spans(self, mask: Node) -> tuple[Span, ...]:
         """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
         alternatives = _disjunctive(normalize(mask))
-        if alternatives is None:
-            return (self._span([_UNKNOWN]),)
         spans = [self._span([self._atom(a) for a in atoms]) for atoms in alternatives]
         return _ascending(_merged(spans))
 
     def unclassified(self, mask: Node) -> tuple[Node, ...]:
-        """The conditions that the spans of a mask take no account of; all of it where its alternatives are too many,
-        or stand in no known order."""
+        """The conditions that the spans of a mask take no account of, what has too many alternatives among them; all of
+        it where alternatives stand in no known order."""
         alternatives = _disjunctive(normalize(mask))
-        if alternatives is None:
-            return (mask,)
         ranges = {atom: self._atom(atom) for atoms in alternatives for atom in atoms}
         if found := tuple(atom for atom, known in ranges.items() if known.full is None):
             return found
@@ -321,26 +317,38 @@ class RangeFinder:
         return self.algebra.to_tree(self.algebra.to_sympy(node))
 
 
-def _disjunctive(mask: Node) -> list[list[Node]] | None:
-    """The mask as alternatives of conditions, `None` when there are too many."""
-    alternatives: list[list[Node]] = [[]]
+def _disjunctive(mask: Node) -> list[list[Node]]:
+    """The mask as alternatives of conditions, `MOST_SPANS` at most.
+
+    A part that would make more of them stays one condition, of which nothing is known: the range is wider, not wrong. What
+    is bounded is the product before it is made, for it grows exponentially.
+    """
     if isinstance(mask, Call) and mask.fn == "or":
-        parts = [_disjunctive(m) for m in disjuncts(mask)]
-        if any(p is None for p in parts):
-            return None
-        alternatives = [atoms for part in parts for atoms in part or []]
-    else:
-        for condition in conjuncts(mask):
-            if isinstance(condition, Call) and condition.fn == "or":
-                choices = _disjunctive(condition)
-            elif isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral:
-                choices = [[call("lt", *condition.args)], [call("gt", *condition.args)]]
-            else:
-                choices = [[condition]]
-            if choices is None:
-                return None
-            alternatives = [a + c for a, c in product(alternatives, choices)]
-    return alternatives if len(alternatives) <= MOST_SPANS else None
+        alternatives = _distinct([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
+        return alternatives if len(alternatives) <= MOST_SPANS else [[mask]]
+    alternatives = [[]]
+    # Those with the fewest choices first, so that as many conditions as can be are told apart.
+    for condition, choices in sorted(
+        ((c, _choices(c)) for c in conjuncts(mask)), key=lambda pair: len(pair[1])
+    ):
+        if len(alternatives) * len(choices) > MOST_SPANS:
+            choices = [[condition]]
+        alternatives = _distinct([a + c for a, c in product(alternatives, choices)])
+    return alternatives
+
+
+def _choices(condition: Node) -> list[list[Node]]:
+    """The alternatives of one condition among others."""
+    if isinstance(condition, Call) and condition.fn == "or":
+        return _disjunctive(condition)
+    if isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral:
+        return [[call("lt", *condition.args)], [call("gt", *condition.args)]]
+    return [[condition]]
+
+
+def _distinct(alternatives: list[list[Node]]) -> list[list[Node]]:
+    """Without those that say what another says."""
+    return list({frozenset(atoms): atoms for atoms in reversed(alternatives)}.values())[::-1]
 
 
 def _merged(spans: list[Span]) -> list[Span]:
