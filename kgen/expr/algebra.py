@@ -160,15 +160,24 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        numerator, denominator = expr.as_numer_denom()
-        if denominator != 1 and not denominator.is_Number:
-            return call("div", self.to_tree(numerator), self.to_tree(denominator))
+        # Factor by factor: over one common denominator, the numbers of sums inside would be multiplied out, beyond 64 bits
+        # and beyond what float32 holds.
         coefficient, rest = expr.as_coeff_Mul()
+        powers = [
+            f.as_base_exp() for f in (rest.as_ordered_factors() if rest.is_Mul else sp.Mul.make_args(rest))
+        ]
+        below = [base**-power for base, power in powers if power.is_number and power < 0]
+        if below:
+            above = sp.Mul(*(base**power for base, power in powers if not (power.is_number and power < 0)))
+            # A small whole number times a sum is multiplied out, as sympy has it elsewhere; another stays a factor, for
+            # what it makes of single terms float32 may not hold.
+            apart = above.is_Add and not (coefficient.is_Integer and abs(coefficient) <= 1024)
+            above = above if coefficient == 1 else sp.Mul(coefficient, above, evaluate=not apart)
+            return call("div", self.to_tree(above), self.to_tree(sp.Mul(*below)))
         if coefficient == -1:
             return call("neg", self.to_tree(rest))
         factors: list[Node] = [] if coefficient == 1 else [self.to_tree(coefficient)]
-        for factor in sp.Mul.make_args(rest) if not rest.is_Mul else rest.as_ordered_factors():
-            base, power = factor.as_base_exp()
+        for base, power in powers:
             factors += [self.to_tree(base)] * int(power)
         integers = [f for f in factors if f.type.integral]
         if 1 < len(integers) < len(factors) and may_wrap(reduce(lambda a, b: call("mul", a, b), integers)):
