@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from kgen.expr.nodes import Node, Read, Type, Var, transform
-from kgen.expr.parse import BufferType, Scope, parse_expression
+from kgen.expr.parse import BufferType, ExpressionError, Scope, parse_expression
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.verify import evaluate as walker
 
@@ -63,6 +63,15 @@ def mask(text: str) -> Node:
 def index(text: str) -> Node:
     """The tree of an integer."""
     return parse_expression(text, SCOPE, INT)
+
+
+def divides(text: str) -> bool:
+    """Whether no divisor of an integer is always zero."""
+    try:
+        index(text)
+    except ExpressionError as error:
+        return error.code != "zero-division"
+    return True
 
 
 def evaluate(node: Node, env: Mapping[str, Any]) -> torch.Tensor:
