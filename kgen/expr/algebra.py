@@ -160,8 +160,8 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        # Factor by factor: over one common denominator, the numbers of sums inside would be multiplied out, beyond 64 bits
-        # and beyond what float32 holds.
+        # Factor by factor: over one common denominator, the numbers of sums inside would be multiplied out, beyond
+        # 64 bits and beyond what float32 holds.
         coefficient, rest = expr.as_coeff_Mul()
         powers = [
             f.as_base_exp() for f in (rest.as_ordered_factors() if rest.is_Mul else sp.Mul.make_args(rest))

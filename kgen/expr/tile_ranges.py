@@ -320,8 +320,8 @@ class RangeFinder:
 def _disjunctive(mask: Node) -> list[list[Node]]:
     """The mask as alternatives of conditions, `MOST_SPANS` at most.
 
-    A part that would make more of them stays one condition, of which nothing is known: the range is wider, not wrong. What
-    is bounded is the product before it is made, for it grows exponentially.
+    A part that would make more of them stays one condition, of which nothing is known: the range is wider, not wrong.
+    What is bounded is the product before it is made, for it grows exponentially.
     """
     if isinstance(mask, Call) and mask.fn == "or":
         alternatives = _distinct([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
