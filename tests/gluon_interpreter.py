@@ -263,8 +263,10 @@ class Pointer:
         storage = self.tensor.detach().as_strided(
             (self.tensor.untyped_storage().nbytes() // self.tensor.element_size(),), (1,), 0
         )
-        start = self.tensor.storage_offset()
-        return storage, torch.where(live, offset + start, -1)
+        at = offset + self.tensor.storage_offset()
+        inside = ~live | ((at >= 0) & (at < len(storage)))
+        assert inside.all(), "an address outside of the tensor"
+        return storage, torch.where(live, at, -1)
 
 
 def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:

@@ -130,6 +130,24 @@ def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
     assert bool(interpreted(_changed_by_neighbours, path, head_dim)) == bool(leak)
 
 
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("", ""),
+        ("gl.minimum(gl.maximum(gl.load(cu_seqlens_ptr + b), 0), total)", "gl.load(cu_seqlens_ptr + b)"),
+        ("gl.minimum(gl.load(cu_others_ptr + after), others)", "gl.load(cu_others_ptr + after)"),
+        ("gl.maximum(slot - begin // BLOCK - b, 0)", "slot - begin // BLOCK - b"),
+    ],
+    ids=["", "begin", "end of the others", "tile"],
+)
+def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "varlen_causal.py"
+    path.write_text(render_spec(load(_spec("varlen_causal")))["triton.py"])
+    assert right in path.read_text()
+    path.write_text(path.read_text().replace(right, wrong))
+    assert bool(interpreted(_left_its_tensors, path)) == bool(right)
+
+
 SCORES_OF_KEYS = "        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n"
 # What the interpreter is for: each of these would be a race on a GPU.
 EARLY = {
@@ -473,6 +491,25 @@ def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
 
     beside, alone = results(torch.nan), results(1.0)
     return [name for name, expected in alone.items() if not torch.equal(beside[name], expected)]
+
+
+def _left_its_tensors(path: Path) -> str:
+    """The first error of calls with wrong offsets, forward and backward; empty if there is none."""
+    import gluon_interpreter
+    from test_offsets import OFFSETS, TOKENS
+
+    gluon_interpreter.PATIENCE = 5.0
+    function = _module(path).varlen_causal
+    for what, numbers in OFFSETS.items():
+        wrong = torch.tensor(numbers, dtype=torch.int32)
+        plain = torch.linspace(0, TOKENS, len(numbers)).int()
+        for sides in ((wrong, wrong), (plain, wrong)):
+            operands = [torch.randn(TOKENS, 1, 128).bfloat16().requires_grad_() for _ in "qkv"]
+            try:
+                function(*operands, *sides).sum().backward()
+            except Exception as error:
+                return f"{what}: {error!r}"
+    return ""
 
 
 class _Counted:

@@ -29,6 +29,7 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
     spec = plan.spec
     varlen = ["cu_seqlens", "chunk_indices"] if spec.varlen else []
     tensors = ["q", "k", "v", "h", *plan.gates, *varlen]
+    sequences = ["len(cu_seqlens) - 1"] if spec.varlen else []
     keywords = ["cu_seqlens", "chunk_indices=None", "scale=None"] if spec.varlen else ["scale=None"]
     has_dg = plan.slope is not None
     gate, state = TORCH_DTYPES[spec.gate_dtype], TORCH_DTYPES[spec.state]
@@ -45,7 +46,8 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "op_params": ", ".join([*(f"{t}: Tensor" for t in tensors), "scale: float"]),
         "op_names": ", ".join([*tensors, "scale"]),
         "tensor_names": ", ".join(tensors),
-        "problem_args": ", ".join([*arguments, *varlen, "T", "NT", "scale", "H=H", "HV=HV"]),
+        "problem_args": ", ".join([*arguments, *varlen, *sequences, "T", "NT", "scale", "H=H", "HV=HV"]),
+        "sizes": '["N", "T", "NT"]' if spec.varlen else '["T", "NT"]',
         "gate_shapes": {
             (): "",
             ("g",): ", g [B, T, HV]",
@@ -132,7 +134,7 @@ def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
 def _varlen_lines() -> list[str]:
     integers = "dtype in (torch.int32, torch.int64)"
     return [
-        f"if cu_seqlens.dim() != 1 or not cu_seqlens.{integers} or cu_seqlens.device != q.device:",
+        f"if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or not cu_seqlens.{integers} or cu_seqlens.device != q.device:",
         '    raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")',
         "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):",
         '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',

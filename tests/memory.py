@@ -1,0 +1,65 @@
+"""Triton's interpreter, whose kernels may not touch memory outside of the tensors that they are launched with."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[str]]:
+    """Yields what was read, written or added to outside of a launch's tensors; it does not happen."""
+    import triton.runtime.interpreter as interpreter
+
+    memory, called = _Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> None:
+        memory.spans = [_span(x) for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        called(self, *args, **kwargs)
+
+    with (
+        mock.patch.object(interpreter, "_interpreter", memory),
+        mock.patch.object(interpreter.GridExecutor, "__call__", launched),
+    ):
+        yield memory.outside
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first and the last element; those of nothing are none."""
+    last = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    return x.data_ptr(), x.data_ptr() + last * x.element_size()
+
+
+class _Memory:
+    """Stands for Triton's functions that touch memory."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.spans: list[tuple[int, int]] = []
+        self.outside: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+    def _live(self, what: str, pointers: Any, mask: Any) -> Any:
+        """The mask without what is outside."""
+        at = pointers.astype("int64")
+        inside = mask & False
+        for first, last in self.spans:
+            inside |= (first <= at) & (at <= last)
+        if (mask & ~inside).any():
+            self.outside.append(what)
+        return mask & inside
+
+    def load(self, pointers: Any, mask: Any, *rest: Any) -> Any:
+        return self.real.load(pointers, self._live("read", pointers, mask), *rest)
+
+    def store(self, pointers: Any, values: Any, mask: Any) -> Any:
+        return self.real.store(pointers, values, self._live("written", pointers, mask))
+
+    def atomic_rmw(self, how: Any, pointers: Any, values: Any, mask: Any, order: Any) -> Any:
+        return self.real.atomic_rmw(how, pointers, values, self._live("added to", pointers, mask), order)
