@@ -39,21 +39,22 @@ def test_attention_to_many_sequences_stays_in_its_tensors(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("bounded", "value"),
     [
-        ("tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + b), 0), total)", "tl.load(cu_seqlens_ptr + b)"),
-        ("tl.minimum(tl.load(cu_seqlens_ptr + after), total)", "tl.load(cu_seqlens_ptr + after)"),
-        ("tl.minimum(tl.maximum(tl.load(cu_others_ptr + b), 0), others)", "tl.load(cu_others_ptr + b)"),
-        ("tl.minimum(tl.load(cu_others_ptr + after), others)", "tl.load(cu_others_ptr + after)"),
-        ("tl.minimum(tl.load(cu_seqlens_q_ptr + B), TQ)", "tl.load(cu_seqlens_q_ptr + B)"),
-        ("tl.maximum(tl.sum(((probe < count) & (starts <= slot)).to(tl.int32), 0), 1)", "tl.sum(((probe < count) & (starts <= slot)).to(tl.int32), 0)"),
-        ("tl.maximum(slot - begin // BLOCK - b, 0)", "slot - begin // BLOCK - b"),
+        ("tl.minimum(tl.maximum({}, 0), total)", "tl.load(cu_seqlens_ptr + b)"),
+        ("tl.minimum({}, total)", "tl.load(cu_seqlens_ptr + after)"),
+        ("tl.minimum(tl.maximum({}, 0), others)", "tl.load(cu_others_ptr + b)"),
+        ("tl.minimum({}, others)", "tl.load(cu_others_ptr + after)"),
+        ("tl.minimum({}, TQ)", "tl.load(cu_seqlens_q_ptr + B)"),
+        ("tl.maximum({}, 1)", "tl.sum(((probe < count) & (starts <= slot)).to(tl.int32), 0)"),
+        ("tl.maximum({}, 0)", "slot - begin // BLOCK - b"),
     ],
-)  # fmt: skip
-def test_each_bound_of_attention_is_needed(right: str, wrong: str, tmp_path: Path) -> None:
+)
+def test_each_bound_of_attention_is_needed(bounded: str, value: str, tmp_path: Path) -> None:
     path = _emitted("varlen_causal", tmp_path)
-    assert right in path.read_text()
-    path.write_text(path.read_text().replace(right, wrong))
+    text = path.read_text()
+    assert bounded.format(value) in text
+    path.write_text(text.replace(bounded.format(value), value))
     assert interpreted(_touched, "varlen_causal", path, OFFSETS)
 
 
@@ -75,18 +76,18 @@ def test_chunk_output_stays_in_its_tensors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong"),
+    ("bounded", "value"),
     [
-        ("tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk), 0), N - 1)", "tl.load(chunk_indices_ptr + 2 * chunk)"),
-        ("tl.minimum(tl.maximum(tl.load(chunk_indices_ptr + 2 * chunk + 1), 0), T)", "tl.load(chunk_indices_ptr + 2 * chunk + 1)"),
-        ("tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + seq), 0), T)", "tl.load(cu_seqlens_ptr + seq)"),
-        ("tl.minimum(tl.load(cu_seqlens_ptr + seq + 1), T)", "tl.load(cu_seqlens_ptr + seq + 1)"),
+        ("tl.minimum(tl.maximum({}, 0), N - 1)", "tl.load(chunk_indices_ptr + 2 * chunk)"),
+        ("tl.minimum(tl.maximum({}, 0), T)", "tl.load(chunk_indices_ptr + 2 * chunk + 1)"),
+        ("tl.minimum(tl.maximum({}, 0), T)", "tl.load(cu_seqlens_ptr + seq)"),
+        ("tl.minimum({}, T)", "tl.load(cu_seqlens_ptr + seq + 1)"),
     ],
-)  # fmt: skip
-def test_each_bound_of_chunk_output_is_needed(right: str, wrong: str, tmp_path: Path) -> None:
+)
+def test_each_bound_of_chunk_output_is_needed(bounded: str, value: str, tmp_path: Path) -> None:
     text = render_spec(loads(CHUNKED, "chunked.yaml"))["triton.py"]
-    assert right in text
-    assert interpreted(_touched_by_chunks, _written(text.replace(right, wrong), tmp_path))
+    assert bounded.format(value) in text
+    assert interpreted(_touched_by_chunks, _written(text.replace(bounded.format(value), value), tmp_path))
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
@@ -95,7 +96,12 @@ def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
     text = render_spec(loads(CHUNKED, "chunked.yaml"))[f"cute_{arch}.py"]
     functions = [f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_chunk")]
     cute = SimpleNamespace(jit=lambda f: f, size=len, Tensor=object)
-    names: dict[str, Any] = {"cute": cute, "cutlass": SimpleNamespace(max=max, min=min), "Int32": int, "BT": 64}
+    names: dict[str, Any] = {
+        "cute": cute,
+        "cutlass": SimpleNamespace(max=max, min=min),
+        "Int32": int,
+        "BT": 64,
+    }
     exec(compile(ast.Module(functions, []), "chunks", "exec"), names)
     for offsets in OFFSETS.values():
         for indices in ([(s, c) for s in range(len(offsets) - 1) for c in range(3)], *INDICES.values()):
@@ -154,7 +160,9 @@ def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: boo
     problem, function = problem_of(load(spec)), getattr(import_file(path, name), name)
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     for what, numbers in offsets.items():
-        drawn = inputs.draw(problem, inputs.Case("x", TOKENS, TOKENS, group=group, packed=((TOKENS, TOKENS),)), "cpu")
+        drawn = inputs.draw(
+            problem, inputs.Case("x", TOKENS, TOKENS, group=group, packed=((TOKENS, TOKENS),)), "cpu"
+        )
         wrong = torch.tensor(numbers, dtype=torch.int32)
         plain = torch.linspace(0, TOKENS, len(numbers)).int()
         for sides in ((wrong, wrong), (wrong, plain), (plain, wrong)):

@@ -23,11 +23,12 @@ def derivative_fields(
     """
     groups: dict[str, list[str]] = {}
     for name, words in refused.items():
-        groups.setdefault(words, []).append(f'("{name}", {name})')
+        groups.setdefault(words, []).append(f"{name}={name}")
     return {
         "real_tensors": ", ".join(tensors),
-        "underived": [{"labelled": _tuple(pairs), "words": words} for words, pairs in groups.items()],
+        "underived": [{"given": ", ".join(given), "words": words} for words, given in groups.items()],
         "derived": derived,
+        "derivative_words": _words(groups, derived),
     }
 
 
@@ -52,5 +53,9 @@ NO_NUMBERS = {"numbers": {"there": False, "integers": False, "lines": []}}
 """Of a launcher that takes tensors alone."""
 
 
-def _tuple(items: list[str]) -> str:
-    return f"({', '.join(items)}{',' * (len(items) == 1)})"
+def _words(refused: Iterable[str], derived: bool) -> str:
+    """What a docstring says of derivatives, after the other errors."""
+    if not derived:
+        return "and RuntimeError where a gradient is asked for: there is only the forward pass."
+    without = ", or if another tensor than those with a gradient requires grad" if refused else ""
+    return f"and RuntimeError for derivatives of second order and in forward mode{without}."

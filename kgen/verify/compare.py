@@ -304,6 +304,18 @@ def careful(
     return got, found
 
 
+def wrong_offsets(right: Tensor) -> Mapping[str, Tensor]:
+    """Offsets of packed sequences that do not fit the tokens, by what is wrong with them."""
+    far = torch.full_like(right, 2**31 - 1)
+    return {
+        "past the tokens": right + 40,
+        "beyond the last alone": torch.cat([right[:-1], right[-1:] + 7]),
+        "descending": right.flip(0).contiguous(),
+        "negative": right - 200,
+        "far": torch.where(right % 2 == 0, far, -far),
+    }
+
+
 def failure(name: str, message: str) -> Check:
     """The verdict on what is wrong in another way than by its numbers."""
     return Check(name, False, math.inf, math.nan, math.inf, message)

@@ -83,7 +83,7 @@ class Example:
         result = function(*self.args, **self.kwargs)
         return tuple(result) if isinstance(result, tuple | list) else (result,)
 
-    def run(self, function: Any) -> dict[str, Tensor]:
+    def run(self, function: Any, *, create_graph: bool = False) -> dict[str, Tensor]:
         """The outputs, called `out0`, ..., and the gradients, called `dq` for the input `q`."""
         import torch
 
@@ -96,6 +96,7 @@ class Example:
                 list(self.wanted.values()),
                 [c for _, c in pairs],
                 materialize_grads=True,
+                create_graph=create_graph,
             )
             found |= {f"d{name}": grad for name, grad in zip(self.wanted, grads, strict=True)}
         return found
@@ -142,13 +143,26 @@ def family_of(problem: Any) -> Family:
     return cast("Family", import_module(f"kgen.verify.{problem.kernel}.cases"))
 
 
-def must_refuse(calls: Mapping[str, Callable[[], object]]) -> None:
-    """Raise `AssertionError` unless each call, named by what is wrong with it, is a `ValueError` or a `TypeError`."""
+NOT_NUMBERS: Mapping[str, Any] = {
+    "a string": "1",
+    "a bool": True,
+    "inf in float32": 1e39,
+    "NaN": float("nan"),
+}
+"""What a number that kernels compute with may not be."""
+
+
+def must_refuse(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    errors: tuple[type[Exception], ...] = (ValueError, TypeError),
+) -> None:
+    """Raise `AssertionError` unless each call, named by what is wrong with it, ends in one of `errors`."""
     accepted = []
     for what, call in calls.items():
         try:
             call()
-        except (ValueError, TypeError):
+        except errors:
             continue
         except Exception as error:
             accepted.append(f"{what} ends in {type(error).__name__}")

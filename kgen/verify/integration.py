@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.verify.compare import same_bits
-from kgen.verify.families import Family, Subject, family_of
+from kgen.verify.families import Family, Subject, family_of, must_refuse
 from kgen.verify.toolchain import import_file
 
 PACKAGES = {"triton": {"torch", "triton"}, "cuda": {"torch", "cuda"}, "cute": {"torch", "cuda", "cutlass"}}
@@ -127,9 +128,47 @@ def captures_graph(subject: Subject) -> None:
     assert same, "the replayed graph differs from a call"
 
 
+def refuses_derivatives(subject: Subject) -> None:
+    """A derivative that does not exist raises `RuntimeError`, where it would be zero without a word.
+
+    That is a second one, one in forward mode, and one with respect to a tensor that gets no gradient.
+    """
+    example = family_of(subject.problem).example(subject, "derivatives")
+    given: dict[Any, Any] = {**dict(enumerate(example.args)), **example.kwargs}
+    real = {n: x for n, x in given.items() if isinstance(x, Tensor) and x.is_floating_point()}
+    wanted = {id(x) for x in example.wanted.values()}
+
+    def called(change: Mapping[Any, Tensor]) -> Any:
+        new = {**given, **change}
+        args = [new.pop(i) for i in range(len(example.args))]
+        return subject.function(*args, **new)
+
+    def tangent(name: Any) -> None:
+        with torch.autograd.forward_ad.dual_level():
+            x = real[name].detach()
+            called({name: torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))})
+
+    wrong: dict[str, Callable[[], Any]] = {f"a tangent of argument {n}": partial(tangent, n) for n in real}
+    learned = {n: x.detach().requires_grad_() for n, x in real.items()}
+    for name, x in real.items():
+        if id(x) not in wanted:
+            wrong[f"a gradient of argument {name}"] = partial(called, {name: learned[name]})
+    with torch.no_grad():
+        called(learned)
+    if example.wanted:
+        leaves = list(example.wanted.values())
+        first = example.run(subject.function, create_graph=True)
+        for name in (f"d{n}" for n in example.wanted):
+            wrong[f"a second derivative, of {name}"] = partial(
+                torch.autograd.grad, first[name].sum(), leaves, retain_graph=True, allow_unused=True
+            )
+    must_refuse(wrong, errors=(RuntimeError,))
+
+
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "imports-alone": (imports_alone, False),
     "imports-twice": (imports_twice, False),
+    "derivatives": (refuses_derivatives, False),
     "opcheck": (passes_opcheck, False),
     "compile-fullgraph": (compiles_whole, True),
     "cuda-graph": (captures_graph, True),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from kgen.plan.delta import plan_delta
 from kgen.spec.load import Loaded
 from kgen.targets import Source
-from kgen.targets.arguments import NO_NUMBERS
+from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, derivative_fields
 from kgen.targets.cuda.elements import ELEMENTS, used
 from kgen.targets.triton.text import TORCH_DTYPES
+
+TENSORS = ("out", "dout", "dlse")
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -32,7 +34,7 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "plan": plan,
         "rows": plan.rows,
         "divisible": "" if spec.head_dim.v % plan.vector == 0 else "False and ",
-        "derived": False,
+        **derivative_fields(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
         **NO_NUMBERS,
         "dynamic_shared": False,
         "shared_argument": "0",

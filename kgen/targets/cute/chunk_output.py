@@ -252,6 +252,7 @@ def _words(plan: ChunkOutputPlan) -> dict[str, object]:
         arguments += [
             "cu_seqlens [N + 1], int32 or int64: where each sequence begins; 0 first, T last. B is 1.",
             "chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.",
+            "Both are on the device, and not checked: others give results that mean nothing, in their own memory.",
         ]
     arguments.append(f"scale: 1 / sqrt({k}) by default.")
     return {"formula": formula, "argument_words": arguments}

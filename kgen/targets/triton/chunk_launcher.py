@@ -132,9 +132,10 @@ def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
 
 
 def _varlen_lines() -> list[str]:
-    integers = "dtype in (torch.int32, torch.int64)"
+    integers = "dtype not in (torch.int32, torch.int64)"
     return [
-        f"if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or not cu_seqlens.{integers} or cu_seqlens.device != q.device:",
+        "if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.device != q.device "
+        f"or cu_seqlens.{integers}:",
         '    raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")',
         "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):",
         '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',

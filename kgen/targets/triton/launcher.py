@@ -152,7 +152,9 @@ class LauncherFields:
         spec = self.spec
         words = []
         if spec.paged_kv is not None:
-            words.append("block_table: [B, n] int32, the pages of each sequence in order; SK is n pages.")
+            words.append(
+                "block_table: [B, n] int32, the pages of each sequence in order, not checked; SK is n pages."
+            )
         words += self.argument_words(spec.buffers, ())
         if spec.sinks:
             words.append(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kgen.verify import compare
 from kgen.verify.attention.block_mask import BLOCK_MASKS
-from kgen.verify.attention.checks import reaches_far, refuses_misuse
+from kgen.verify.attention.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
 from kgen.verify.attention.inputs import Case, Inputs, call, cases, differentiable, draw, sized
 from kgen.verify.attention.problem import Problem
 from kgen.verify.attention.reference import Result, attention, eager
@@ -22,10 +22,11 @@ from kgen.verify.tensors import DTYPES
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
+    "wrong-offsets": (keeps_to_its_tensors, False),
     "far-rows": (reaches_far, True),
 }
 
-_EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40)}
+_EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40)}
 _DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay": (1, 300)}
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.verify import compare
 from kgen.verify.attention.inputs import Inputs, call, differentiable, sized
-from kgen.verify.families import Subject, must_refuse
+from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
 
 
 def reaches_far(subject: Subject) -> None:
@@ -76,6 +77,11 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         "all in float64": {"q": q.double(), "k": k.double(), "v": v.double()},
         "an argument that does not exist": {"no_such_argument": 1},
     }
+    found |= {f"scale is {what}": {"scale": x} for what, x in {**NOT_NUMBERS, **_NOT_SCALES}.items()}
+    for name, value in inputs.runtime.items():
+        found |= {f"{name} is {what}": {name: x} for what, x in NOT_NUMBERS.items()}
+        if isinstance(value, int):
+            found[f"{name} beyond int32"] = {name: 2**32 + value}
     if problem.varlen:
         found |= _wrong_offsets(*inputs.cu_seqlens)
     else:
@@ -106,6 +112,37 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
     if subject.device != "cpu":
         found["k on another device"] = {"k": k.cpu()}
     return found
+
+
+def keeps_to_its_tensors(subject: Subject) -> None:
+    """Offsets of packed sequences that are wrong have kernels write nothing outside of their tensors, nor hang."""
+    if not subject.problem.varlen:
+        return
+    inputs = sized(subject.problem, "offsets", 90, 90, subject.device)
+    right = inputs.cu_seqlens[0]
+    for what, wrong in compare.wrong_offsets(right).items():
+        given = replace(inputs, cu_seqlens=(wrong, wrong))
+        _, broken = compare.careful(partial(_with_gradients, subject, given), inputs.tensors, "cpu")
+        assert not broken, f"offsets {what}: {broken[0].message}"
+
+
+def _with_gradients(subject: Subject, inputs: Inputs) -> dict[str, Tensor]:
+    inputs = replace(inputs, **{n: getattr(inputs, n).detach() for n in ("q", "k", "v")})
+    wanted = differentiable(subject.problem, inputs) if subject.backward else {}
+    out = call(subject.function, inputs)
+    grads = torch.autograd.grad(out, list(wanted.values()), inputs.dout) if wanted else ()
+    if subject.device == "cuda":
+        torch.cuda.synchronize()
+    return {"out": out, **dict(zip(wanted, grads, strict=True))}
+
+
+_NOT_SCALES: dict[str, Any] = {
+    "zero": 0.0,
+    "negative": -1.0,
+    "zero in float32": 1e-60,
+    "inf times log2(e)": 2.5e38,
+    "a tensor": torch.tensor(0.1),
+}
 
 
 def _wrong_offsets(cu_q: Tensor, cu_k: Tensor) -> dict[str, dict[str, Any]]:

@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from kgen.verify import compare
-from kgen.verify.chunk_output.checks import keeps_sequences_apart, refuses_misuse, takes_spare_chunks
+from kgen.verify.chunk_output.checks import (
+    keeps_sequences_apart,
+    keeps_to_its_tensors,
+    refuses_misuse,
+    takes_spare_chunks,
+)
 from kgen.verify.chunk_output.inputs import Case, Inputs, call, cases, differentiable, draw, sized
 from kgen.verify.chunk_output.problem import Problem
 from kgen.verify.chunk_output.reference import Result, chunk_output
@@ -18,6 +23,7 @@ from kgen.verify.tensors import DTYPES
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
+    "wrong-offsets": (keeps_to_its_tensors, False),
     "chunks-apart": (keeps_sequences_apart, False),
     "spare-chunks": (takes_spare_chunks, False),
 }
@@ -36,7 +42,8 @@ def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
 def example(subject: Subject, name: str) -> Example:
     """Forward, with gradients where there are some."""
     problem = subject.problem
-    inputs = sized(problem, name, 2 * problem.chunk_size + 5, subject.device)
+    length = 5 if name == "derivatives" else 2 * problem.chunk_size + 5
+    inputs = sized(problem, name, length, subject.device)
     wanted = differentiable(problem, inputs) if subject.backward else {}
     return Example(tuple(inputs.tensors.values()), inputs.keywords, wanted, (inputs.do,))
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kgen.verify.chunk_output.inputs import Case, Inputs, call, differentiable, draw, sized
-from kgen.verify.compare import same_bits
-from kgen.verify.families import Subject, must_refuse
+from kgen.verify.compare import careful, same_bits, wrong_offsets
+from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
 
 
 def keeps_sequences_apart(subject: Subject) -> None:
@@ -87,6 +87,27 @@ def takes_spare_chunks(subject: Subject) -> None:
         assert not rest.numel() or bool((rest == 0).all()), f"{name} of spare chunks is not zero"
 
 
+def keeps_to_its_tensors(subject: Subject) -> None:
+    """Offsets and indices of chunks that are wrong have kernels write nothing outside of their tensors, nor hang."""
+    if not subject.problem.varlen:
+        return
+    inputs = sized(subject.problem, "offsets", subject.problem.chunk_size + 5, subject.device)
+    right = {name: inputs.keywords[name] for name in ("cu_seqlens", "chunk_indices")}
+    wrong = {(name, what): x for name, t in right.items() for what, x in wrong_offsets(t).items()}
+    tried = (
+        [*wrong]
+        if subject.device == "cuda"
+        else [("cu_seqlens", "past the tokens"), ("chunk_indices", "far")]
+    )
+    for name, what in tried:
+        change = {name: wrong[name, what]}
+        given = replace(inputs, keywords={**inputs.keywords, **change})
+        _, broken = careful(partial(_results, subject, given), inputs.tensors | change, "cpu")
+        if subject.device == "cuda":
+            torch.cuda.synchronize()
+        assert not broken, f"{name} {what}: {broken[0].message}"
+
+
 def refuses_misuse(subject: Subject) -> None:
     """Wrong shapes, dtypes and devices are a `ValueError` or a `TypeError`."""
     inputs = sized(subject.problem, "misuse", 3 * subject.problem.chunk_size, subject.device)
@@ -107,6 +128,7 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         "k in float64": {"k": t["k"].double()},
         "an argument that does not exist": {"no_such_argument": 1},
     }
+    found |= {f"scale is {what}": {"scale": x} for what, x in NOT_NUMBERS.items()}
     if subject.problem.gates:
         gate = subject.problem.gates[0]
         found[f"{gate} of another shape"] = {gate: t[gate][..., :-1]}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.verify.families import Subject, must_refuse
+from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
 from kgen.verify.norm.inputs import Inputs, arguments, call, differentiable, sized
 
 
@@ -72,6 +72,11 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         "x as a list": {"x": x.tolist()},
         "an argument that does not exist": {"no_such_argument": 1},
     }
+    for name in ("eps", *inputs.runtime):
+        found |= {f"{name} is {what}": {name: x} for what, x in NOT_NUMBERS.items()}
+        if isinstance(inputs.runtime.get(name), int):
+            found[f"{name} beyond int32"] = {name: 2**32}
+    found["eps is negative"] = {"eps": -1.0}
     if problem.widths:
         found["rows of another width"] = {"x": x[..., :-1]}
     for o in problem.operands[1:]:
