@@ -72,6 +72,7 @@ def test_each_architecture_has_a_file(name):
             "hashlib",
             "itertools",
             "math",
+            "numbers",
             "os",
             "tempfile",
             "torch",

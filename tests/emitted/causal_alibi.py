@@ -173,6 +173,18 @@ def _(q, k, v, slopes, scale, do, lse, delta):
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
 
 
+class _Constant(torch.autograd.Function):
+    """What a function gives, without a derivative: to ask for one is an error."""
+
+    @staticmethod
+    def forward(function, *args):
+        return function(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
 def _setup(ctx, inputs, output):
     q, k, v, slopes, ctx.scale = inputs
     ctx.save_for_backward(q, k, v, slopes, *output)
@@ -181,7 +193,7 @@ def _setup(ctx, inputs, output):
 def _gradient(ctx, do, dlse):
     q, k, v, slopes, out, lse = ctx.saved_tensors
     delta = (out.float() * do.float()).sum(-1) - dlse
-    dq, dk, dv = _backward(q, k, v, slopes, ctx.scale, do, lse, delta)
+    dq, dk, dv = _Constant.apply(_backward, q, k, v, slopes, ctx.scale, do, lse, delta)
     return dq, dk, dv, None, None
 
 
@@ -201,5 +213,10 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
         raise ValueError(f"shapes do not match: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
         raise ValueError("slopes must be float32 [HQ]")
+    if scale is not None and (type(scale) is not float or not 1e-38 < scale < 2e38):
+        raise ValueError("scale must be a positive number, finite in float32")
+    _Constant.apply(lambda *_: (), q, k, v, slopes)
+    if torch.is_grad_enabled() and slopes.requires_grad:
+        raise RuntimeError("slopes have no gradient")
     out, lse = _forward(q, k, v, slopes, HEAD**-0.5 if scale is None else scale)
     return (out, lse) if return_lse else out

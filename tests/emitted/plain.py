@@ -61,6 +61,18 @@ def _(q, k, v, lens, scale, out, do, dlse):
     return torch.empty(q.shape), torch.empty(k.shape), torch.empty(v.shape)
 
 
+class _Constant(torch.autograd.Function):
+    """What a function gives, without a derivative: to ask for one is an error."""
+
+    @staticmethod
+    def forward(function, *args):
+        return function(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
 def _setup(ctx, inputs, output):
     *tensors, ctx.scale = inputs
     ctx.save_for_backward(*tensors, output[0])
@@ -68,7 +80,7 @@ def _setup(ctx, inputs, output):
 
 def _gradient(ctx, do, dlse):
     q, k, v, lens, out = ctx.saved_tensors
-    return *_backward(q, k, v, lens, ctx.scale, out, do, dlse), None, None
+    return *_Constant.apply(_backward, q, k, v, lens, ctx.scale, out, do, dlse), None, None
 
 
 torch.library.register_autograd(_forward, _gradient, setup_context=_setup, lib=_LIBRARY)
@@ -82,5 +94,8 @@ def plain(q, k, v, *, lens, scale=None, return_lse=False):
         raise TypeError("q, k and v must be float32 and lens int32")
     if k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1] or lens.shape != q.shape[:1]:
         raise ValueError("shapes do not match")
+    if scale is not None and (type(scale) is not float or not 1e-38 < scale < 2e38):
+        raise ValueError("scale must be a positive number, finite in float32")
+    _Constant.apply(lambda *_: (), q, k, v)
     out, lse = _forward(q, k, v, lens, 8**-0.5 if scale is None else scale)
     return (out, lse) if return_lse else out
