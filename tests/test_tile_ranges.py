@@ -3,6 +3,7 @@ twice."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask, words
 
 from kgen.expr.algebra import Algebra
+from kgen.expr.mask_form import normalize
 from kgen.expr.nodes import Const, Node, Type, Var, walk
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START
-from kgen.expr.tile_ranges import Axis, RangeFinder, Span
+from kgen.expr.tile_ranges import MOST_SPANS, Axis, RangeFinder, Span, _disjunctive
 
 Q_AXIS = Axis(Q_IDX, Q_START, Var("q_last", Type.INT), Var("SQ", Type.INT))
 KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), Var("SK", Type.INT))
@@ -265,6 +267,37 @@ def test_spans_are_few_and_ascend() -> None:
             spans = spans_of(mask(text), inner, outer)
             assert 1 <= len(spans) <= 2
             assert all(span.lo == ZERO for span in spans[:-1])
+
+
+MANY = {
+    "!=": " and ".join(f"kv_idx != q_idx + {3 * i}" for i in range(20)),
+    "or in and": " and ".join(f"(kv_idx < q_idx + {i} or kv_idx > q_idx + {2 * i + 70})" for i in range(60)),
+    "and in or": " or ".join(f"(kv_idx < q_idx - {i} and kv_idx > q_idx - {i + 3})" for i in range(0, 60, 5)),
+    "the same again": " and ".join(["(kv_idx < q_idx or kv_idx > q_idx + 5)"] * 60),
+    "not": "not (" + " or ".join(f"kv_idx == q_idx + {3 * i}" for i in range(20)) + ")",
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_alternatives_are_not_multiplied_out(name: str) -> None:
+    """Twenty `!=` were a million alternatives before they were too many. Other conditions bound the range anyway."""
+    text = f"({MANY[name]}) and kv_idx <= q_idx + 90"
+    began = time.process_time()
+    for inner, outer in DIRECTIONS.values():
+        assert len(_disjunctive(normalize(mask(text)))) <= MOST_SPANS
+        (*_, last) = spans_of(mask(text), inner, outer)
+        env = {
+            "SQ": 1000,
+            "SK": 1000,
+            **dict.fromkeys(("q_start", "kv_start"), 256),
+            "q_last": 319,
+            "kv_last": 319,
+        }
+        assert int(evaluate(last.hi if inner is KV_AXIS else last.lo, env)) == (
+            410 if inner is KV_AXIS else 166
+        )
+    assert time.process_time() - began < 5.0
+    check(text, 3, 100, 130, 32, 16, {})
 
 
 def test_bounds_stay_within_32_bits() -> None:
