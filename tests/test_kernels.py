@@ -12,11 +12,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from apart import verified
 
 from kgen.plan.attention import plan_attention
+from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.families import family_of, problem_of
@@ -60,8 +62,30 @@ SLOW = {
 """Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
 
 
-@pytest.mark.parametrize("path", CORNERS + STOCK, ids=lambda p: p.stem)
+LONG = (
+    *("apart", "batched_documents", "broad_full", "broad_images", "broad_learned", "broad_padded"),
+    *("packed_broad", "packed_latent", "packed_softcap"),
+)
+"""Specs that take longest, which `scripts/test --all` runs; otherwise their verdict has to be on record."""
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in CORNERS + STOCK if path.stem not in LONG], ids=lambda p: p.stem
+)
 def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
+    _verify(path, emitted(path, tmp_path))
+
+
+@pytest.mark.parametrize("path", [path for path in CORNERS if path.stem in LONG], ids=lambda p: p.stem)
+def test_verdicts_of_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -> None:
+    folder = emitted(path, tmp_path)
+    text = without_inputs((folder / path.stem / "triton.py").read_bytes()).decode()
+    with verdict(text) as due:
+        if due:
+            _verify(path, folder)
+
+
+def _verify(path: Path, folder: Path) -> None:
     loaded = load(path)
     problem = problem_of(loaded)
     names = dict.fromkeys(
@@ -71,7 +95,7 @@ def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
     )
     step = SLOW.get(path.stem, 1)
     cases = [name for i, name in enumerate(names) if i % step == 0 or name == "ints-wide"]
-    rows = verified([loaded], emitted(path, tmp_path), device="cpu", timeout=120.0, cases=cases)
+    rows = verified([loaded], folder, device="cpu", timeout=120.0, cases=cases)
     passes = {"forward", "backward"} if "backward" in loaded.spec.passes else {"forward"}
     assert {row["pass"] for row in rows} == passes
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
