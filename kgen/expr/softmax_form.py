@@ -123,7 +123,9 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
         kept.append(term if rest is None else term.subs(q, q_start))
         dropped.append(0 if rest is None else rest)
     row_rest = sp.Add(*dropped)
-    return (bias, row_rest) if row_rest == 0 else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
+    return (
+        (bias, row_rest) if row_rest == 0 else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
+    )
 
 
 def _separated(bias: Any, algebra: Algebra) -> Any | None:
