@@ -236,7 +236,9 @@ def _without_functions(expr: Any) -> tuple[Any, dict[Any, Any]]:
 
     def apart(part: Any) -> Any:
         if part.is_Function:
-            return symbols.setdefault(part, sp.Dummy(real=part.is_real, positive=part.is_positive))
+            return symbols.setdefault(
+                part, sp.Symbol(f"#{len(symbols)}", real=part.is_real, positive=part.is_positive)
+            )
         return part.func(*map(apart, part.args)) if part.args else part
 
     return apart(expr), {name: function for function, name in symbols.items()}

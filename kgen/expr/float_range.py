@@ -14,29 +14,43 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import Const, Node, Read, Type, Var, walk
 
-POINTS = 48
+POINTS = 64
 _MOST, _LEAST = (2 - 2**-23) * 2.0**127, 2.0**-126
+_SAFE, _SLACK = 2.0**64, 2.0**8
 _INT32 = range(-(2**31), 2**31)
 _SCALE = 0.125
 _TILE = 128
 
 
 class _OutOfRangeError(Exception):
-    """An intermediate is no number of its type."""
+    """An intermediate overflows, or is no number."""
 
 
 def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = frozenset()) -> bool:
-    """Whether no intermediate of `rewritten` leaves fp32, or 32 bits, at a point where none of `written` does.
+    """Whether no intermediate of `rewritten` comes nearer to the ends of fp32, or leaves 32 bits, at a point where
+    none of `written` does.
 
     Names in `positive` have values greater than zero.
     """
     numbers = {n for n in walk(rewritten) if isinstance(n, Const)} - set(walk(written))
     if not all(n.type is not Type.FLOAT or _is_normal(n.value) for n in numbers):
         return False
-    points = [_Point(i, positive) for i in range(POINTS)]
-    return all(p.in_range(rewritten) for p in points if p.in_range(written))
+    for number in range(POINTS):
+        point = _Point(number, positive)
+        allowed, needed = point.magnitudes(written), point.magnitudes(rewritten)
+        if allowed is not None and (needed is None or not _is_within(needed, allowed)):
+            return False
+    return True
+
+
+def _is_within(needed: tuple[float, float], allowed: tuple[float, float]) -> bool:
+    # Points are few, and at most of them nothing is near the ends: it is growth that tells.
+    if needed[1] > max(allowed[1], _SAFE) * _SLACK:
+        return False
+    vanishes = allowed[0] < _LEAST
+    return vanishes or _LEAST <= needed[0] >= min(allowed[0], 1 / _SAFE) / _SLACK
 
 
 class _Point:
@@ -47,13 +61,15 @@ class _Point:
         self._positive = positive
         self._drawn: dict[str, Any] = {}
 
-    def in_range(self, node: Node) -> bool:
-        """Whether each intermediate is a normal number of its type, or zero."""
+    def magnitudes(self, node: Node) -> tuple[float, float] | None:
+        """The least and the greatest intermediate besides zero; `None` where one overflows or is no number."""
+        known: dict[int, Any] = {}
         try:
-            self._value(node, {})
+            self._value(node, known)
         except (_OutOfRangeError, ArithmeticError, ValueError):
-            return False
-        return True
+            return None
+        sizes = [abs(v) for v in known.values() if isinstance(v, float) and v != 0 and not _hides(v)]
+        return min(sizes, default=1.0), max(sizes, default=1.0)
 
     def _value(self, node: Node, known: dict[int, Any]) -> Any:
         # By identity: local names that build on each other make trees whose parts are shared.
@@ -61,7 +77,7 @@ class _Point:
             value = known[id(node)] = self._computed(node, known)
             if node.type is Type.INT and value not in _INT32:
                 raise _OutOfRangeError
-            if node.type is Type.FLOAT and not (_is_normal(value) or _hides(value)):
+            if node.type is Type.FLOAT and not (abs(value) <= _MOST or _hides(value)):
                 raise _OutOfRangeError
         return known[id(node)]
 
@@ -89,16 +105,16 @@ class _Point:
             case "scale":
                 return _SCALE
             case "score":
-                return self._real("score", 13)
+                return self._score()
             case "qk":
-                return self._real("score", 13) / _SCALE
+                return self._score() / _SCALE
             case "q_start":
                 return self._position("q_idx") // _TILE * _TILE
             case "q_idx":
                 return self._position("q_idx")
             case "kv_idx":
                 # One half of the keys are near the query.
-                return self._position("kv_idx" if self._number % 2 else "q_idx")
+                return self._position("kv_idx" if self._number & 2 else "q_idx")
         return self._named(var.name, var.type)
 
     def _named(self, name: str, type_: Type) -> Any:
@@ -106,7 +122,12 @@ class _Point:
             return 1 + int(64 * self._chance(name)[0])
         if type_ is Type.BOOL:
             return self._chance(name)[0] < 0.5
-        return self._real(name, 40 if self._number % 3 == 0 else 6)
+        return self._real(name, 20 if self._number % 3 == 0 else 6)
+
+    def _score(self) -> float:
+        # From 2**-14 to 2**14, either sign in turn.
+        magnitude = 2.0 ** (28 * self._number / (POINTS - 1) - 14)
+        return magnitude if self._number & 1 else -magnitude
 
     def _position(self, name: str) -> int:
         return int(2**17 * self._chance(name)[0])
