@@ -216,12 +216,6 @@ def test_squares_of_distances_are_not_multiplied_out() -> None:
         torch.testing.assert_close(value[0].double(), value[1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_polynomial_of_many_terms_is_not_multiplied_out() -> None:
-    text = "score + ((kv_idx - q_idx + h * gain + cap)**8 * (kv_idx + b * cap + gain)**8 + q_idx)**4"
-    form = softmax_form(score(text), Algebra())
-    assert form.bias is not None
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_values_are_those_of_the_table(name: str) -> None:
     for types in typings(name):

@@ -196,7 +196,8 @@ class Algebra:
         # Never over a common denominator: of 1.7 * x + 0.1, that would be integers as large as the denominators'
         # product, and a sum that overflows where the written one does not.
         coefficient, rest = expr.as_coeff_Mul()
-        upper, lower = [], []
+        upper: list[Any] = []
+        lower: list[Any] = []
         for factor in rest.as_ordered_factors():
             base, power = factor.as_base_exp()
             (upper if power > 0 else lower).append(base ** abs(power))
@@ -270,7 +271,7 @@ def call(name: str, *args: Node) -> Call:
 
 
 def _constant(number: Any, wide: bool) -> Const:
-    """A number as kernels have it: reals, and what no int32 holds, are floats; `wide`, there are integers of 64 bits."""
+    """A number as kernels have it: reals, and what no int32 holds, are floats; but for integers of 64 bits (`wide`)."""
     if number.is_Integer and (wide or int(number) in _INT32):
         return Const(int(number), Type.INT)
     return Const(float(number), Type.FLOAT)

@@ -59,7 +59,7 @@ class _Point:
     def __init__(self, number: int, positive: frozenset[str]) -> None:
         self._number = number
         self._positive = positive
-        self._drawn: dict[str, Any] = {}
+        self._drawn: dict[str, tuple[float, float]] = {}
 
     def magnitudes(self, node: Node) -> tuple[float, float] | None:
         """The least and the greatest intermediate besides zero; `None` where one overflows or is no number."""
@@ -126,7 +126,7 @@ class _Point:
 
     def _score(self) -> float:
         # From 2**-14 to 2**14, either sign in turn.
-        magnitude = 2.0 ** (28 * self._number / (POINTS - 1) - 14)
+        magnitude: float = 2.0 ** (28 * self._number / (POINTS - 1) - 14)
         return magnitude if self._number & 1 else -magnitude
 
     def _position(self, name: str) -> int:
@@ -134,7 +134,7 @@ class _Point:
 
     def _real(self, name: str, exponent: int) -> float:
         size, sign = self._chance(name)
-        magnitude = 2.0 ** ((2 * size - 1) * exponent)
+        magnitude: float = 2.0 ** ((2 * size - 1) * exponent)
         return magnitude if name in self._positive or sign < 0.5 else -magnitude
 
     def _chance(self, name: str) -> tuple[float, float]:

@@ -87,6 +87,7 @@ def _form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
     slope, offset = scored.diff(score), scored.subs(score, 0)
     # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value
     # itself. Nor does one with it, though it may add up: score * floor(score).
+    core: Node
     if not slope.has(score) and vanishes(scored - slope * score - offset):
         bias += offset
         core, multiplier = QK, slope * scale * log2e
