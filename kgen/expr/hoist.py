@@ -16,7 +16,7 @@ from functools import reduce
 
 from kgen.expr.algebra import call
 from kgen.expr.float_range import stays_in_range
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables, walk
 from kgen.expr.wrapping import may_wrap, wrapped
 
 _SCORES = frozenset({"qk", "score"})
@@ -103,7 +103,8 @@ def hoist(
 def _grouped(node: Node, places: Mapping[str, Place]) -> Node:
     grouped = regroup(node, places)
     # Of (qk * 1e-30) * (slopes[h] * 1e-30), the numbers alone would be a product that fp32 does not have.
-    return grouped if grouped == node or stays_in_range(grouped, node) else node
+    real = any(part.type is Type.FLOAT for part in walk(node))
+    return node if real and grouped != node and not stays_in_range(grouped, node) else grouped
 
 
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
