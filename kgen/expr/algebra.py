@@ -8,18 +8,25 @@ wrap where it becomes a real number. Nothing sympy makes reaches a printer.
 
 from __future__ import annotations
 
+import math
 import zlib
 from functools import cache, reduce
 from typing import Any
 
 import sympy as sp
 
+from kgen.expr.float_range import stays_in_range
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.wrapping import may_wrap
 
 # Scalars that are known to be positive: sizes of non-empty tensors, the softmax scale, and log2(e).
 _POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
+
+MOST_TERMS = 1000
+"""Of a polynomial that is expanded: more take sympy seconds, and tell no more."""
+
+_INT32 = range(-(2**31), 2**31)
 
 LOG2E = Var("LOG2E", Type.FLOAT)
 
@@ -76,6 +83,7 @@ class Algebra:
     def __init__(self, positive: frozenset[str] = frozenset()) -> None:
         self._types: dict[str, Type] = {}
         self._reads: dict[str, Type] = {}
+        self._fractions: dict[str, Any] = {}
         self._positive = positive
 
     def symbol(self, var: Var) -> Any:
@@ -90,7 +98,7 @@ class Algebra:
         though the derivative is a constant."""
         value, x = self.to_sympy(node), self.symbol(var)
         slope = value.diff(x)
-        linear = not slope.has(x) and sp.expand(value - slope * x - value.subs(x, 0)) == 0
+        linear = not slope.has(x) and vanishes(value - slope * x - value.subs(x, 0))
         return slope if linear else None
 
     def to_sympy(self, node: Node) -> Any:
@@ -125,13 +133,35 @@ class Algebra:
         whole = _whole(node)
         return whole(*(self.symbol(v) for v in whole.names))
 
+    def collected(self, expr: Any) -> Any:
+        """With common factors before the sum, but for those of fractions: 0.123 * x + 0.1 * y stays what it is, and
+        does not become 0.001 * (123 * x + 100 * y)."""
+        apart, functions = _without_functions(expr)
+        named = {n: self._fraction(n) for n in apart.atoms(sp.Rational) if not n.is_Integer}
+        return sp.factor_terms(apart.xreplace(named)).xreplace(functions)
+
+    def _fraction(self, number: Any) -> Any:
+        """The name of a fraction, which becomes a number again in trees: sympy multiplies sums by numbers out."""
+        name = repr(float(abs(number)))
+        self._fractions[name] = abs(number)
+        return sp.sign(number) * sp.Symbol(name, positive=True)
+
+    def simplified(self, expr: Any, written: Node) -> Node:
+        """The sympy expression as a tree; `written`, which it equals, where only that stays within fp32."""
+        tree = self.to_tree(expr)
+        return tree if self.stays_in_range(tree, written) else written
+
+    def stays_in_range(self, rewritten: Node, written: Node) -> bool:
+        """Whether no intermediate of `rewritten` leaves fp32, or 32 bits, where none of `written` does."""
+        return stays_in_range(rewritten, written, self._positive)
+
     def to_tree(self, expr: Any) -> Node:
         """The sympy expression as a typed tree; terms and factors come in sympy's canonical order."""
-        if expr.is_Integer:
-            return Const(int(expr), Type.INT)
-        if expr.is_Rational or expr.is_Float:
-            return Const(float(expr), Type.FLOAT)
+        if expr.is_Number:
+            return _constant(expr, self._wide())
         if expr.is_Symbol:
+            if expr.name in self._fractions:
+                return _constant(self._fractions[expr.name], False)
             if expr.name in ("True", "False"):
                 return Const(expr.name == "True", Type.BOOL)
             return Var(expr.name, self._types.get(expr.name, Type.FLOAT))
@@ -148,6 +178,9 @@ class Algebra:
             return Read(buffer, tuple(self.to_tree(a) for a in expr.args), self._reads[buffer])
         return call(name.removeprefix("kgen_"), *(self.to_tree(a) for a in expr.args))
 
+    def _wide(self) -> bool:
+        return Type.LONG in self._types.values() or Type.LONG in self._reads.values()
+
     def _sum(self, expr: Any) -> Node:
         # A term with a minus sign cannot open the sum: `b - a`, not `-a + b`.
         terms = sorted(expr.as_ordered_terms(), key=lambda t: bool(t.could_extract_minus_sign()))
@@ -160,34 +193,88 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        # Factor by factor: over one common denominator, the numbers of sums inside would be multiplied out, beyond
-        # 64 bits and beyond what float32 holds.
+        # Never over a common denominator: of 1.7 * x + 0.1, that would be integers as large as the denominators'
+        # product, and a sum that overflows where the written one does not.
         coefficient, rest = expr.as_coeff_Mul()
-        powers = [
-            f.as_base_exp() for f in (rest.as_ordered_factors() if rest.is_Mul else sp.Mul.make_args(rest))
-        ]
-        below = [base**-power for base, power in powers if power.is_number and power < 0]
-        if below:
-            above = sp.Mul(*(base**power for base, power in powers if not (power.is_number and power < 0)))
-            # A small whole number times a sum is multiplied out, as sympy has it elsewhere; another stays a factor, for
-            # what it makes of single terms float32 may not hold.
-            apart = above.is_Add and not (coefficient.is_Integer and abs(coefficient) <= 1024)
-            above = above if coefficient == 1 else sp.Mul(coefficient, above, evaluate=not apart)
-            return call("div", self.to_tree(above), self.to_tree(sp.Mul(*below)))
-        if coefficient == -1:
-            return call("neg", self.to_tree(rest))
-        factors: list[Node] = [] if coefficient == 1 else [self.to_tree(coefficient)]
-        for base, power in powers:
-            factors += [self.to_tree(base)] * int(power)
+        upper: list[Any] = []
+        lower: list[Any] = []
+        for factor in rest.as_ordered_factors():
+            base, power = factor.as_base_exp()
+            (upper if power > 0 else lower).append(base ** abs(power))
+        numerator = self._factors(coefficient, upper)
+        return call("div", numerator, self._factors(sp.Integer(1), lower)) if lower else numerator
+
+    def _factors(self, coefficient: Any, powers: list[Any]) -> Node:
+        factors: list[Node] = []
+        for factor in sp.Mul(*powers).as_ordered_factors() if powers else ():
+            base, power = factor.as_base_exp()
+            factors.append(_power(self.to_tree(base), int(power)))
+        if coefficient == -1 and factors:
+            return call("neg", reduce(lambda a, b: call("mul", a, b), factors))
+        if coefficient != 1 or not factors:
+            factors.insert(0, self.to_tree(coefficient))
         integers = [f for f in factors if f.type.integral]
         if 1 < len(integers) < len(factors) and may_wrap(reduce(lambda a, b: call("mul", a, b), integers)):
             factors.sort(key=lambda f: f.type.integral)  # a real product, from its first factor on
         return reduce(lambda a, b: call("mul", a, b), factors)
 
 
+def expanded(expr: Any) -> Any | None:
+    """The sum of products, `None` where that would be more of them than can be of use; arguments of functions are left
+    as they are."""
+    apart, functions = _without_functions(expr)
+    return sp.expand(apart).xreplace(functions) if _terms(apart) <= MOST_TERMS else None
+
+
+def vanishes(expr: Any) -> bool:
+    """Whether a value is known to be zero everywhere."""
+    return bool(expanded(expr) == 0)
+
+
+def _without_functions(expr: Any) -> tuple[Any, dict[Any, Any]]:
+    """The expression with a symbol for each application of a function that is not within another, and those."""
+    symbols: dict[Any, Any] = {}
+
+    def apart(part: Any) -> Any:
+        if part.is_Function:
+            return symbols.setdefault(
+                part, sp.Symbol(f"#{len(symbols)}", real=part.is_real, positive=part.is_positive)
+            )
+        return part.func(*map(apart, part.args)) if part.args else part
+
+    return apart(expr), {name: function for function, name in symbols.items()}
+
+
+def _terms(expr: Any) -> int:
+    """At most how many terms an expression has once it is expanded."""
+    counts = [_terms(a) for a in expr.args]
+    if expr.is_Mul:
+        return math.prod(counts)
+    if expr.is_Pow:
+        power = abs(int(expr.exp))
+        return math.comb(counts[0] + power - 1, power)
+    return sum(counts) if counts else 1
+
+
+def _power(base: Node, power: int) -> Node:
+    """The power as multiplications, halves first."""
+    if power < 4:
+        return reduce(lambda a, b: call("mul", a, b), [base] * power)
+    half = _power(base, power // 2)
+    square = call("mul", half, half)
+    return call("mul", square, base) if power % 2 else square
+
+
 def call(name: str, *args: Node) -> Call:
     """Apply a row of the table to trees; the result's type is the row's."""
     return Call(name, args, TABLE[name].typed(tuple(a.type for a in args)))
+
+
+def _constant(number: Any, wide: bool) -> Const:
+    """A number as kernels have it: reals, and what no int32 holds, are floats; but for integers of 64 bits (`wide`)."""
+    if number.is_Integer and (wide or int(number) in _INT32):
+        return Const(int(number), Type.INT)
+    return Const(float(number), Type.FLOAT)
 
 
 def _number(node: Const) -> Any:

@@ -2,22 +2,33 @@
 
 Repeated reads of one buffer are separate variables: each distinct read has its own derivative, and the
 gradient of the buffer is the sum over its reads.
+
+Sympy takes the derivative and collects its terms. Where that leaves fp32, as the square of a divisor may, the chain
+rule alone does: of `a / b` it makes `(da - a / b * db) / b`, which is in range where `a / b` is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy as sp
 
-from kgen.expr.algebra import Algebra
-from kgen.expr.nodes import Const, Node, Read, Var
-from kgen.expr.softmax_form import QK, SCALE, SCORE
+from kgen.expr.algebra import Algebra, call
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.softmax_form import with_scores
+
+_ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
 
 
 def derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Node:
     """d(node) / d(wrt); `Const(0)` where it does not depend on `wrt`."""
-    return algebra.to_tree(_derivative(node, wrt, algebra))
+    expr, target = algebra.to_sympy(node), algebra.to_sympy(wrt)
+    stand_in = sp.Symbol("wrt", real=True)
+    found = expr.xreplace({target: stand_in}).diff(stand_in).xreplace({stand_in: target})
+    return algebra.simplified(found, chain_rule(node, wrt))
 
 
 def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
@@ -25,14 +36,91 @@ def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
 
     `Const(0)` where it does not depend on `wrt`.
     """
-    score, qk, scale = (algebra.symbol(v) for v in (SCORE, QK, SCALE))
-    return algebra.to_tree(_derivative(score_mod, wrt, algebra).subs(score, scale * qk))
+    return with_scores(derivative(score_mod, wrt, algebra))
 
 
-def _derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Any:
-    expr, target = algebra.to_sympy(node), algebra.to_sympy(wrt)
-    stand_in = sp.Symbol("wrt", real=True)
-    return expr.xreplace({target: stand_in}).diff(stand_in).xreplace({stand_in: target})
+def chain_rule(node: Node, wrt: Var | Read) -> Node:
+    """d(node) / d(wrt) as the function table has it, with nothing collected but zeros and ones."""
+    known: dict[int, _Operand] = {}
+
+    def of(part: Node) -> _Operand:
+        if id(part) not in known:
+            known[id(part)] = _Operand(_ONE) if part == wrt else _chained(part, of)
+        return known[id(part)]
+
+    return of(node).node
+
+
+def _chained(node: Node, of: Callable[[Node], _Operand]) -> _Operand:
+    if not isinstance(node, Call):
+        return _Operand(_ZERO)
+    args, value = [_Operand(a) for a in node.args], _Operand(node)
+    changes = [of(a) for a in node.args]
+    if all(is_zero(c.node) for c in changes):
+        return _Operand(_ZERO)
+    if node.fn == "where":
+        return _applied("where", args[0], *changes[1:])
+    if node.fn == "div":
+        return (changes[0] - value * changes[1]) / args[1]
+    if node.fn == "mul" and args[0] == args[1]:
+        return args[0] * 2 * changes[0]
+    row = TABLE[node.fn]
+    total = _Operand(_ZERO)
+    if row.derivative is None:
+        return total
+    for partial, change in zip(row.derivative(_applied, *args), changes, strict=True):
+        if partial is not None:
+            total = total + partial * change
+    return total
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tree that the derivatives of the function table compute with."""
+
+    node: Node
+
+    def __add__(self, other: Any) -> _Operand:
+        a, b = self.node, _tree(other)
+        return _Operand(b if is_zero(a) else a if is_zero(b) else call("add", a, b))
+
+    def __sub__(self, other: Any) -> _Operand:
+        return self if is_zero(_tree(other)) else self + -_Operand(_tree(other))
+
+    def __rsub__(self, other: Any) -> _Operand:
+        return _Operand(_tree(other)) - self
+
+    def __neg__(self) -> _Operand:
+        return self * -1
+
+    def __mul__(self, other: Any) -> _Operand:
+        a, b = self.node, _tree(other)
+        if is_zero(a) or is_zero(b):
+            return _Operand(_ZERO)
+        return _Operand(b if is_one(a) else a if is_one(b) else call("mul", a, b))
+
+    def __rmul__(self, other: Any) -> _Operand:
+        return _Operand(_tree(other)) * self
+
+    def __truediv__(self, other: Any) -> _Operand:
+        a, b = self.node, _tree(other)
+        return self if is_zero(a) or is_one(b) else _Operand(call("div", a, b))
+
+    def __rtruediv__(self, other: Any) -> _Operand:
+        return _Operand(_tree(other)) / self
+
+    def __pow__(self, power: int) -> _Operand:
+        return self if power == 1 else self ** (power - 1) * self
+
+
+def _applied(name: str, *args: Any) -> _Operand:
+    return _Operand(call(name, *map(_tree, args)))
+
+
+def _tree(value: Any) -> Node:
+    if isinstance(value, _Operand):
+        return value.node
+    return Const(value, Type.INT if isinstance(value, int) else Type.FLOAT)
 
 
 def is_one(node: Node) -> bool:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.algebra import call
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
+from kgen.expr.float_range import stays_in_range
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables, walk
 from kgen.expr.wrapping import may_wrap, wrapped
 
 _SCORES = frozenset({"qk", "score"})
@@ -88,7 +89,7 @@ def hoist(
     `roots` maps the name of a result to its expression and the place where it is used; `places` holds the
     variables (those not listed are constants of the kernel); bindings take no names in `reserved`.
     """
-    grouped = {name: (regroup(node, places), place) for name, (node, place) in roots.items()}
+    grouped = {name: (_grouped(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
     builder = _Builder(dict(places), uses, set(reserved) | set(places))
     results = {name: builder.operand(node, place, name) for name, (node, place) in grouped.items()}
@@ -97,6 +98,13 @@ def hoist(
         Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items()
     )
     return Program(bindings, results, builder.places)
+
+
+def _grouped(node: Node, places: Mapping[str, Place]) -> Node:
+    grouped = regroup(node, places)
+    # Of (qk * 1e-30) * (slopes[h] * 1e-30), the numbers alone would be a product that fp32 does not have.
+    real = any(part.type is Type.FLOAT for part in walk(node))
+    return node if real and grouped != node and not stays_in_range(grouped, node) else grouped
 
 
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
@@ -116,7 +124,6 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
             node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
         return node
-    plus, minus = _chain(node, "add" if node.fn == "sub" else node.fn)
 
     def joined(fn: str) -> Callable[[Node, Node], Node]:
         def join(a: Node, b: Node) -> Node:
@@ -129,6 +136,7 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
         return join
 
     operation = "add" if node.fn == "sub" else node.fn
+    plus, minus = _chain(node, operation, _repeated(node) if operation == "mul" else frozenset())
     by_place: dict[Place, tuple[list[Node], list[Node]]] = {}
     for sign, operands in ((0, plus), (1, minus)):
         for operand in operands:
@@ -150,12 +158,31 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
     return total
 
 
-def _chain(node: Node, operation: str) -> tuple[list[Node], list[Node]]:
-    """The operands of a chain, those added (or multiplied) and those subtracted."""
-    if not isinstance(node, Call) or (node.fn != operation and (operation, node.fn) != ("add", "sub")):
+def _repeated(product: Node) -> frozenset[Node]:
+    """The products that a product is made of more than once. They are computed once, and are no factors of their own:
+    of (qk * scale)**8, qk**8 may overflow."""
+    found: Counter[Node] = Counter()
+    waiting = [product]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Call) and part.fn == "mul":
+            found[part] += 1
+            waiting += part.args if found[part] == 1 else ()
+    return frozenset(part for part, count in found.items() if count > 1)
+
+
+def _chain(node: Node, operation: str, whole: frozenset[Node]) -> tuple[list[Node], list[Node]]:
+    """The operands of a chain, those added (or multiplied) and those subtracted; those in `whole` as they are."""
+    if (
+        not isinstance(node, Call)
+        or node in whole
+        or (node.fn != operation and (operation, node.fn) != ("add", "sub"))
+    ):
         return [node], []
     (p, m), (q, n) = (
-        ([a], []) if node.type is Type.FLOAT and a.type.integral and may_wrap(a) else _chain(a, operation)
+        ([a], [])
+        if node.type is Type.FLOAT and a.type.integral and may_wrap(a)
+        else _chain(a, operation, whole)
         for a in node.args
     )
     return (p + n, m + q) if node.fn == "sub" else (p + q, m + n)

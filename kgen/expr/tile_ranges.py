@@ -314,7 +314,8 @@ class RangeFinder:
 
     def _tidy(self, node: Node) -> Node:
         """Like terms collected."""
-        return self.algebra.to_tree(self.algebra.to_sympy(node))
+        tidy = self.algebra.to_tree(self.algebra.to_sympy(node))
+        return tidy if tidy.type is node.type else node
 
 
 def _disjunctive(mask: Node) -> list[list[Node]]:
