@@ -328,10 +328,10 @@ def _disjunctive(mask: Node) -> list[list[Node]]:
         alternatives = _distinct([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
         return alternatives if len(alternatives) <= MOST_SPANS else [[mask]]
     alternatives = [[]]
-    # Those with the fewest choices first, so that as many conditions as can be are told apart.
-    for condition, choices in sorted(
-        ((c, _choices(c)) for c in conjuncts(mask)), key=lambda pair: len(pair[1])
-    ):
+    # Those with the fewest choices first, so that as many conditions as can be are told apart; `!=` last, which hides
+    # one position and moves no bound.
+    parts = [(condition, _choices(condition)) for condition in conjuncts(mask)]
+    for condition, choices in sorted(parts, key=lambda part: (_excludes(part[0]), len(part[1]))):
         if len(alternatives) * len(choices) > MOST_SPANS:
             choices = [[condition]]
         alternatives = _distinct([a + c for a, c in product(alternatives, choices)])
@@ -342,9 +342,13 @@ def _choices(condition: Node) -> list[list[Node]]:
     """The alternatives of one condition among others."""
     if isinstance(condition, Call) and condition.fn == "or":
         return _disjunctive(condition)
-    if isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral:
-        return [[call("lt", *condition.args)], [call("gt", *condition.args)]]
+    if _excludes(condition):
+        return [[call("lt", *children(condition))], [call("gt", *children(condition))]]
     return [[condition]]
+
+
+def _excludes(condition: Node) -> bool:
+    return isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral
 
 
 def _distinct(alternatives: list[list[Node]]) -> list[list[Node]]:
