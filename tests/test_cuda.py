@@ -329,7 +329,7 @@ def test_device_code_includes_nothing():
 def test_every_function_is_one_of_cuda():
     """Each row of the table compiles in a kernel: NVRTC knows the names, and none is ambiguous."""
     lines = []
-    names = {Type.FLOAT: "xyz", Type.INT: "ijk", Type.BOOL: "pqr"}
+    names = {Type.FLOAT: "xyz", Type.INT: "ijk", Type.LONG: "lmn", Type.BOOL: "pqr"}
     for name, row in TABLE.items():
         for types in product(Type, repeat=row.arity[0]):
             arguments = [Var(names[t][i], t) for i, t in enumerate(types)]
@@ -345,7 +345,7 @@ def test_every_function_is_one_of_cuda():
     body = "\n".join(lines)
     kernel = (
         "__global__ void every(float* out, float x, float y, float z, int i, int j, int k, "
-        "bool p, bool q, bool r) {\n"
+        "long long l, long long m, long long n, bool p, bool q, bool r) {\n"
     )
     program = Program(
         f"{source}\n{kernel}    float total = 0.0f;\n{body}\n    *out = total;\n}}",

@@ -289,7 +289,7 @@ def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path) -
     assert text.count(right) == 1
     path = tmp_path / "causal_images.py"
     path.write_text(text.replace(right, "before = head + q_start // BLOCK_M"))
-    with pytest.raises(IndexError):
+    with pytest.raises(AssertionError, match="an address outside of the tensor"):
         interpreted(_verify, "causal_images", path)
 
 

@@ -56,7 +56,7 @@ def checked_name(name: str) -> str:
 
 def _checked_summary(summary: UserText) -> UserText:
     # It opens every emitted file: plain words, which read the same in every language.
-    text = summary.written
+    text = summary.written.strip()
     if not text.isprintable() or any(mark in text for mark in ('"""', "\\", "*/")):
         hint = "one line of plain text, without `\\`, `*/` or three quotes in a row"
         raise problem("bad-summary", "the summary cannot stand in a comment as it is", hint)
@@ -64,7 +64,7 @@ def _checked_summary(summary: UserText) -> UserText:
         raise problem(
             "bad-summary", f"the summary has {len(text)} characters, 200 is the limit", "shorten it"
         )
-    return summary
+    return UserText(text)
 
 
 def _checked_license(spdx: UserText) -> UserText:
