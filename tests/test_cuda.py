@@ -106,7 +106,10 @@ def norm(folder: Path, *lines: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+@pytest.mark.parametrize(
+    "arch",
+    ["sm_90", *(pytest.param(arch, marks=pytest.mark.thorough) for arch in ("sm_80", "sm_100"))],
+)
 @pytest.mark.parametrize("which", ["rms", "layer"])
 def test_no_shape_spills(tmp_path, which, arch):
     """Every kernel that the launcher may pick on a chip, which has clusters from sm_90 on."""

@@ -64,7 +64,15 @@ SLOW = {
 
 LONG = (
     *("apart", "batched_documents", "broad_full", "broad_images", "broad_learned", "broad_padded"),
-    *("packed_broad", "packed_latent", "packed_softcap"),
+    *(
+        "packed_broad",
+        "packed_latent",
+        "packed_softcap",
+        "packed_window",
+        "near",
+        "pages_of_256",
+        "by_distance",
+    ),
 )
 """Specs that take longest, which `scripts/test --all` runs; otherwise their verdict has to be on record."""
 
