@@ -1,9 +1,10 @@
 """Emitted attention under several Tritons, interleaved: `python benchmarks/tritons.py SPEC... --triton DIR...`.
 
-Each DIR holds an unpacked Triton wheel; `-` is the one that is installed. A Triton has a process of its own, and they
-take turns: in each round every one times a few calls of a pass with a cold L2 cache, in an order that rotates. Prints
-TFLOP/s by spec, pass and Triton, the ratio of medians to the first Triton, and how far results are from its, relative
-to their norm; writes all of it to `benchmarks/<device>/tritons.json`.
+Each DIR holds an unpacked Triton wheel; `-` is the one that is installed. Variables of its environment may follow:
+`DIR,PTXAS_OPTIONS=--regAllocOptLevel=4`. A Triton has a process of its own, and they take turns: in each round every
+one times a few calls of a pass with a cold L2 cache, in an order that rotates. Prints TFLOP/s by spec, pass and
+Triton, the ratio of medians to the first Triton, and how far results are from its, relative to their norm; writes all
+of it to `benchmarks/<device>/tritons.json`.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ SHAPE = (2, 16, 8192)
 class Worker:
     """A process with one Triton."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, triton: str) -> None:
+        folder, *more = triton.split(",")
         path = [str(ROOT), *([] if folder == "-" else [folder]), os.environ.get("PYTHONPATH", "")]
+        environment = dict(variable.split("=", 1) for variable in more)
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--serve"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(filter(None, path))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -103,11 +106,11 @@ def _tensors(result: Any) -> tuple[Any, ...]:
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
-def race(specs: list[str], folders: list[str]) -> dict[str, Any]:
+def race(specs: list[str], tritons: list[str]) -> dict[str, Any]:
     """Every spec under every Triton."""
-    workers = [Worker(folder) for folder in folders]
+    workers = [Worker(triton) for triton in tritons]
     facts = [worker.answer() for worker in workers]
-    names = [one["triton"] for one in facts]
+    names = [" ".join([one["triton"], *of.split(",")[1:]]) for one, of in zip(facts, tritons, strict=True)]
     print(f"{'spec':18}{'pass':10}" + "".join(f"{name:>22}" for name in names), flush=True)
     rows = []
     for spec in specs:
@@ -148,7 +151,7 @@ def race(specs: list[str], folders: list[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("specs", nargs="*")
-    parser.add_argument("--triton", nargs="+", default=["-"], metavar="DIR")
+    parser.add_argument("--triton", nargs="+", default=["-"], metavar="DIR[,VARIABLE=VALUE...]")
     parser.add_argument("-o", "--output", type=Path, default=ROOT / "benchmarks")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
