@@ -16,6 +16,7 @@ from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.plan.chunk_tiles import tile_tables
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.code import Code, atom, row
 from kgen.targets.triton.chunk_launcher import launcher_fields, layouts
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import bracketed
@@ -147,7 +148,7 @@ def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _De
     lines = [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in program.bindings]
     if "c" in roots:
         lines.append(f"c = {_row(program, program.results['c'], printer)}")
-    slope = printer.own(program.results["slope"]) if "slope" in roots else "1"
+    slope = str(printer.own(program.results["slope"])) if "slope" in roots else "1"
     return _Decay(
         fields | {"lines": lines},
         "c" if "c" in roots else "g",
@@ -160,9 +161,9 @@ def _scaled(node: Node, factor: Const) -> Node:
     return factor if node == Const(1, Type.INT) else call("mul", factor, node)
 
 
-def _row(program: Program, node: Node, printer: Printer) -> str:
+def _row(program: Program, node: Node, printer: Printer) -> Code:
     """A value as a float32 vector over the tokens of the chunk."""
-    text = printer.own(node)
+    own = printer.own(node)
     if program.place(node).axes:
-        return f"({text}).to(tl.float32)" if node.type.integral else text
-    return f"tl.zeros([BT], tl.float32) + {bracketed(text)}"
+        return row("float", own) if node.type.integral else own
+    return atom(own, "{tl}.zeros([BT], {tl}.float32) + {0}")
