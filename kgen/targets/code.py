@@ -94,6 +94,10 @@ def text(value: str, binds: int = ATOM) -> Op:
     return op(value.replace("{", "{{").replace("}", "}}"), fn=value, binds=binds)
 
 
+NOTHING = text("")
+"""An argument, or a term, that is left out."""
+
+
 def walk(code: Code) -> Iterator[Code]:
     """A value and all values in it, the whole first."""
     yield code

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kgen.expr.algebra import call
+from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import Place, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Type
@@ -16,10 +17,9 @@ from kgen.plan.chunk_output import ChunkOutputPlan, plan_chunk_output
 from kgen.plan.chunk_tiles import tile_tables
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.code import Code, atom, row
+from kgen.targets.code import NOTHING, Code, Name, assign, atom, lines_of, row, times
 from kgen.targets.triton.chunk_launcher import launcher_fields, layouts
-from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import bracketed
+from kgen.targets.triton.printer import Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
 
 ROW = Place(False, ("q",))
@@ -106,9 +106,9 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "helpers": defaultdict(bool, dict.fromkeys(helpers, True)),
         "common": decay.fields,
         "gradient": gradient.fields,
-        "exponent": decay.power(decay.c),
-        "difference": decay.power(f"{decay.c}[:, None] - {decay.c}[None, :]"),
-        "difference_t": decay.power(f"{decay.c}[None, :] - {decay.c}[:, None]"),
+        "exponent": decay.power(Name(decay.c)),
+        "difference": decay.power(row("sub", column(decay.c), along_row(decay.c))),
+        "difference_t": decay.power(row("sub", along_row(decay.c), column(decay.c))),
         "slope": gradient.slope,
         "has_dg": plan.slope is not None,
         "state_cast": "" if spec.state == spec.dtype else ".to(q_ptr.dtype.element_ty)",
@@ -125,11 +125,11 @@ class _Decay:
     fields: dict[str, Any]
     c: str
     natural: bool
-    slope: str
+    slope: Code
 
-    def power(self, exponent: str) -> str:
+    def power(self, exponent: Code) -> Code:
         """The argument of `exp2` for an exponent of the spec's base."""
-        return f"LOG2E * {bracketed(exponent)}" if self.natural else exponent
+        return times("LOG2E", exponent) if self.natural else exponent
 
 
 def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _Decay:
@@ -145,15 +145,15 @@ def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _De
         roots["slope"] = (plan.slope if plan.natural else _scaled(plan.slope, factor), ROW)
     program = hoist(roots, {"i": ROW, "g": ROW}, reserved=_NAMES)
     printer = Printer(program, "q", {}, IndexRanges({}, frozenset()), frozenset(), False, helpers)
-    lines = [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in program.bindings]
+    lines = [assign(b.name, printer.over(b.node, b.place.axes)) for b in program.bindings]
     if "c" in roots:
-        lines.append(f"c = {_row(program, program.results['c'], printer)}")
-    slope = str(printer.own(program.results["slope"])) if "slope" in roots else "1"
+        lines.append(assign("c", _row(program, program.results["c"], printer)))
+    slope = program.results.get("slope")
     return _Decay(
-        fields | {"lines": lines},
+        fields | {"lines": lines_of(lines)},
         "c" if "c" in roots else "g",
         plan.natural,
-        "" if slope in ("1", "1.0") else f" * {bracketed(slope)}",
+        NOTHING if slope is None or is_one(slope) else atom(printer.own(slope), " * {0}"),
     )
 
 

@@ -12,6 +12,7 @@ from kgen.expr.nodes import Const, Type
 from kgen.plan.attention import Chunk
 from kgen.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.targets.code import (
+    NOTHING,
     Code,
     Name,
     Statement,
@@ -25,7 +26,7 @@ from kgen.targets.code import (
     row,
     uses_of,
 )
-from kgen.targets.triton.kernels import NOTHING, KernelFields, streamed_columns
+from kgen.targets.triton.kernels import KernelFields, streamed_columns
 from kgen.targets.triton.printer import column
 from kgen.targets.triton.text import wrapped
 

@@ -16,6 +16,7 @@ from kgen.expr.softmax_form import QK
 from kgen.plan.attention import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
 from kgen.plan.tile_reads import asked_ahead
 from kgen.targets.code import (
+    NOTHING,
     Assign,
     Code,
     If,
@@ -41,10 +42,6 @@ from kgen.targets.triton.tile_reads import read_by_rows, read_once
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
-
-
-NOTHING = text("")
-"""An argument, or a term, that is left out."""
 
 
 @dataclass(frozen=True)

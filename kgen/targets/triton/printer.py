@@ -75,7 +75,7 @@ class Printer:
         own = self.program.place(var).axes
         if len(axes) < 2 or len(own) != 1:
             return name
-        return column(name) if own[0] == self.rows else op("{0}[None, :]", name)
+        return column(name) if own[0] == self.rows else along_row(name)
 
     def _call(self, node: Call, axes: tuple[str, ...]) -> Code:
         if node.fn in ("floordiv", "mod") and (short := self._power_of_two(node, axes)):
@@ -161,6 +161,11 @@ def first_at_least(row: Code, stride: str, size: int | str, a: Code, b: Code) ->
 def column(value: Code | str) -> Code:
     """A vector along the rows of a tile."""
     return op("{0}[:, None]", value, fn="column")
+
+
+def along_row(value: Code | str) -> Code:
+    """A vector along the columns of a tile."""
+    return op("{0}[None, :]", value, fn="row")
 
 
 def _length(size: int | str) -> Node:

@@ -12,6 +12,7 @@ from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Type, Var
 from kgen.plan.attention import AttentionPlan, TileLoop
 from kgen.targets.code import (
+    NOTHING,
     Code,
     If,
     Name,
@@ -25,7 +26,7 @@ from kgen.targets.code import (
     renamed,
     row,
 )
-from kgen.targets.triton.kernels import NOTHING, KernelFields, guarded
+from kgen.targets.triton.kernels import KernelFields, guarded
 from kgen.targets.triton.printer import Printer, column
 
 
