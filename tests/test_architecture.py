@@ -60,6 +60,12 @@ def test_direction(module: str) -> None:
             assert STAGES.index(other) <= STAGES.index(own), f"{module} imports {name}"
 
 
+@pytest.mark.parametrize("module", [m for m in modules() if stage(m) in ("plan", "targets")])
+def test_printed_text_is_not_looked_into(module: str) -> None:
+    """What is planned and printed is decided on trees."""
+    assert "re" not in {name.partition(".")[0] for name in imports(module)}
+
+
 def test_rendering_needs_no_runtime() -> None:
     names = [module for module in modules() if stage(module) in RENDERING]
     code = f"import sys, {', '.join(names)}; print(*sys.modules)"

@@ -233,8 +233,9 @@ class If(Statement):
         return [*found, "else:", *_indented(self.other, language)] if self.other else found
 
     def map(self, change: Callable[[Code], Code]) -> If:
+        test = change(self.test)
         then, other = (tuple(s.map(change) for s in part) for part in (self.then, self.other))
-        return replace(self, test=change(self.test), then=then, other=other)
+        return replace(self, test=test, then=then, other=other)
 
 
 def _indented(statements: Iterable[Statement], language: str) -> list[str]:
