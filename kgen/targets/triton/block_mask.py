@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 
 from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, Program
@@ -92,10 +93,11 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], 
     pair_lines = lines(list(mask.evaluation.bindings), evaluation)
     result = evaluation.tile(mask.evaluation.results["mask"])
     passed = [n for n in ("b", "h", *kernels.problem) if n in uses_of([*pair_lines, result])]
-    rows = lines(mask.decision.before_loop(), decision) + bounds.lines(in_loop=False)
-    columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True)
-    plane = _plane(mask)
     decided = [c for c in (possible, certain) if isinstance(c, Code)]
+    deciding = uses_of(decided)
+    rows = lines(mask.decision.before_loop(), decision) + bounds.lines(in_loop=False, used=deciding)
+    columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True, used=deciding)
+    plane = _plane(mask)
     used = uses_of([*plane, *rows, *columns, *pair_lines, result, *decided]) | {*passed}
     fields: dict[str, object] = {
         "plane": plane,
@@ -113,6 +115,25 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], 
     return printed(fields), used
 
 
+@dataclass
+class _Side:
+    """A side of a comparison, whose least and greatest values in a block decide."""
+
+    name: str
+    in_loop: bool
+    named: list[Statement]
+    value: Code
+
+    def lines(self, used: Set[str]) -> list[Statement]:
+        """What makes those that are used."""
+        form = "({0}, 1, keep_dims=True)" if self.in_loop else "({0})"
+        ends = [end for end in ("min", "max") if f"{self.name}_{end}" in used]
+        if not ends:
+            return []
+        values = tuple(op(f"{{tl}}.{end}{form}", self.value) for end in ends)
+        return [*self.named, Assign(tuple(f"{self.name}_{end}" for end in ends), values)]
+
+
 class _Bounds:
     """Spells where a condition holds for some pair of a block, and where for all of them.
 
@@ -122,11 +143,11 @@ class _Bounds:
     def __init__(self, mask: BlockMask, printer: Printer) -> None:
         self.mask = mask
         self.printer = printer
-        self.found: dict[str, tuple[bool, list[Statement]]] = {}
+        self.found: dict[str, _Side] = {}
 
-    def lines(self, in_loop: bool) -> list[Statement]:
-        """The bounds that were asked for, of rows or of columns."""
-        return [line for of, lines in self.found.values() if of == in_loop for line in lines]
+    def lines(self, in_loop: bool, used: Set[str]) -> list[Statement]:
+        """The bounds that are used, of rows or of columns."""
+        return [line for side in self.found.values() if side.in_loop == in_loop for line in side.lines(used)]
 
     def decide(self, node: Node) -> tuple[Code | bool, Code | bool]:
         """That the condition is possible in a block, and that it is certain."""
@@ -177,9 +198,7 @@ class _Bounds:
         named = list[Statement]()
         if not _is_named(value):
             named, value = [assign(name, value)], Name(name)
-        form = "({0}, 1, keep_dims=True)" if place.in_loop else "({0})"
-        ends = tuple(op(f"{{tl}}.{least_or_most}{form}", value) for least_or_most in ("min", "max"))
-        self.found[name] = place.in_loop, [*named, Assign((f"{name}_min", f"{name}_max"), ends)]
+        self.found[name] = _Side(name, place.in_loop, named, value)
         return Name(f"{name}_{end}")
 
 

@@ -8,10 +8,11 @@ the index vectors that the templates make.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.expr.functions import MUL
 from kgen.expr.softmax_form import QK
 from kgen.plan import idioms
 from kgen.plan.attention import AttentionPlan, TileLoop
@@ -29,6 +30,7 @@ from kgen.targets.code import (
     minimum,
     needed,
     op,
+    over,
     printed,
     renamed,
     row,
@@ -93,7 +95,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
-        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv)
+        hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
+        loops["dkdv"] = _of_keys(keys, known, hopper, set(hidden["passed"]) if hidden else set())
         loops["dkdv"] |= _key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     tails = tail(hopper.tail) if hopper.tail else NO_TAIL
@@ -103,6 +106,12 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     ranges = BY_LISTS if plan.forward.listed else BY_RANGES
     for fields in loops.values():
         fields |= {
+            "head_of": _head_of(fields["used"], kernels.packed),
+            **(
+                {"late": late | {"head_of": _head_of(late["used"], kernels.packed)}}
+                if (late := fields.get("late_consumer"))
+                else {}
+            ),
             "kv_start": ranges["kv_start"].replace("kv_lo", str(fields["lo"])),
             "q_start": ranges["q_start"].replace("q_lo", str(fields["lo"])),
             "first_start": ranges["kv_start"].replace("(j,", f"({fields['first']},"),
@@ -279,6 +288,7 @@ def _hidden_keys(fields: Fields, bounds: list[Statement], problem: list[str]) ->
         "live": live,
         "needed": [line for line in needed(fields["prologue"], live.uses) if line not in bounds],
         "last_live": assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
+        "passed": passed,
         "names": ", ".join(passed),
         "params": wrapped(passed, 4),
         "args": wrapped(passed, 12),
@@ -355,6 +365,7 @@ def _of_queries(
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
+        "used": uses_of([*prologue, *own.lines, *after]) | {*passed},
         "past": own.past,
         "ahead": own.ahead,
         "first": first,
@@ -484,15 +495,27 @@ def _by_column(line: Statement) -> Statement:
     return line
 
 
-def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
-    """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own."""
+def _head_of(used: Set[str], packed: bool) -> Statement:
+    """The head of a consumer's item, and its batch, which finds the rows of tensors that are not packed."""
+    batch, head = over("b_h", "HQ"), op("{0} % {1}", "b_h", "HQ", binds=MUL, operand=MUL)
+    return assign("h", head) if packed and "b" not in used else Assign(("b", "h"), (batch, head))
+
+
+def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set[str]) -> Fields:
+    """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own. `hidden` is
+    what tells which keys are past an end."""
+    tile = hopper.dkdv
+    assert tile is not None
     shared, by_head = ([_of_half(line, "kv") for line in fields[x]] for x in ("shared_prologue", "prologue"))
     lse_lines = [_by_column(line) for line in fields["lse_lines"]]
     mask = [line for line in fields["mask_lines"] if line.defines == {"mask"}]
     fields = fields | {"lse_lines": lse_lines}
     loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
-    used = uses_of([*tile_lines(fields), *lse_lines, fields["dqk_scale"]])
-    prologue = needed([*shared, *by_head], used)
+    of_tiles, at_the_end = uses_of([*tile_lines(fields), *lse_lines]), uses_of([fields["dqk_scale"]])
+    prologue = needed([*shared, *by_head], (of_tiles if hopper.apart else of_tiles | at_the_end) | hidden)
+    # The consumer that has dk alone multiplies it at the end, and knows nothing of tiles.
+    late = needed(shared, at_the_end | hidden)
+    used_late = uses_of(late) | at_the_end | hidden
     own = own_range(fields, [*shared, *by_head], prologue, "q", tile.BLOCK_M)
     lines: list[Statement | str] = [*own.lines]
     rest = "gl.maximum(n_masked - 1, 0)"
@@ -501,7 +524,15 @@ def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
     if own.past:
         left = f"{rest} - n_ahead" if own.ahead else rest
         lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), {left})")
+    used = uses_of([*prologue, *own.lines]) | {*loop["passed"]} | at_the_end | hidden
     return loop | {
+        "used": used,
+        "positions": "kv_idx" in used,
+        "late_consumer": {
+            "prologue": late,
+            "positions": "kv_idx" in used_late,
+            "used": used_late,
+        },
         "tile_args": textwrap.indent(loop["tile_args"], " " * 4),
         "half_args": loop["tile_args"],
         "shared_prologue": [line for line in prologue if line in shared],

@@ -82,6 +82,7 @@ def tile_loop(fields: Fields, before: list[Statement], own: list[str], problem: 
         "head": None if full_lo == lo or "from_first_key" in fields else _less(full_lo, lo),
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
+        "last": bool({"q_last", "kv_last"} & uses_of(bounds)),
         "searches": any(calls(code, FIRST_AT_LEAST) for code in codes(bounds)),
     }
 
@@ -98,6 +99,7 @@ def _listed_loop(
         "head": None,
         "full_length": "n_full * BLOCK_SIZE",
         "bounds": counts,
+        "last": False,
         "blocks": blocks,
         "searches": False,
     }
@@ -121,6 +123,7 @@ def _tile(fields: Fields, before: list[Statement], own: list[str], problem: list
         **_factor(fields),
         **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
         "dqk_scale": fields.get("dqk_scale"),
+        "passed": passed,
         "tile_params": wrapped(passed, 4),
         "tile_args": wrapped(passed, 12),
     }

@@ -148,8 +148,15 @@ class KernelFields:
         fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
         if not forward:
             fields |= self._gradient_fields(loop, printer)
-        params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
-        return fields | {"tile_params": params, "tile_args": args}
+        names, values = self._tile_arguments(loop, fields, streamed, before, descriptors)
+        annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
+        bounds = [statement for span in spans for statement in span["bounds"]]
+        return fields | {
+            "tile_params": wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
+            "tile_args": wrapped([values.get(n, n) for n in names], 8),
+            # Whether the last position of a tile is asked for.
+            "last": loop.outer.last.name in uses_of([*before, *searches, *bounds]) | {*names},
+        }
 
     def tile_fields(
         self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
@@ -311,8 +318,9 @@ class KernelFields:
         streamed: tuple[str, ...],
         before: list[Statement],
         descriptors: bool,
-    ) -> tuple[str, str]:
-        """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes."""
+    ) -> tuple[list[str], dict[str, str]]:
+        """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes for
+        those that have other names there."""
         plan = self.plan
         backward = loop is not plan.forward
         outer = loop.outer.index.name
@@ -350,11 +358,7 @@ class KernelFields:
         ]
         candidates = [c for c in candidates if c != loop.inner.start.name]
         names += [c for c in dict.fromkeys(candidates) if c in used and c not in names]
-        annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
-        return (
-            wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
-            wrapped([values.get(n, n) for n in names], 8),
-        )
+        return names, values
 
     # --- printing ------------------------------------------------------------------------------------------------
 
