@@ -18,6 +18,7 @@ from kgen.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.plan.explaining_chunk_output import explain_chunk_output
 from kgen.plan.explaining_norm import explain_norm
 from kgen.plan.hopper import plan_hopper
+from kgen.plan.hopper_conditions import without_kernels
 from kgen.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.plan.tile_reads import element_bounds
 from kgen.plan.tuned import Tile
@@ -370,7 +371,11 @@ def _tiles(plan: AttentionPlan) -> Iterator[str]:
 
 
 def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
-    hopper = plan_hopper(plan)
+    hopper, missing = plan_hopper(plan), without_kernels(plan)
+    if missing and len(set(missing.values())) == 1 and hopper is None:
+        yield f"  No kernels for Hopper: {next(iter(missing.values()))}."
+    else:
+        yield from (f"  No kernels for Hopper, {name}: {why}." for name, why in missing.items())
     if hopper is None:
         return
     compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"

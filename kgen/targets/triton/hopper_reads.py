@@ -9,7 +9,8 @@ from kgen.expr.mask_form import all_of, conjuncts
 from kgen.expr.nodes import Read
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.plan.attention import TileLoop
-from kgen.plan.hopper import PAIR_BYTES, PAIR_ROOM, HopperPlan
+from kgen.plan.hopper import PAIR_ROOM, HopperPlan
+from kgen.plan.hopper_conditions import PAIR_BYTES
 from kgen.plan.idioms import Documents
 from kgen.targets.code import (
     Assign,
