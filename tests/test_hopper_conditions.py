@@ -102,3 +102,30 @@ def test_each_condition_is_told_apart() -> None:
 def test_where_there_are_some(more: str) -> None:
     assert without_kernels(plan_attention(spec(more))) == {}
     assert "No kernels for Hopper" not in explain(spec(more))
+
+
+ALIBI = "buffers: {s: {shape: [HQ], dtype: fp32}}\nmask_mod: q_idx >= kv_idx\n"
+DOCS = "buffers: {doc: {shape: [SK], dtype: int32, sorted: true}}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "bias", "documents"),
+    [
+        (f"{ALIBI}score_mod: score + s[h] * (kv_idx - q_idx)\n", True, False),
+        # Of a soft cap, the product is no place to begin; nor is there one slope of two.
+        (f"{ALIBI}score_mod: 30 * tanh(score / 30) + s[h] * kv_idx\n", False, False),
+        (f"{ALIBI}score_mod: score + s[h] * kv_idx + exp2(kv_idx * 0.01)\n", False, False),
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx\n", False, True),
+        # Nothing is left out of a mask that compares more, or that a query may be hidden from by itself.
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] + 1 and q_idx >= kv_idx\n", False, False),
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx > kv_idx\n", False, False),
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx]\n", False, False),
+    ],
+)
+def test_what_is_better_done_otherwise(more: str, bias: bool, documents: bool) -> None:
+    hopper = plan_hopper(plan_attention(spec(more)))
+    assert hopper is not None
+    found = hopper.idioms["forward"]
+    assert (found.bias is not None, found.documents is not None) == (bias, documents)
+    text = explain(spec(more))
+    assert ("The bias grows by the same" in text, "Documents are sorted" in text) == (bias, documents)

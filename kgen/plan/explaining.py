@@ -392,6 +392,10 @@ def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
             sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
             least = f", of {hopper.least_keys} keys or more" if tile is hopper.fused else ""
             yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}{least}"
+    if any(found.bias for found in hopper.idioms.values()):
+        yield "  The bias grows by the same from key to key: it is where their products of queries and keys begin."
+    if any(found.documents for found in hopper.idioms.values()):
+        yield "  Documents are sorted: their tiles of keys begin with the document of the first query."
 
 
 def _chip(chip: int) -> str:

@@ -12,6 +12,7 @@ second product. Heads of fewer columns have tiles of the next width, filled up w
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.expr.algebra import LOG2E, Algebra
@@ -28,6 +29,7 @@ from kgen.plan.hopper_conditions import (
     width_of,
     without_kernels,
 )
+from kgen.plan.idioms import Idioms, documents, linear_bias
 
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
@@ -111,14 +113,14 @@ class HopperPlan:
     """Whether keys past an end that only the mask knows may be in a tile."""
     pair: Binding | None
     """Of forward: what it reads for each pair of a query and a key."""
-    begins_anywhere: bool
-    """Of forward: whether its tiles of keys may begin at any key."""
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     width: int
     """Columns of a tile of V, and of Q and K but for their tail: TMA makes zeros of those that heads lack."""
     tail: int
     """Columns of Q and K past those of V."""
+    idioms: Mapping[str, Idioms]
+    """Of the loops over keys, of forward and of dq."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
@@ -149,6 +151,13 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     assert width is not None
     wide, pair, pages = width >= max(WIDTHS), pair_of(plan), plan.spec.paged_kv
     forward = None if "forward" in missing else _forward_tile(plan, pair) if wide else NARROW_FORWARD
+    begins_anywhere = (
+        plan.self_attention
+        and pair is None
+        and pages is None
+        and not (hidden or varlen or plan.forward.listed)
+    )
+    over_keys = {"forward": plan.forward} | ({"dq": plan.dq} if plan.dq is not None else {})
     return HopperPlan(
         forward=forward,
         dq=_dq_tile(plan, width) if backward and wide else None,
@@ -157,10 +166,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         pair=pair,
-        begins_anywhere=plan.self_attention
-        and pair is None
-        and pages is None
-        and not (hidden or varlen or plan.forward.listed),
+        idioms={name: _idioms(plan, loop, begins_anywhere) for name, loop in over_keys.items()},
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,
@@ -168,6 +174,13 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         tail=plan.spec.head_dim.qk - plan.spec.head_dim.v,
         heads=16 if mask == "search" else 1,
     )
+
+
+def _idioms(plan: AttentionPlan, loop: TileLoop, begins_anywhere: bool) -> Idioms:
+    """The product begins with a bias where scores are multiplied by a positive number alone; documents are searched for
+    where tiles of keys may begin at any key."""
+    scaled = plan.form.core == QK and plan.form.positive
+    return Idioms(linear_bias(loop) if scaled else None, documents(loop) if begins_anywhere else None)
 
 
 def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:

@@ -16,6 +16,14 @@ ZERO, ONE = Const(0, Type.INT), Const(1, Type.INT)
 
 
 @dataclass(frozen=True)
+class Idioms:
+    """What a loop over keys has that is better done otherwise."""
+
+    bias: LinearBias | None = None
+    documents: Documents | None = None
+
+
+@dataclass(frozen=True)
 class LinearBias:
     """A bias of a row's logits: slope * (distance + column of the tile), added to the scores times scale."""
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kgen.expr.functions import MUL
-from kgen.expr.softmax_form import QK
-from kgen.plan import idioms
 from kgen.plan.attention import AttentionPlan, TileLoop
 from kgen.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
+from kgen.plan.idioms import LinearBias
 from kgen.targets.code import (
     GLUON,
     Assign,
@@ -72,7 +71,6 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
     # Lengths of packed sequences are told with each item of work.
     known = [*problem, *("SQ", "SK") * kernels.packed]
-    scaled = plan.form.core == QK and plan.form.positive
     loops = {}
     paired = pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
     if hopper.forward is not None:
@@ -80,14 +78,14 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         if hopper.pair is not None:
             scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=hopper.pair)
             fields = fields | {"score_lines": [paired["line"], *scores["score_lines"]]}
-        loops["forward"] = _forward(fields, plan.forward, kernels, known, hopper, scaled)
+        loops["forward"] = _forward(fields, plan.forward, kernels, known, hopper)
     if hopper.dq is not None:
         assert plan.dq is not None
-        fields = context["dq"]
-        if hopper.begins_anywhere and (found := idioms.documents(plan.dq)):
-            fields = fields | from_first_key(fields, found, plan.dq, kernels)
+        fields, found = context["dq"], hopper.idioms["dq"]
+        if found.documents is not None:
+            fields = fields | from_first_key(fields, found.documents, plan.dq, kernels)
         begun, tailed = not hopper.broad, hopper.tail > 0
-        bias = _bias(plan.dq, kernels, scaled)
+        bias = _bias(found.bias, plan.dq, kernels)
         loops["dq"] = _of_queries(fields, known, hopper.dq, bias, apart=False, begun=begun, tailed=tailed)
         loops["dq"] |= _rings_of_dq(hopper, fields)
         # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
@@ -236,9 +234,7 @@ class _Bias:
     scale: Code
 
 
-def _bias(loop: TileLoop, kernels: KernelFields, scaled: bool) -> _Bias | None:
-    """The linear bias of a loop whose scores are `scaled` by a positive number."""
-    found = idioms.linear_bias(loop) if scaled else None
+def _bias(found: LinearBias | None, loop: TileLoop, kernels: KernelFields) -> _Bias | None:
     if found is None:
         return None
     printer = kernels.printer(loop)
@@ -251,17 +247,17 @@ def _forward(
     kernels: KernelFields,
     problem: list[str],
     hopper: HopperPlan,
-    scaled: bool,
 ) -> Fields:
     """Forward, and who computes it."""
     tile = hopper.forward
     assert tile is not None
     chained, others = tile.chained, tile.consumers - 1
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
-    if hopper.begins_anywhere and (found := idioms.documents(of)):
-        fields = fields | from_first_key(fields, found, of, kernels)
-        fields = fields | documents(fields, found, of, kernels)
-    bias = _bias(of, kernels, scaled)
+    found = hopper.idioms["forward"]
+    if found.documents is not None:
+        fields = fields | from_first_key(fields, found.documents, of, kernels)
+        fields = fields | documents(fields, found.documents, of, kernels)
+    bias = _bias(found.bias, of, kernels)
     loop = _of_queries(fields, problem, tile, bias, apart=True, begun=chained, tailed=hopper.tail > 0)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
