@@ -15,7 +15,10 @@ TENSORS = ("out", "dout", "dlse")
 def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernel and its C launcher, `cuda.py` with the PyTorch operator."""
     context = _context(loaded)
-    return [Source("cuda.cu", "cuda/delta.cu.j2", context), Source("cuda.py", "cuda/delta.py.j2", context)]
+    return [
+        Source("cuda.cu", "attention/cuda/delta.cu.j2", context),
+        Source("cuda.py", "attention/cuda/delta.py.j2", context),
+    ]
 
 
 def _context(loaded: Loaded) -> dict[str, object]:

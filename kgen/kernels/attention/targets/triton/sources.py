@@ -1,4 +1,4 @@
-"""The Triton target of attention: a plan becomes the names that `templates/triton/attention.j2` uses."""
+"""The Triton target of attention: a plan becomes the names that `templates/attention/triton/attention.j2` uses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sources(loaded: Loaded) -> list[Source]:
     plan, free = plan_attention(loaded), without_promises(loaded)
     # TMA ends with the tensor, whatever its length is.
     hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    return [Source("triton.py", "triton/attention.j2", _context(plan, hopper, decode), rank=1)]
+    return [Source("triton.py", "attention/triton/attention.j2", _context(plan, hopper, decode), rank=1)]
 
 
 def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:

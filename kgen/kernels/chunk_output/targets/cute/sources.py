@@ -38,7 +38,7 @@ def sources(loaded: Loaded) -> list[Source]:
     return [
         Source(
             f"cute_{FILES[arch]}.py",
-            f"cute/chunk_output_{FILES[arch]}.j2",
+            f"chunk_output/cute/chunk_output_{FILES[arch]}.j2",
             context,
             arch,
             rank=RANKS[arch],

@@ -1,4 +1,4 @@
-"""The launcher of chunk_output in Triton: what `_chunk_launcher.j2` names, from argument checks to gradients."""
+"""The launcher of chunk_output in Triton: what `_launcher.j2` names, from argument checks to gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Triton target of chunk_output: a plan becomes the names that `templates/triton/chunk_output.j2` uses."""
+"""The Triton target of chunk_output: a plan becomes the names that its template `chunk_output.j2` uses."""
 
 from __future__ import annotations
 
@@ -67,7 +67,11 @@ _NAMES = frozenset(
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
-    return [Source("triton.py", "triton/chunk_output.j2", _context(plan_chunk_output(loaded)), rank=1)]
+    return [
+        Source(
+            "triton.py", "chunk_output/triton/chunk_output.j2", _context(plan_chunk_output(loaded)), rank=1
+        )
+    ]
 
 
 def _context(plan: ChunkOutputPlan) -> dict[str, object]:
@@ -119,7 +123,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class _Decay:
-    """How a kernel spells the decay: what `_chunk_parts.j2` prints, the name of c, and what dc is multiplied by."""
+    """How a kernel spells the decay: what `_parts.j2` prints, the name of c, and what dc is multiplied by."""
 
     fields: dict[str, Any]
     c: str

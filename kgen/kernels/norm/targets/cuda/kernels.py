@@ -1,4 +1,4 @@
-"""The kernels of norms in CUDA: what each part of a plan is called in `templates/cuda/norm.cu.j2`."""
+"""The kernels of norms in CUDA: what each part of a plan is called in `templates/norm/cuda/norm.cu.j2`."""
 
 from __future__ import annotations
 

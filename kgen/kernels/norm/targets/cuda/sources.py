@@ -1,4 +1,4 @@
-"""The CUDA target of norms: a plan becomes the names that `templates/cuda/norm.cu.j2` and `norm.py.j2` use."""
+"""The CUDA target of norms: a plan becomes the names that `templates/norm/cuda/norm.cu.j2` and `norm.py.j2` use."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "cuda/norm.cu.j2", context),
-        Source("cuda.py", "cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
+        Source("cuda.cu", "norm/cuda/norm.cu.j2", context),
+        Source("cuda.py", "norm/cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
     ]
 
 

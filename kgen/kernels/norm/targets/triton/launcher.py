@@ -1,4 +1,4 @@
-"""The launcher of a norm in Triton: what `_norm_launcher.j2` names, from argument checks to gradients."""
+"""The launcher of a norm in Triton: what `_launcher.j2` names, from argument checks to gradients."""
 
 from __future__ import annotations
 
