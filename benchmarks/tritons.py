@@ -58,10 +58,10 @@ def serve() -> None:
     import torch
     import triton
 
-    from kgen.bench.attention.contenders import contenders, prepared
-    from kgen.bench.attention.shape import Shape
-    from kgen.bench.attention.workload import draw_workload, visible
     from kgen.bench.timing import BenchJob, _once
+    from kgen.kernels.attention.bench.contenders import contenders, prepared
+    from kgen.kernels.attention.bench.shape import Shape
+    from kgen.kernels.attention.bench.workload import draw_workload, visible
     from kgen.spec.load import load
     from kgen.verify.families import problem_of
     from kgen.verify.toolchain import describe, import_file

@@ -22,7 +22,7 @@ IMPORTED = [
     "triton",
     "torch.testing._internal.optests",
     "kgen.render.rendering",
-    "kgen.verify.attention.cases",
+    "kgen.kernels.attention.verify.cases",
     "kgen.verify.worker",
 ]
 

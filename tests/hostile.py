@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kgen.spec.load import KERNELS
+from kgen.family import families
 
+KERNELS = {family.name: family.model.get() for family in families()}
+"""The models of families."""
 MINIMAL = {
     "attention": {"name": "sample", "dtype": "bf16", "head_dim": "64"},
     "norm": {"name": "sample", "norm": "rms", "width": "any", "dtype": "bf16"},

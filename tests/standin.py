@@ -14,9 +14,11 @@ import types
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from kgen import family
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
+from kgen.family import Lazy, Target
 from kgen.spec.user_text import UserText
-from kgen.targets import TARGETS, Source
+from kgen.targets import Source
 
 TEMPLATES = {
     "fake.py.j2": '{% from "_shared.j2" import line %}\n"""{{ summary }}"""\n\n{{ line(formula) }}\n',
@@ -100,7 +102,11 @@ def stand_in(name: str, **contents: object) -> None:
 def install() -> None:
     from kgen.render import environment
 
-    TARGETS.update(fake={"attention": "standin_fake"}, other={"attention": "standin_other"})
+    attention = family.family("attention")
+    targets = {name: Target(Lazy(f"standin_{name}:sources")) for name in ("fake", "other")}
+    sys.modules["kgen.kernels.attention"].FAMILY = replace(
+        attention, targets={**attention.targets, **targets}
+    )
     stand_in("standin_fake", sources=sources)
     stand_in("standin_other", sources=other_sources)
     stand_in("kgen.spec.load", load=load)

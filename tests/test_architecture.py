@@ -1,4 +1,7 @@
-"""One direction of flow: every module imports, and imports only from stages before its own."""
+"""One direction of flow: every module imports, and imports only from stages before its own.
+
+Machinery knows no kernel family; a family is a package of `kgen.kernels`, has stages of its own, and knows no other.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,33 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kgen
+from kgen.family import NAMES, Family, Lazy, family
 
 STAGES = (
-    *("diagnostics", "files", "expr", "spec", "plan", "targets", "render"),
-    *("verify", "bench", "tune", "cli", "__main__"),
+    *("diagnostics", "files", "sizes", "family", "expr", "spec", "targets", "render"),
+    *("verify", "bench", "tuning", "kernels", "cli", "__main__"),
 )
+OWN_STAGES = {
+    "spec": "spec",
+    "plan": "spec",
+    "explaining": "spec",
+    "targets": "targets",
+    "verify": "verify",
+    "bench": "bench",
+    "tune": "tuning",
+}
+"""The stages of a family, each with the last one of machinery that it may import."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
-RENDERING = {"diagnostics", "files", "expr", "spec", "plan", "targets", "render"}
+RENDERING = STAGES[: STAGES.index("render") + 1]
+OWN_RENDERING = ("spec", "plan", "explaining", "targets")
 
 
 def modules() -> list[str]:
@@ -33,11 +50,21 @@ def stage(module: str) -> str | None:
     return parts[1] if len(parts) > 1 else None
 
 
-def imports(module: str) -> Iterator[str]:
-    """Everything that a module imports, wherever in it, for type checking too."""
+def own(module: str) -> tuple[str | None, str | None]:
+    """The family that a module belongs to, and the stage of that; None where it belongs to none."""
+    parts = [*module.split("."), None, None]
+    return (parts[2], parts[3]) if parts[1] == "kernels" else (None, None)
+
+
+def tree(module: str) -> ast.Module:
     base = PACKAGE.parent.joinpath(*module.split("."))
     path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Everything that a module imports, wherever in it, for type checking too."""
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -46,18 +73,95 @@ def imports(module: str) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("module", modules())
+MODULES = modules()
+FAMILIES = [module for module in MODULES if own(module)[0]]
+MACHINERY = [module for module in MODULES if stage(module) and not own(module)[0]]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_module_imports(module: str) -> None:
     importlib.import_module(module)
 
 
-@pytest.mark.parametrize("module", [module for module in modules() if stage(module)])
+@pytest.mark.parametrize("module", MACHINERY)
 def test_direction(module: str) -> None:
-    own = stage(module)
-    assert own in STAGES, f"{module} belongs to no stage"
+    """Of machinery, which imports nothing of a family."""
+    place = stage(module)
+    assert place in STAGES, f"{module} belongs to no stage"
     for name in imports(module):
         if name.startswith("kgen.") and (other := stage(name)) in STAGES:
-            assert STAGES.index(other) <= STAGES.index(own), f"{module} imports {name}"
+            assert STAGES.index(other) <= STAGES.index(place), f"{module} imports {name}"
+            assert own(name)[0] is None, f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("module", FAMILIES)
+def test_direction_in_a_family(module: str) -> None:
+    stages = list(OWN_STAGES)
+    name, place = own(module)
+    assert name in NAMES
+    assert place is None or place in stages, f"{module} belongs to no stage"
+    for imported in imports(module):
+        if not imported.startswith("kgen."):
+            continue
+        other, its = own(imported)
+        if other is None:  # `FAMILY` needs no more than its class
+            last = OWN_STAGES[place] if place else "family"
+            assert STAGES.index(stage(imported) or "diagnostics") <= STAGES.index(last), (
+                f"{module} imports {imported}"
+            )
+        else:
+            assert other == name, f"{module} imports {imported}"
+            assert place, f"{module} imports {imported}: it is there for those who need nothing of the family"
+            assert stages.index(str(its)) <= stages.index(place), f"{module} imports {imported}"
+
+
+@pytest.mark.parametrize("module", [module for module in MACHINERY if module != "kgen.family"])
+def test_machinery_names_no_family(module: str) -> None:
+    said = {node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant)}
+    parts = {part for name in NAMES for part in family(name).parts}
+    assert not said & ({*NAMES} | parts)
+    assert not [text for text in said if isinstance(text, str) and text.startswith("kgen.kernels.")]
+
+
+def lazies(value: Any) -> Iterator[Lazy]:
+    """Everything that a family would import."""
+    if isinstance(value, Lazy):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from lazies(one)
+    elif hasattr(value, "__dataclass_fields__"):
+        for field in fields(value):
+            yield from lazies(getattr(value, field.name))
+
+
+def test_every_package_of_kernels_is_a_family() -> None:
+    packages = [path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py")]
+    assert sorted(packages) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_family_has_what_it_says(name: str) -> None:
+    found = family(name)
+    assert isinstance(found, Family)
+    assert found.name == name
+    assert len(list(lazies(found))) > 5
+    for lazy in lazies(found):
+        assert lazy.place.startswith(f"kgen.kernels.{name}.")
+        assert lazy.get() is not None
+    assert {target.part for target in found.targets.values()} - {None} == set(found.parts)
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules that are there after some code has run in a process of its own."""
+    run = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PACKAGE.parent,
+    )
+    return set(run.stdout.split())
 
 
 @pytest.mark.parametrize("module", [m for m in modules() if stage(m) in ("plan", "targets")])
@@ -67,9 +171,16 @@ def test_printed_text_is_not_looked_into(module: str) -> None:
 
 
 def test_rendering_needs_no_runtime() -> None:
-    names = [module for module in modules() if stage(module) in RENDERING]
-    code = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
-    )
-    assert not RUNTIME & set(run.stdout.split())
+    names = [m for m in MACHINERY if stage(m) in RENDERING]
+    names += [m for m in FAMILIES if own(m)[1] in (None, *OWN_RENDERING)]
+    assert not RUNTIME & loaded_by(f"import {', '.join(names)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), [("attention", "causal"), ("norm", "rms_norm"), ("chunk_output", "retention_output")]
+)
+def test_rendering_imports_one_family(name: str, spec: str) -> None:
+    code = "from pathlib import Path; from kgen.render.project import render_all; "
+    there = loaded_by(code + f"render_all([Path('specs/{spec}.yaml')], Path('generated'))")
+    assert {own(module)[0] for module in there if module.startswith("kgen.kernels.")} == {name}
+    assert not RUNTIME & there

@@ -30,16 +30,16 @@ from standins import (
     render,
 )
 
-from kgen.bench.attention import delta, first_call, packed, peers, plot
-from kgen.bench.attention.shape import Shape
-from kgen.bench.attention.source import modification, python_source
-from kgen.bench.attention.workload import draw_workload, visible
 from kgen.bench.running import bench_specs
 from kgen.bench.timing import BenchJob
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.nodes import Const, Read, Var
+from kgen.kernels.attention.bench import delta, first_call, packed, peers, plot
+from kgen.kernels.attention.bench.shape import Shape
+from kgen.kernels.attention.bench.source import modification, python_source
+from kgen.kernels.attention.bench.workload import draw_workload, visible
+from kgen.kernels.attention.verify.problem import problem_of
 from kgen.spec.load import load
-from kgen.verify.attention.problem import problem_of
 from kgen.verify.evaluate import evaluate
 from kgen.verify.toolchain import import_file
 

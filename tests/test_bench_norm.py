@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kgen.bench.norm.shape import ODD_WIDTHS, SMALL, WIDTHS, Shape
 from kgen.bench.running import bench_specs
+from kgen.kernels.norm.bench.shape import ODD_WIDTHS, SMALL, WIDTHS, Shape
 from kgen.spec.load import load
 
 ROOT = Path(__file__).parent.parent

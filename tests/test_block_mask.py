@@ -10,15 +10,15 @@ import torch
 from apart import verified
 from torch.nn.attention.flex_attention import create_block_mask
 
-from kgen.bench.attention.block_mask import listed
 from kgen.expr.nodes import Type
 from kgen.expr.parse import Scope, parse_expression
-from kgen.plan.attention import plan_attention
-from kgen.plan.block_mask import BLOCK_SIZE, period
-from kgen.plan.explaining import explain
+from kgen.kernels.attention.bench.block_mask import listed
+from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, period
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.verify.block_mask import _listed, block_kinds
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
-from kgen.verify.attention.block_mask import _listed, block_kinds
 
 ROOT = Path(__file__).resolve().parents[1]
 LISTED = [ROOT / "specs" / f"{name}.yaml" for name in ("block_sparse", "natten_2d", "causal_images")]

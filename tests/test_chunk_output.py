@@ -10,19 +10,19 @@ import pytest
 import torch
 from apart import interpreted
 
-from kgen.bench.chunk_output.shape import Shape
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError
 from kgen.expr.nodes import Const
 from kgen.expr.show import show
-from kgen.plan.chunk_output import bytes_per_token, plan_chunk_output
-from kgen.plan.explaining import explain
+from kgen.kernels.chunk_output.bench.shape import Shape
+from kgen.kernels.chunk_output.explaining import explain_chunk_output
+from kgen.kernels.chunk_output.plan.planning import bytes_per_token, plan_chunk_output
+from kgen.kernels.chunk_output.verify.cases import reference
+from kgen.kernels.chunk_output.verify.inputs import cases, draw
+from kgen.kernels.chunk_output.verify.problem import problem_of
+from kgen.kernels.chunk_output.verify.reference import chunk_indices_of, chunk_output, chunks_of
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
-from kgen.verify.chunk_output.cases import reference
-from kgen.verify.chunk_output.inputs import cases, draw
-from kgen.verify.chunk_output.problem import problem_of
-from kgen.verify.chunk_output.reference import chunk_indices_of, chunk_output, chunks_of
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,7 +166,7 @@ def test_what_is_expected_can_be_stored(path):
 @pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.stem)
 def test_every_spec_is_explained(path):
     loaded = load(path)
-    text = explain(loaded)
+    text = explain_chunk_output(loaded)
     assert f"c(i) = {loaded.spec.decay.written}" in text if loaded.spec.decay else "None: a pair" in text
     assert ("41,088 bytes" in text) == (path.stem in ("gated_delta_output", "gated_delta_output_varlen"))
     assert "Call(" not in text

@@ -61,7 +61,7 @@ def test_the_same_bytes_under_every_hash_seed_and_in_every_place(project: Projec
     assert len(texts) == 1
 
 
-@pytest.mark.skipif(not (ROOT / "kgen/targets/triton/sources.py").is_file(), reason="no target to render")
+@pytest.mark.thorough
 def test_stock_specs_render_alike_under_every_hash_seed() -> None:
     command = [sys.executable, "-m", "kgen", "render", "--stdout", "--format", "json"]
     outputs = set()

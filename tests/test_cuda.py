@@ -22,7 +22,7 @@ from cuda.core import Program, ProgramOptions
 from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Type, Var
-from kgen.plan.delta import plan_delta
+from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load

@@ -290,7 +290,7 @@ def test_rendering_needs_no_dsl():
 
 
 def test_workers_know_the_instructions_of_their_architectures():
-    from kgen.targets.cute.chunk_output import FILES
+    from kgen.kernels.chunk_output.targets.cute.sources import FILES
     from kgen.verify.compile_cute import TENSOR_CORES
 
     assert set(TENSOR_CORES) == set(FILES)

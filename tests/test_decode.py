@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from kgen.expr.nodes import Read, Type, Var, reads, variables
-from kgen.plan.decode import decodes, plan_decode
-from kgen.plan.positions import positioned
-from kgen.plan.tiles import SHARED_MEMORY
+from kgen.kernels.attention.plan.decode import decodes, plan_decode
+from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.verify.cache import NO_PAGE, lengths
+from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import Loaded, loads
-from kgen.verify.attention.cache import NO_PAGE, lengths
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = "kernel: attention\nname: sample\ndtype: bf16\nhead_dim: 128\n"

@@ -13,8 +13,8 @@ NAMES = ("causal_alibi", "longformer", "relative_bias")
 # Sets are printed in order: what matters is what is in them.
 PROGRAM = """
 import dataclasses, sys
-from kgen.plan.attention import plan_attention
-from kgen.plan.explaining import explain
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.explaining import explain
 from kgen.spec.load import load
 
 def canonical(value):

@@ -21,7 +21,7 @@ from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
 from kgen.expr import parse
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Type
-from kgen.spec.attention import SIZES, AttentionSpec, Buffer
+from kgen.kernels.attention.spec import SIZES, AttentionSpec, Buffer
 from kgen.spec.common import ELEMENTS, ParamSpec
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kgen.plan.attention import plan_attention
-from kgen.plan.explaining import explain
+from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.spec.load import load, loads
 
 TESTS = Path(__file__).parent

@@ -27,7 +27,7 @@ from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Type, Var
 from kgen.expr.parse import ExpressionError, Scope, parse_expression
 from kgen.expr.show import show
-from kgen.targets.cuda.norm_kernels import SCALARS
+from kgen.kernels.norm.targets.cuda.kernels import SCALARS
 from kgen.targets.cuda.printer import Printer as CudaPrinter
 from kgen.targets.cuda.printer import literal
 from kgen.targets.triton.printer import Printer

@@ -41,7 +41,7 @@ output_mod: y * one * two
 
 def words(family: str) -> list[str]:
     """Every identifier that stands in quotes, or before a keyword argument, in the harness of a family."""
-    files = [*ROOT.glob("kgen/verify/*.py"), *ROOT.glob(f"kgen/verify/{family}/*.py")]
+    files = [*ROOT.glob("kgen/verify/*.py"), *ROOT.glob(f"kgen/kernels/{family}/verify/*.py")]
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     found = {str(node.value) for node in nodes if isinstance(node, ast.Constant)}
     found |= {str(node.arg) for node in nodes if isinstance(node, ast.keyword)}
@@ -67,16 +67,16 @@ def free(text: str, family: str) -> tuple[list[str], list[str]]:
 def results(text: str, family: str, buffer: str, param: str) -> list[torch.Tensor]:
     problem: Any = problem_of(loads(text.replace("one", buffer).replace("two", param), "sample.yaml"))
     if family == "attention":
-        from kgen.verify.attention.cases import references
-        from kgen.verify.attention.inputs import Case, differentiable, draw
+        from kgen.kernels.attention.verify.cases import references
+        from kgen.kernels.attention.verify.inputs import Case, differentiable, draw
 
         inputs = draw(problem, Case("small", 3, 5, group=2), "cpu")
         wanted = differentiable(problem, inputs)
         found = references(problem, inputs, tuple(wanted))
         outputs = [x for one in found for x in (one.out, one.lse, *one.grads.values())]
     else:
-        from kgen.verify.norm.cases import _references
-        from kgen.verify.norm.inputs import Case, differentiable, draw
+        from kgen.kernels.norm.verify.cases import _references
+        from kgen.kernels.norm.verify.inputs import Case, differentiable, draw
 
         inputs = draw(problem, Case("small", 24, (3,)), "cpu")
         wanted = differentiable(problem, inputs)

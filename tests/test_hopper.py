@@ -13,12 +13,12 @@ import triton
 from apart import interpreted
 from linting import wrong_names
 
-from kgen.plan.attention import plan_attention
-from kgen.plan.hopper import plan_hopper
+from kgen.kernels.attention.plan.hopper import plan_hopper
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.verify.inputs import Case
 from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
-from kgen.verify.attention.inputs import Case
 from kgen.verify.compiling import compile_specs
 from kgen.verify.toolchain import import_file
 
@@ -380,7 +380,7 @@ def _verify(
     """How often each kernel ran, and what is wrong; with `enough` of that it ends."""
     import gluon_interpreter
 
-    from kgen.verify.attention import cases
+    from kgen.kernels.attention.verify import cases
     from kgen.verify.families import Subject, problem_of
 
     gluon_interpreter.PAUSE, gluon_interpreter.PATIENCE = pause, patience

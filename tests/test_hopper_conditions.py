@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kgen.plan.attention import plan_attention
-from kgen.plan.explaining import explain
-from kgen.plan.hopper import plan_hopper
-from kgen.plan.hopper_conditions import OF_ALL, OF_BACKWARD, OF_NARROW_FORWARD, without_kernels
+from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.plan.hopper import plan_hopper
+from kgen.kernels.attention.plan.hopper_conditions import (
+    OF_ALL,
+    OF_BACKWARD,
+    OF_NARROW_FORWARD,
+    without_kernels,
+)
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.spec.load import Loaded, loads
 
 LENS = "buffers: {lens: {shape: [B], dtype: int32}}\n"

@@ -7,8 +7,8 @@ import torch
 from standins import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, loaded, plain
 
 from kgen.expr.nodes import Read, Var
-from kgen.verify.attention.inputs import Case, cases, draw
-from kgen.verify.attention.problem import problem_of
+from kgen.kernels.attention.verify.inputs import Case, cases, draw
+from kgen.kernels.attention.verify.problem import problem_of
 from kgen.verify.compare import changed, same_bits, snapshot
 from kgen.verify.tensors import LAYOUTS, arrange
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from apart import verified
 
-from kgen.plan.attention import plan_attention
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load

@@ -9,16 +9,16 @@ import torch
 
 from kgen.diagnostics import KgenError
 from kgen.expr.show import show
-from kgen.plan.norm import NormPlan, plan_norm
-from kgen.plan.norm_tiles import SIZES, norm_tiles
-from kgen.plan.tiles import SHARED_MEMORY
+from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
+from kgen.kernels.norm.plan.tiles import SIZES, norm_tiles
+from kgen.kernels.norm.verify.cases import compile_calls
+from kgen.kernels.norm.verify.inputs import Case, cases, draw, sized
+from kgen.kernels.norm.verify.problem import problem_of
+from kgen.kernels.norm.verify.reference import exact
 from kgen.render.rendering import render_spec
+from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.evaluate import evaluate
-from kgen.verify.norm.cases import compile_calls
-from kgen.verify.norm.inputs import Case, cases, draw, sized
-from kgen.verify.norm.problem import problem_of
-from kgen.verify.norm.reference import exact
 from kgen.verify.verifying import verify_specs
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -150,8 +150,8 @@ def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: boo
     """For which offsets kernels leave their tensors, and what they do there; None if they do not."""
     from memory import watched
 
+    from kgen.kernels.attention.verify import inputs
     from kgen.verify import interpreter
-    from kgen.verify.attention import inputs
     from kgen.verify.families import problem_of
 
     interpreter.mend()

@@ -11,9 +11,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from kgen.family import known_targets
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
-from kgen.targets import TARGETS, asked_targets, callable_files, sources
+from kgen.targets import asked_targets, callable_files, sources
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -84,7 +85,7 @@ def test_a_file_for_each_architecture_and_no_other(folder, monkeypatch):
 @pytest.mark.parametrize(("fastest", "called"), [(2, "cuda"), (0, "triton")])
 def test_ranks_decide(folder, monkeypatch, fastest, called):
     """CUDA on devices that it takes where it is the faster, else Triton without a choice."""
-    from kgen.targets.cuda import norm
+    from kgen.kernels.norm.targets.cuda import sources as norm
 
     plain = norm.sources
 
@@ -137,4 +138,4 @@ def test_where_there_is_a_choice(path):
     assert files, "no file has the function"
     assert ("__init__.py" in render_spec(loaded)) == (len(files) > 1)
     assert len({file.rank for file in files}) == len(files), "two files of one rank"
-    assert set(asked_targets(loaded)) <= set(TARGETS)
+    assert set(asked_targets(loaded)) <= set(known_targets())

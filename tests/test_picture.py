@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kgen.plan.attention import plan_attention
-from kgen.plan.explaining import explain
-from kgen.plan.picture import FULL, MASKED, SKIPPED, _usual, picture, value
-from kgen.plan.positions import positioned
+from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.plan.picture import FULL, MASKED, SKIPPED, _usual, picture, value
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.plan.positions import positioned
 from kgen.spec.load import load, loads
 from kgen.verify.evaluate import evaluate
 

@@ -7,7 +7,7 @@ import torch
 from standins import ALIBI, CAUSAL, FLOAT, INT, PADDING, SCORE, B, H, K, Q, call, number
 
 from kgen.expr.nodes import Read, Var
-from kgen.verify.attention.reference import attention, eager, to_tf32
+from kgen.kernels.attention.verify.reference import attention, eager, to_tf32
 from kgen.verify.evaluate import evaluate
 
 torch.manual_seed(0)

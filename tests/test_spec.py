@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from kgen.diagnostics import Diagnostic, KgenError, as_json, show
 from kgen.expr.nodes import Type, reads
+from kgen.family import NAMES
 from kgen.render.rendering import render_spec
 from kgen.spec import schema
 from kgen.spec.load import Loaded, load, loads
@@ -160,3 +163,14 @@ def test_schema_is_up_to_date() -> None:
     if os.environ.get("KGEN_UPDATE_GOLDEN") == "1":
         schema.PATH.write_text(schema.text(), encoding="utf-8")
     assert schema.PATH.read_text(encoding="utf-8") == schema.text()
+
+
+@pytest.mark.parametrize("first", NAMES)
+def test_schema_is_the_same_whichever_family_is_read_first(first: str) -> None:
+    """Typing keeps `Literal["a", "b"] | None` for `Literal["b", "a"] | None` too: families list words in one order."""
+    code = (
+        "from kgen.family import family; from kgen.spec import schema; "
+        f"family({first!r}).model.get(); print(schema.text(), end='')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == schema.PATH.read_text(encoding="utf-8")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from jinja2 import Environment, nodes
 
-from kgen.render.environment import environment
+from kgen.family import NAMES
+from kgen.render.environment import environment, template_texts
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 FILTERS = {"indent", "join"}
@@ -150,3 +151,11 @@ def test_what_a_template_may_do(source: str) -> None:
 )
 def test_what_a_template_may_not_do(source: str) -> None:
     assert logic_in(source)
+
+
+@pytest.mark.parametrize("name", templates())
+def test_templates_of_a_family_know_no_other(name: str) -> None:
+    """A folder of a family's name is its own; what families share is beside them, and knows none."""
+    own, _, _ = name.partition("/")
+    used = {text.partition("/")[0] for text in template_texts(environment(TEMPLATES), name)}
+    assert used & {*NAMES} <= {own}

@@ -12,8 +12,8 @@ from trees import INT, bounded, divides, evaluate, index, words
 
 from kgen.expr.nodes import Node, Var
 from kgen.expr.tile_bounds import tile_bounds
-from kgen.plan.attention import plan_attention
-from kgen.plan.tile_reads import asked_ahead, element_bounds
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.plan.tile_reads import asked_ahead, element_bounds
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 

@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from kgen.bench.attention.shape import Shape
-from kgen.plan import tuned
-from kgen.plan.attention import plan_attention
-from kgen.plan.tiles import SHARED_MEMORY, candidates, tile_tables
-from kgen.plan.tuned import Class, Tile
+from kgen import tuning
+from kgen.kernels.attention.bench.shape import Shape
+from kgen.kernels.attention.plan import tuned
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.plan.tiles import candidates, tile_tables
+from kgen.kernels.attention.plan.tuned import Class, Tile
+from kgen.kernels.attention.tune.job import TuneJob
+from kgen.kernels.attention.tune.tuning import tune_specs
 from kgen.render.rendering import render_spec
+from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import load
-from kgen.tune.job import TuneJob
-from kgen.tune.tuning import tune_specs
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages
 
@@ -139,7 +141,7 @@ def test_a_worker_that_dies_at_once_ends_the_search(tmp_path: Path) -> None:
 
 def test_other_families_are_named(tmp_path: Path) -> None:
     other = load(ROOT / "specs" / "retention_output.yaml")
-    (row,) = tune_specs([other], tmp_path, table=None, tried=timer(lambda name, tile: 1.0))
+    (row,) = tuning.tune_specs([other], tmp_path, write=False)
     assert (row["spec"], row["chosen"], row["error"]) == (other.spec.name, False, "has no such kernel")
 
 
@@ -230,7 +232,7 @@ def test_the_worker_compiles(name: str) -> None:
     job = TuneJob(problem_of(loaded), path, Shape(1, 2, 256), trials, 90)
     found = [
         line
-        for line in messages("kgen.tune.worker", job, 120.0, {"TRITON_INTERPRET": None})
+        for line in messages("kgen.kernels.attention.tune.worker", job, 120.0, {"TRITON_INTERPRET": None})
         if "trial" in line
     ]
     assert [(line["trial"], line["error"]) for line in found] == [(i, None) for i in range(len(trials))]

@@ -19,10 +19,11 @@ from pydantic import BaseModel
 
 from kgen.expr.nodes import Type
 from kgen.expr.parse import Scope, parse_expression
+from kgen.family import NAMES, family
 from kgen.render import header
 from kgen.render.rendering import render_spec
 from kgen.spec.common import checked_name
-from kgen.spec.load import KERNELS, Loaded, loads
+from kgen.spec.load import Loaded, loads
 from kgen.spec.user_text import UserText
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,17 +151,21 @@ def _parts(annotation: typing.Any, metadata: list[typing.Any]) -> Iterator[typin
             yield from _parts(argument, metadata)
 
 
-@pytest.mark.parametrize("family", KERNELS)
-def test_every_free_text_of_a_spec_is_user_text(family: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_every_free_text_of_a_spec_is_user_text(name: str) -> None:
     """A name is lower_snake_case, and one of a list of words is one of kgen's own."""
-    texts = list(_texts(KERNELS[family]))
+    texts = list(_texts(family(name).model.get()))
     assert {"name", UserText} <= {kind for _, kind in texts}
     assert [field for field, kind in texts if kind is str] == []
 
 
 def test_targets_and_templates_do_not_ask_for_the_raw_text() -> None:
-    for folder in ("plan", "targets", "render"):
-        for path in (ROOT / "kgen" / folder).rglob("*.py"):
+    folders = [ROOT / "kgen" / stage for stage in ("targets", "render")]
+    folders += [ROOT / "kgen/kernels" / name / stage for name in NAMES for stage in ("plan", "targets")]
+    for folder in folders:
+        paths = list(folder.rglob("*.py"))
+        assert paths, folder
+        for path in paths:
             assert ".written" not in path.read_text(), path
 
 

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.family import family
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages, threads
@@ -52,13 +52,13 @@ def bench_specs(
     work = []
     shapes = [text.strip() for text in shape.split(",")] if shape else [""]
     for one in loaded:
-        problem, family = problem_of(one), _family(one.spec.kernel)
-        peers = tuple(family.DEFAULT_PEERS if against is None else against)
-        if unknown := [name for name in peers if name not in family.PEERS]:
-            hint = f"one of {', '.join(family.PEERS)}"
+        problem, own = problem_of(one), family(one.spec.kernel).bench.shape.get()
+        peers = tuple(own.DEFAULT_PEERS if against is None else against)
+        if unknown := [name for name in peers if name not in own.PEERS]:
+            hint = f"one of {', '.join(own.PEERS)}"
             raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=hint))
         files = require_emitted(generated, one)
-        sizes = {text: family.Shape.parse(text) if text else family.Shape() for text in shapes}
+        sizes = {text: own.Shape.parse(text) if text else own.Shape() for text in shapes}
         work += [(problem, files, peers, text, size) for text, size in sizes.items()]
     device = pick_device(device)
     tasks = [
@@ -113,10 +113,6 @@ def _merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         sizes = [size for report in reports for size in report["workload"].get("sizes", [])]
         merged["workload"] = {**reports[0]["workload"], "sizes": sizes}
     return merged
-
-
-def _family(kernel: str) -> Any:
-    return import_module(f"kgen.bench.{kernel}.shape")
 
 
 def _job(
@@ -195,7 +191,7 @@ def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: boo
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
             if plot:
-                import_module(f"kgen.bench.{kernel}.plot").plot(own, folder / f"{kernel}.png")
+                family(kernel).bench.plot(own, folder / f"{kernel}.png")
 
 
 def _dump(path: Path, value: Any) -> None:

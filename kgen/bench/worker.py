@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-from importlib import import_module
 from itertools import chain
 from typing import IO
 
 from kgen.bench.timing import BenchJob, driver, preparing
+from kgen.family import family
 from kgen.verify import interpreter
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import describe, import_file, versions
@@ -46,7 +46,7 @@ def main(job: BenchJob, lines: IO[str]) -> None:
         facts = {
             "facts": {**describe(job.device), "driver": driver(job.device), "versions": tools | _beside()}
         }
-    race = import_module(f"kgen.bench.{job.problem.kernel}.race").race
+    race = family(job.problem.kernel).bench.race
     for line in chain([facts], race(job, functions)):
         print(json.dumps(line), file=lines, flush=True)
 

@@ -359,12 +359,10 @@ def tune(
     form: Form = Format.TEXT,
 ) -> int:
     """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
-    from kgen.plan import tuned
-    from kgen.tune.tuning import tune_specs
+    from kgen.tuning import tune_specs
 
-    table = tuned.PATH if write else None
     with terminal.progress_bar() as progress:
-        rows = tune_specs(_load(specs), generated, shape, table, jobs, timeout, progress)
+        rows = tune_specs(_load(specs), generated, shape, write, jobs, timeout, progress)
     terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
     timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
     terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
@@ -386,11 +384,11 @@ def explain(
         message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
         hint = f"kgen explain {loaded.path}"
         raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
-    from kgen.plan.explaining import explain as explained
+    from kgen.family import family
     from kgen.spec.too_large import too_large
 
     with too_large(loaded):
-        text = explained(loaded, length)
+        text = family(loaded.spec.kernel).explain(loaded, length)
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from kgen import family
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import checked_path
 from kgen.render import cache
@@ -82,13 +83,12 @@ def remember(rendered: Iterable[Rendered], generated: Path) -> None:
 
 
 def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> None:
-    from kgen.targets import TARGETS
-
-    hint = f"targets are: {', '.join(TARGETS)}"
+    known = family.known_targets()
+    hint = f"targets are: {', '.join(known)}"
     unknown = [
         Diagnostic("unknown-target", f"there is no target `{target}`", hint=hint)
         for target in targets
-        if target not in TARGETS
+        if target not in known
     ]
     if unknown:
         raise KgenError(unknown)

@@ -14,16 +14,10 @@ from kgen import files
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Node
 from kgen.expr.parse import ExpressionError, parse_expression
+from kgen.family import NAMES, family
 from kgen.files import checked_path
-from kgen.spec.attention import AttentionSpec
-from kgen.spec.chunk_output import ChunkOutputSpec
-from kgen.spec.norm import NormSpec
 from kgen.spec.problems import described
 from kgen.spec.source import MAX_BYTES, Document, decode
-
-# The families of kernels: what `kernel:` says, and the model that reads the rest. A model offers
-# `expressions()` and `check()`, and the fields `kernel name summary license passes targets`.
-KERNELS: dict[str, Any] = {"attention": AttentionSpec, "chunk_output": ChunkOutputSpec, "norm": NormSpec}
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class Loaded:
     path: Path
     text: str
     spec: Any
-    """A model of `KERNELS`."""
+    """The model of its family."""
     trees: Mapping[str, Node]
     """By field of the spec, for the fields that are there: `score_mod`, `mask_mod`, ..."""
 
@@ -54,7 +48,7 @@ def loads(text: str, path: str | Path) -> Loaded:
     """Check the text of a spec; `path` is the name that diagnostics show. Raises `KgenError`."""
     path = Path(path)
     document = Document(text, path.as_posix())
-    model = KERNELS[_kernel(document)]
+    model = family(_kernel(document)).model.get()
     try:
         spec = model.model_validate(document.data)
     except ValidationError as error:
@@ -84,11 +78,11 @@ def _kernel(document: Document) -> str:
     if "kernel" not in document.data:
         hint = "add `kernel: attention`"
         raise KgenError(document.value("missing-key", "the spec needs a `kernel`", (), hint))
-    if isinstance(kernel, str) and kernel in KERNELS:
+    if isinstance(kernel, str) and kernel in NAMES:
         return kernel
     path = ("kernel",)
-    supported = " or ".join(f"`kernel: {name}`" for name in KERNELS)
-    near = did_you_mean(kernel, KERNELS) if isinstance(kernel, str) else None
+    supported = " or ".join(f"`kernel: {name}`" for name in NAMES)
+    near = did_you_mean(kernel, NAMES) if isinstance(kernel, str) else None
     hint = near or f"write {supported}"
     raise KgenError(document.value("unknown-kernel", f"there is no kernel {shown(kernel)}", path, hint))
 

@@ -8,15 +8,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from kgen.spec.load import KERNELS
+from kgen.family import families
 
 PATH = Path(__file__).with_name("schema.json")
 
 
 def json_schema() -> dict[str, Any]:
     """The schema of a spec of any kernel family, in JSON Schema 2020-12; equal on every run."""
-    families = list(KERNELS.values())
-    schema = TypeAdapter(families[0] if len(families) == 1 else _union(families)).json_schema()
+    schema = TypeAdapter(_union([family.model.get() for family in families()])).json_schema()
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kgen spec"}
 
 
@@ -25,8 +24,8 @@ def text() -> str:
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
-def _union(families: list[Any]) -> Any:
-    union = families[0]
-    for family in families[1:]:
-        union = union | family
+def _union(models: list[Any]) -> Any:
+    union = models[0]
+    for model in models[1:]:
+        union = union | model
     return union

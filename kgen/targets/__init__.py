@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.family import family, known_targets
 from kgen.spec.too_large import too_large
 
 if TYPE_CHECKING:
@@ -33,18 +33,6 @@ class Source:
     forward_only: bool = False
 
 
-TARGETS: dict[str, Mapping[str, str]] = {
-    "triton": {
-        "attention": "kgen.targets.triton.attention",
-        "chunk_output": "kgen.targets.triton.chunk_output",
-        "norm": "kgen.targets.triton.norm",
-    },
-    "cuda": {"attention": "kgen.targets.cuda.delta", "norm": "kgen.targets.cuda.norm"},
-    "cute": {"chunk_output": "kgen.targets.cute.chunk_output"},
-}
-"""Target -> kernel family -> module, imported only when asked for: `sources(loaded) -> list[Source]`."""
-
-
 def callable_files(sources: Iterable[Source]) -> list[Source]:
     """Those that offer the spec's function, the default first."""
     return sorted((s for s in sources if s.rank is not None), key=lambda s: -(s.rank or 0))
@@ -65,13 +53,14 @@ def asked_targets(loaded: Loaded) -> list[str]:
 
 def sources(loaded: Loaded, target: str) -> list[Source]:
     """The files that `target` emits for a spec. Raises `KgenError` for a pair that there is not."""
-    families, kernel, file = TARGETS.get(target), loaded.spec.kernel, str(loaded.path)
-    if families is None:
-        hint = f"targets are: {', '.join(TARGETS)}"
-        raise KgenError(Diagnostic("unknown-target", f"there is no target `{target}`", file=file, hint=hint))
-    if kernel not in families:
-        hint = f"targets of {kernel} are: {', '.join(name for name in TARGETS if kernel in TARGETS[name])}"
+    kernel, file = loaded.spec.kernel, str(loaded.path)
+    own = family(kernel).targets
+    if target in own:
+        with too_large(loaded):
+            return cast("list[Source]", own[target].sources(loaded))
+    if target in known_targets():
+        hint = f"targets of {kernel} are: {', '.join(own)}"
         message = f"the target `{target}` is not supported for {kernel}"
         raise KgenError(Diagnostic("unsupported-target", message, file=file, hint=hint))
-    with too_large(loaded):
-        return cast("list[Source]", import_module(families[kernel]).sources(loaded))
+    hint = f"targets are: {', '.join(known_targets())}"
+    raise KgenError(Diagnostic("unknown-target", f"there is no target `{target}`", file=file, hint=hint))

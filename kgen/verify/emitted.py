@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.family import family
 from kgen.targets import asked_targets, sources
-from kgen.verify.families import PARTS
 
 TARGET_PACKAGES = {"cuda": "cuda", "cute": "cutlass"}
 """What must be importable to compile or run the files of a target, beside torch and triton."""
@@ -28,7 +28,7 @@ class Emitted:
     """Which is called where several can run: the highest. None for a file without the spec's function."""
     forward_only: bool = False
     part: str | None = None
-    """The family that verifies a file which does one part of the spec's kernel alone: `delta`."""
+    """Which part of the spec's kernel the file does, where it does not do all of it."""
 
     @property
     def stem(self) -> str:
@@ -68,7 +68,7 @@ def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
             source.arch,
             source.rank,
             source.forward_only,
-            PARTS.get((loaded.spec.kernel, target)),
+            family(loaded.spec.kernel).targets[target].part,
         )
         for target in asked_targets(loaded)
         for source in sources(loaded, target)

@@ -1,19 +1,15 @@
-"""What a kernel family brings to verification: a problem, hard cases, calls.
-
-Family `x` has a package `kgen/verify/x`: its `problem` module needs no torch and offers `problem_of`; its
-`cases` module is a `Family`.
-"""
+"""What a kernel family brings to verification (`kgen.family.Verification`): a problem, hard cases, calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.family import NAMES, family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,11 +18,6 @@ if TYPE_CHECKING:
 
 FORWARD_ONLY = ("cute",)
 """Targets whose files have the forward pass alone, whatever the spec asks of others."""
-
-FAMILIES = ("attention", "chunk_output", "norm")
-
-PARTS = {("attention", "cuda"): "delta"}
-"""(kernel, target) -> the family that verifies the files of a target which does one part of the kernel."""
 
 
 class Problem(Protocol):
@@ -39,6 +30,10 @@ class Problem(Protocol):
     @property
     def kernel(self) -> str:
         """The family."""
+
+    @property
+    def part(self) -> str | None:
+        """The part of the family's kernel that is verified by itself; None for all of it."""
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -102,8 +97,8 @@ class Example:
         return found
 
 
-class Family(Protocol):
-    """The `cases` module of a family. A group is a pass that is verified by itself."""
+class Cases(Protocol):
+    """The module `cases` of a family, or of a part of it. A group is a pass that is verified by itself."""
 
     CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]]
     """Checks of this family alone: each raises when it fails; the flag says whether it needs a GPU."""
@@ -128,19 +123,20 @@ class Family(Protocol):
 
 
 def problem_of(loaded: Any, target: str = "") -> Any:
-    """The problem of a spec's files of a target. Raises `KgenError` for a family without a reference."""
+    """The problem of a spec's files of a target. Raises `KgenError` for what is of no family."""
     kernel = loaded.spec.kernel
-    if kernel not in FAMILIES:
+    if kernel not in NAMES:
         message = f"there is no reference for kernel `{kernel}` yet"
         raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
-    family = PARTS.get((kernel, target), kernel)
-    problem = import_module(f"kgen.verify.{family}.problem").problem_of(loaded)
+    own = family(kernel)
+    part = own.targets[target].part if target in own.targets else None
+    problem = own.verified_by(part).problem(loaded)
     return replace(problem, passes=("forward",)) if target in FORWARD_ONLY else problem
 
 
-def family_of(problem: Any) -> Family:
-    """The family of a problem. Imports torch."""
-    return cast("Family", import_module(f"kgen.verify.{problem.kernel}.cases"))
+def family_of(problem: Any) -> Cases:
+    """What the family of a problem has to verify it with. Imports torch."""
+    return cast("Cases", family(problem.kernel).verified_by(problem.part).cases.get())
 
 
 NOT_NUMBERS: Mapping[str, Any] = {

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.verify.compare import same_bits
-from kgen.verify.families import Family, Subject, family_of, must_refuse
+from kgen.verify.families import Cases, Subject, family_of, must_refuse
 from kgen.verify.toolchain import import_file
 
 PACKAGES = {"triton": {"torch", "triton"}, "cuda": {"torch", "cuda"}, "cute": {"torch", "cuda", "cutlass"}}
@@ -176,12 +176,12 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
 """By name: the check, and whether it needs a GPU."""
 
 
-def named(family: Family) -> dict[str, Callable[[Subject], None]]:
+def named(family: Cases) -> dict[str, Callable[[Subject], None]]:
     """Every check by name, with those of the family."""
     return {name: check for name, (check, _) in {**CHECKS, **family.CHECKS}.items()}
 
 
-def checks(family: Family, device: str) -> tuple[str, ...]:
+def checks(family: Cases, device: str) -> tuple[str, ...]:
     """The names of the checks that a device can run."""
     every = {**CHECKS, **family.CHECKS}
     return tuple(name for name, (_, gpu) in every.items() if device != "cpu" or not gpu)

@@ -1,0 +1,29 @@
+"""Attention: a score for each query and key, masked, and the softmax of it times the values."""
+
+from kgen.family import Bench, Family, Lazy, Target, Verification
+
+FAMILY = Family(
+    name="attention",
+    model=Lazy("kgen.kernels.attention.spec:AttentionSpec"),
+    targets={
+        "triton": Target(Lazy("kgen.kernels.attention.targets.triton.sources:sources")),
+        "cuda": Target(Lazy("kgen.kernels.attention.targets.cuda.delta:sources"), part="delta"),
+    },
+    explain=Lazy("kgen.kernels.attention.explaining:explain"),
+    verification=Verification(
+        problem=Lazy("kgen.kernels.attention.verify.problem:problem_of"),
+        cases=Lazy("kgen.kernels.attention.verify.cases"),
+    ),
+    parts={
+        "delta": Verification(
+            problem=Lazy("kgen.kernels.attention.verify.delta.problem:problem_of"),
+            cases=Lazy("kgen.kernels.attention.verify.delta.cases"),
+        )
+    },
+    bench=Bench(
+        shape=Lazy("kgen.kernels.attention.bench.shape"),
+        race=Lazy("kgen.kernels.attention.bench.race:race"),
+        plot=Lazy("kgen.kernels.attention.bench.plot:plot"),
+    ),
+    tune=Lazy("kgen.kernels.attention.tune.tuning:tune_specs"),
+)

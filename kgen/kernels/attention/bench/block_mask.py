@@ -1,0 +1,61 @@
+"""The time it takes to make a block mask, beside `create_block_mask` compiled; both have to list the same blocks."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.bench.timing import BenchJob, Contender, first, measure, measuring, message, preparing, rows
+from kgen.kernels.attention.bench.peers import create_block_mask, emitted_block_mask
+from kgen.kernels.attention.bench.workload import Workload
+
+
+def race_block_mask(
+    job: BenchJob, workload: Workload, functions: Mapping[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Rows of the pass `block mask`. FlexAttention's lists are per batch and head only where the mask is, as ours."""
+    makers: dict[str, Callable[[], Any]] = {
+        name: (lambda function=function: emitted_block_mask(function, workload))  # type: ignore[misc]
+        for name, function in functions.items()
+    }
+    if any(peer.startswith("flex") for peer in job.peers):
+        makers["flex"] = create_block_mask(workload, compiled=True)
+    found: list[Contender] = []
+    failed: dict[str, str] = {}
+    want: list[Tensor] | None = None
+    with preparing(job):
+        for name, make in makers.items():
+            try:
+                run, result, seconds = first(lambda: make, job.device)  # noqa: B023
+                got = listed(result)
+                want = got if want is None else want
+                if not all(torch.equal(a, b) for a, b in zip(got, want, strict=True)):
+                    raise ArithmeticError(f"lists other blocks than {found[0].name}")
+                found.append(Contender(name, run, seconds))
+            except Exception as error:
+                traceback.print_exc()
+                failed[name] = message(error)
+    with measuring(job):
+        measure(found, job)
+    yield from rows("block mask", found, {})
+    yield from ({"pass": "block mask", "peer": name, "error": text} for name, text in failed.items())
+
+
+def listed(mask: Any) -> list[Tensor]:
+    """For blocks of queries, how many blocks of keys are partial and full, and which: -1 after the last one.
+
+    Of an emitted block mask, or of a `BlockMask` of PyTorch.
+    """
+    numbers, full_numbers, indices = mask.kv_num_blocks, mask.full_kv_num_blocks, mask.kv_indices
+    column = torch.arange(indices.shape[-1], device=indices.device)
+    if hasattr(mask, "full_kv_indices"):
+        full = mask.full_kv_indices
+    else:
+        # The full ones stand after the partial ones.
+        full = indices.gather(-1, (column + numbers[..., None]).clamp(max=len(column) - 1).long())
+    parts = [(numbers, indices), (full_numbers, full)]
+    return [t for n, i in parts for t in (n, torch.where(column < n[..., None], i, -1))]

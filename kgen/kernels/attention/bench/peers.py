@@ -1,0 +1,212 @@
+"""What a kernel is measured against: the same attention as a PyTorch user would write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.expr.nodes import Call, Node, Type, Var, reads, variables
+from kgen.kernels.attention.bench.packed import Packing
+from kgen.kernels.attention.bench.source import mods
+from kgen.kernels.attention.bench.workload import Workload
+from kgen.kernels.attention.verify.cache import paged
+from kgen.verify.evaluate import evaluate
+from kgen.verify.toolchain import import_file
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+MASK_AT_ONCE = 2**28
+"""Pairs of positions, of all batches and heads with a mask of their own, whose mask is evaluated without being
+compiled: 2 GB."""
+
+
+class DoesNotApply(Exception):
+    """The peer cannot compute this spec at all."""
+
+
+def emitted_block_mask(function: Any, workload: Workload) -> Any:
+    """The block mask of an emitted function, from the function beside it."""
+    make = function.__globals__[f"{workload.problem.name}_block_mask"]
+    code = make.__code__
+    names = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    given = {**workload.buffers, **workload.runtime, "device": workload.q.device}
+    size = workload.sizes
+    sizes = (size["B"], size["HQ"], size["HKV"], size["SQ"], size["SK"])
+    return make(*sizes, **{n: value for n, value in given.items() if n in names})
+
+
+def create_block_mask(workload: Workload, compiled: bool) -> Callable[[], Any]:
+    """What makes FlexAttention's block mask; for each batch and head only where the mask differs between them.
+
+    Not compiled it evaluates the mask for all pairs at once, eight bytes each: where those are too many it is compiled
+    all the same.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask_mod = mods(workload)[1]
+    used = variables(workload.problem.mask_mod) if workload.problem.mask_mod is not None else ()
+    size, device = workload.sizes, workload.q.device
+    batch, heads = (size["B"] if "b" in used else None), (size["HQ"] if "h" in used else None)
+    compiled = compiled or (batch or 1) * (heads or 1) * size["SQ"] * size["SK"] > MASK_AT_ONCE
+    build = torch.compile(create_block_mask) if compiled and workload.q.is_cuda else create_block_mask
+    return lambda: build(mask_mod, batch, heads, size["SQ"], size["SK"], device=str(device))
+
+
+def _kgen(workload: Workload, function: Any) -> Attention:
+    if workload.packing is not None:
+        return _kgen_packed(workload, workload.packing, function)
+    keywords: dict[str, Any] = {**workload.buffers, **workload.runtime}
+    problem, k = workload.problem, workload.k
+    if problem.per_batch:
+        keywords["kv_lens"] = torch.full((len(k),), k.shape[2], dtype=torch.int32, device=k.device)
+    if problem.block_mask:
+        keywords["block_mask"] = emitted_block_mask(function, workload)
+    if problem.page_size is None:
+        return lambda q, k, v: function(q, k, v, **keywords)
+    lens = keywords["kv_lens"].cpu()
+    pages_k, table = paged(workload.k, lens, problem.page_size)
+    pages_v, _ = paged(workload.v, lens, problem.page_size)
+    keywords["block_table"] = table.to(k.device)
+    return lambda q, k, v: function(q, pages_k, pages_v, **keywords)
+
+
+def _packed(x: Tensor) -> Tensor:
+    """[1, H, T, D] as [T, H, D], by views whose gradients are views too: those of `x[0]` would be copied."""
+    return x.squeeze(0).transpose(0, 1)
+
+
+def _kgen_packed(workload: Workload, packing: Packing, function: Any) -> Attention:
+    keywords = {b.name: workload.buffers[b.name] for b in packing.problem.buffers} | workload.runtime
+    cu_seqlens = packing.arguments
+    return lambda q, k, v: function(_packed(q), _packed(k), _packed(v), *cu_seqlens, **keywords).transpose(
+        0, 1
+    )[None]
+
+
+def _varlen(workload: Workload) -> Attention:
+    """PyTorch's FlashAttention over packed sequences."""
+    packing = workload.packing
+    if packing is None or packing.problem.score_mod is not None or packing.problem.sinks:
+        raise DoesNotApply
+    keywords = _varlen_mask(packing.problem.mask_mod)
+    from torch.nn.attention.varlen import varlen_attn
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if workload.group > 1:
+            k, v = (x.repeat_interleave(workload.group, 1) for x in (k, v))
+        longest = (packing.longest, packing.longest)
+        out: Tensor = varlen_attn(
+            _packed(q), _packed(k), _packed(v), *packing.arguments, *longest, **keywords
+        )
+        return out.transpose(0, 1)[None]
+
+    return attention
+
+
+def _varlen_mask(mask_mod: Node | None) -> dict[str, Any]:
+    """How `varlen_attn` spells a mask. Raises `DoesNotApply` for one that it has not got."""
+    if mask_mod is None:
+        return {}
+    # Both sides have the same lengths here, so that a mask is causal if it is for one of them.
+    env = {"SQ": 64, "SK": 64, "q_idx": torch.arange(64)[:, None], "kv_idx": torch.arange(64)[None, :]}
+    if variables(mask_mod) - env.keys() or reads(mask_mod):
+        raise DoesNotApply
+    if not torch.equal(evaluate(mask_mod, env, torch), torch.ones(64, 64).tril().bool()):
+        raise DoesNotApply
+    return {"window_size": (-1, 0)}
+
+
+def _flex(
+    workload: Workload, kernel_options: dict[str, Any] | None = None, mode: str | None = None
+) -> Attention:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    score_mod, mask_mod = mods(workload)
+    # One is all that is wanted: not worth compiling.
+    block_mask = None if mask_mod is None else create_block_mask(workload, compiled=False)()
+    attention = torch.compile(flex_attention, dynamic=False, mode=mode)
+    keywords = {"score_mod": score_mod, "block_mask": block_mask, "enable_gqa": workload.group > 1}
+    keywords["kernel_options"] = kernel_options
+    if workload.problem.sinks:
+        return lambda q, k, v: _with_sinks(attention(q, k, v, **keywords, return_lse=True), workload)
+    return lambda q, k, v: attention(q, k, v, **keywords)
+
+
+def _with_sinks(result: tuple[Tensor, Tensor], workload: Workload) -> Tensor:
+    """The output as if the sinks had been in the sum, which is how Transformers adds them to FlexAttention."""
+    out, lse = result
+    sinks = workload.buffers["sinks"][:, None]
+    return (out * torch.sigmoid(lse - sinks)[..., None]).to(out.dtype)
+
+
+def _sdpa(workload: Workload) -> Attention:
+    problem = workload.problem
+    q_idx, kv_idx = Var("q_idx", Type.INT), Var("kv_idx", Type.INT)
+    causal = (Call("ge", (q_idx, kv_idx), Type.BOOL), Call("le", (kv_idx, q_idx), Type.BOOL))
+    if problem.sinks or problem.score_mod is not None or problem.mask_mod not in (None, *causal):
+        raise DoesNotApply
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    # Its causal mask begins at the first key: one query at the last key sees them all.
+    last = workload.first == workload.k.shape[2] - 1
+    keywords = {"is_causal": problem.mask_mod is not None and not last, "enable_gqa": workload.group > 1}
+    return lambda q, k, v: sdpa(q, k, v, **keywords)
+
+
+def _eager(workload: Workload) -> Attention:
+    score_mod, mask_mod = mods(workload)
+    size, device = workload.sizes, workload.q.device
+    b, h, q_idx, kv_idx = (
+        torch.arange(size[name], device=device).view([-1 if i == axis else 1 for i in range(4)])
+        for axis, name in enumerate(("B", "HQ", "SQ", "SK"))
+    )
+    mask = None if mask_mod is None else mask_mod(b, h, q_idx, kv_idx)
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (t.repeat_interleave(workload.group, 1) for t in (k, v))
+        scores = (q @ k.mT).float() * q.shape[-1] ** -0.5
+        if score_mod is not None:
+            scores = score_mod(scores, b, h, q_idx, kv_idx)
+        if mask is not None:
+            # Not -inf: a row without a key would be NaN, and so would its gradient.
+            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+        if workload.problem.sinks:
+            column = workload.buffers["sinks"][:, None, None].expand(*scores.shape[:3], 1)
+            scores = torch.cat([scores, column], -1)
+        p = torch.softmax(scores, -1)[..., : size["SK"]]
+        if mask is not None:
+            p = p.masked_fill(~mask, 0.0)
+        return p.to(q.dtype) @ v
+
+    return attention
+
+
+def _for_every_chip(workload: Workload, functions: Mapping[str, Any]) -> Attention:
+    """The emitted file once more, without its kernels for Hopper."""
+    name = workload.problem.name
+    files = [f.__globals__["__file__"] for f in functions.values() if f.__globals__.get("gluon") is not None]
+    if not files:
+        raise DoesNotApply
+    module: Any = import_file(Path(files[0]), f"kgen_for_every_chip_{name}")
+    module.gluon = None
+    return _kgen(workload, getattr(module, name))
+
+
+def prepare(name: str, workload: Workload, functions: Mapping[str, Any]) -> Attention:
+    """A peer by name, an emitted one from `functions`. Raises `DoesNotApply` or whatever goes wrong."""
+    if name in functions:
+        return _kgen(workload, functions[name])
+    made: dict[str, Callable[[], Attention]] = {
+        "kgen-triton": lambda: _for_every_chip(workload, functions),
+        "flex": lambda: _flex(workload),
+        "flex-autotune": lambda: _flex(workload, mode="max-autotune-no-cudagraphs"),
+        "flex-flash": lambda: _flex(workload, {"BACKEND": "FLASH"}),
+        "sdpa": lambda: _sdpa(workload),
+        "varlen": lambda: _varlen(workload),
+        "eager": lambda: _eager(workload),
+    }
+    return made[name]()

@@ -1,0 +1,199 @@
+"""The grid of tiles that a loop visits, drawn for given lengths.
+
+One character stands for a tile of queries (rows) by keys (columns): `.` is never visited, `+` is visited with
+the mask, `#` without it. The bounds are those of the plan, evaluated with numbers: what is drawn is what the
+emitted kernel does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Const, Node, Read, Var, children, reads, variables
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
+from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+
+MOST = 64
+"""Tiles along one side of the picture; longer sequences get larger tiles."""
+
+MOST_PAIRS = 2**21
+"""Pairs that are looked at one by one."""
+
+SKIPPED, MASKED, FULL = ".", "+", "#"
+
+Row = list[int]
+"""One row of a buffer; leading indices make no difference in a picture."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """`rows` of characters, `tile` (queries, keys) of one, and what was assumed of run-time values."""
+
+    rows: tuple[str, ...]
+    tile: tuple[int, int]
+    assumed: tuple[str, ...]
+
+
+def picture(plan: AttentionPlan, length: int) -> Picture:
+    """The forward loop for b = h = 0, with run-time values that are usual for such lengths."""
+    chips = plan.tiles.forward
+    shape = chips[90 if 90 in chips else max(chips)][0]
+    stretch = math.ceil(length / MOST / min(shape.BLOCK_M, shape.BLOCK_N))
+    tile = shape.BLOCK_M * max(1, stretch), shape.BLOCK_N * max(1, stretch)
+    scalars, buffers, assumed = _usual(plan, length)
+    if plan.block_mask is not None:
+        size = BLOCK_SIZE * max(1, math.ceil(length / MOST / BLOCK_SIZE))
+        return Picture(*_listed(plan.block_mask, scalars, buffers, length, size, assumed))
+    rows = tuple(
+        "".join(_row(plan.forward, {**scalars, "q_start": start}, buffers, length, tile))
+        for start in range(0, length, tile[0])
+    )
+    return Picture(rows, tile, assumed)
+
+
+def _listed(
+    mask: BlockMask,
+    scalars: Mapping[str, Any],
+    buffers: Mapping[str, Row],
+    length: int,
+    size: int,
+    assumed: tuple[str, ...],
+) -> tuple[tuple[str, ...], tuple[int, int], tuple[str, ...]]:
+    """Blocks by the pairs in them: all of them, or those at some of the positions where they are too many."""
+    allowed = compiled(mask.condition, scalars, buffers)
+    step = max(1, math.isqrt(length * length // MOST_PAIRS))
+    places = [[*range(start, min(start + size, length), step)] for start in range(0, length, size)]
+    rows = []
+    for queries in places:
+        row = ""
+        for keys in places:
+            seen = [allowed(q, k) for q in queries for k in keys]
+            whole = all(seen) and max(queries[0], keys[0]) + size <= length
+            row += FULL if whole else MASKED if any(seen) else SKIPPED
+        rows.append(row)
+    sampled = (f"looked at every {step}th position",) if step > 1 else ()
+    return tuple(rows), (size, size), (*assumed, *sampled)
+
+
+def _row(
+    loop: TileLoop, scalars: Mapping[str, Any], buffers: Mapping[str, Row], length: int, tile: tuple[int, int]
+) -> Iterator[str]:
+    env = {**scalars, "q_last": min(scalars["q_start"] + tile[0], length) - 1}
+    spans = [tuple(value(n, env, buffers) for n in _bounds(span)) for span in loop.spans]
+    for start in range(0, length, tile[1]):
+        end = start + tile[1]
+        # The end of the keys is a bound as any other: a tile across it needs the mask.
+        if not any(lo < end and start < hi for lo, hi, _, _ in spans):
+            yield SKIPPED
+        elif any(full_lo <= start and end <= full_hi for _, _, full_lo, full_hi in spans) or not loop.masked:
+            yield FULL
+        else:
+            yield MASKED
+
+
+def _bounds(span: Span) -> tuple[Node, Node, Node, Node]:
+    empty = Const(0, span.lo.type)
+    return span.lo, span.hi, *((span.full_lo, span.full_hi) if span.has_full else (empty, empty))
+
+
+def _usual(plan: AttentionPlan, length: int) -> tuple[dict[str, Any], dict[str, Row], tuple[str, ...]]:
+    """Values of everything that the bounds name, and a line for each that a launch would give."""
+    scalars: dict[str, Any] = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length, "b": 0, "h": 0}
+    buffers: dict[str, Row] = {}
+    assumed: list[str] = []
+    listed = plan.block_mask is not None
+    bounds = [node for span in plan.forward.spans for node in _bounds(span)]
+    bounds = [plan.block_mask.condition] if plan.block_mask is not None else bounds
+    for name, param in plan.spec.params.items():
+        scalars[name] = param.value
+        if param.runtime and any(name in variables(node) for node in bounds):
+            scalars[name] = length // 4 if param.type == "int" else 1.0
+            assumed.append(f"{name} = {scalars[name]}")
+    quarter = max(1, length // 4)
+    for name in dict.fromkeys(r.buffer.removesuffix(FIRST_AT_LEAST) for n in bounds for r in reads(n)):
+        buffer = plan.spec.buffers[name]
+        if buffer.sorted:
+            buffers[name] = [i // quarter for i in range(length)]
+            assumed.append(f"{name} in four parts of {quarter}")
+        elif listed and buffer.shape[-1] not in ("B", "HQ", "HKV"):
+            extent = buffer.shape[-1] if isinstance(buffer.shape[-1], int) else length
+            run = max(1, quarter // 2) if extent == length else 1
+            buffers[name] = [
+                int(i // run % 3 == 0) if buffer.dtype == "bool" else i // run % 3 for i in range(extent)
+            ]
+            words = "every third of" if buffer.dtype == "bool" else "0, 1 and 2 in turn along"
+            assumed.append(f"{name}: {words} its last axis, in runs of {run}")
+        else:
+            # One number: a length, an offset.
+            buffers[name] = [3 * length // 4]
+            assumed.append(f"{name} = {3 * length // 4}")
+    return scalars, buffers, tuple(assumed)
+
+
+def value(node: Node, env: Mapping[str, Any], buffers: Mapping[str, Row]) -> Any:
+    """A tree of scalars as a number; reads see the last index alone, and zero outside of the buffer."""
+    if isinstance(node, Const):
+        return node.value
+    if isinstance(node, Var):
+        return env[node.name]
+    if isinstance(node, Read):
+        last = value(node.indices[-1], env, buffers)
+        row = buffers[node.buffer.removesuffix(FIRST_AT_LEAST)]
+        if node.buffer.endswith(FIRST_AT_LEAST):
+            return next((i for i, element in enumerate(row) if element >= last), len(row))
+        if len(row) == 1:
+            return row[0]
+        return row[last] if 0 <= last < len(row) else 0
+    return _operation(node.fn, len(node.args))(*(value(a, env, buffers) for a in node.args))
+
+
+def compiled(
+    node: Node, scalars: Mapping[str, Any], buffers: Mapping[str, Row]
+) -> Callable[[int, int], bool]:
+    """A condition as a function of `q_idx` and `kv_idx`."""
+    scope = {**_SCOPE, **scalars, "inf": math.inf}
+
+    def text(node: Node) -> str:
+        if isinstance(node, Const):
+            return repr(node.value)
+        if isinstance(node, Var):
+            return node.name
+        operands = [text(child) for child in children(node)]
+        if isinstance(node, Read):
+            row = buffers[node.buffer]
+            scope[f"{node.buffer}_row"] = row
+            if len(row) == 1:
+                return f"{node.buffer}_row[0]"
+            return f"({node.buffer}_row[_i] if 0 <= (_i := {operands[-1]}) < {len(row)} else 0)"
+        form = TABLE[node.fn].spelled["python"].form
+        if TABLE[node.fn].callable:
+            return f"{node.fn}({', '.join(operands)})"
+        return f"({form.format(*(f'({o})' for o in operands))})"
+
+    made: Callable[[int, int], bool] = eval(f"lambda q_idx, kv_idx: {text(node)}", scope)  # our own text
+    return made
+
+
+@cache
+def _operation(fn: str, arity: int) -> Any:
+    """A row of the function table as a Python function, from how the spec's own syntax spells it."""
+    names = [f"x{i}" for i in range(arity)]
+    form = TABLE[fn].spelled["python"].form
+    body = f"{fn}({', '.join(names)})" if TABLE[fn].callable else form.format(*names)
+    return eval(f"lambda {', '.join(names)}: {body}", _SCOPE)  # our own table, never the user's text
+
+
+_SCOPE: dict[str, Any] = {
+    **vars(math),
+    "where": lambda c, a, b: a if c else b,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "clamp": lambda x, low, high: min(max(x, low), high),
+}

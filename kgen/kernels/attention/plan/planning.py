@@ -1,0 +1,619 @@
+"""A spec of attention becomes an `AttentionPlan`: for each kernel, what to load, hoist, loop over and store.
+
+Everything that is decided is decided here, in terms of expressions; a target only spells it. The kernels share one
+description, `TileLoop`: a program owns a tile of the *outer* index and visits tiles of the *inner* one.
+
+    forward   outer q_idx, inner kv_idx     out, lse
+    dq        outer q_idx, inner kv_idx     dq, gradients of buffers that do not depend on the key
+    dkdv      outer kv_idx, inner q_idx     dk, dv, gradients of buffers that depend on the key alone
+    pair      one tile of both              gradient of a buffer with an element for each (query, key)
+    diagonal  the tiles on one diagonal     gradient of a buffer that is read by the distance q_idx - kv_idx
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from kgen.expr.algebra import LOG2E, Algebra, call
+from kgen.expr.differentiate import differentiate, is_one, is_zero
+from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
+from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist, place_of
+from kgen.expr.index_ranges import IndexRanges
+from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, QK, SCORE, SoftmaxForm, peel_scalar, softmax_form
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
+from kgen.kernels.attention.plan.block_mask import BlockMask, Choice, choose, plan_block_mask
+from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, TileTables, tile_tables
+from kgen.kernels.attention.spec import AttentionSpec
+from kgen.spec.load import Loaded
+
+SIZES = frozenset({"B", "HQ", "HKV", "SQ", "SK"})
+SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
+Q_AXIS = Axis(Q_IDX, Q_START, Var("q_last", Type.INT), SQ)
+KV_AXIS = Axis(KV_IDX, Var("kv_start", Type.INT), Var("kv_last", Type.INT), SK)
+OFFS_N = Var("offs_n", Type.INT)
+Q_LIVE, KV_LIVE = Var("q_live", Type.BOOL), Var("kv_live", Type.BOOL)
+ONE = Const(1, Type.INT)
+ALONG_DIAGONAL = Place(False, ("q", "kv"))
+"""Where what depends on a distance is computed: once for all tiles on a diagonal."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A power-of-two block of columns of a head: `[start, start + size)`, of which the first `width` exist.
+
+    `columns` names its column offsets (`offs_d` of q and k, `offs_e` of v and out); `tag` tells its
+    registers from other blocks'.
+    """
+
+    columns: str
+    tag: str
+    start: int
+    size: int
+    width: int
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Conditions on one side alone. `bound` keeps inside the tensor, `live` also inside what the mask allows there."""
+
+    bound: Node
+    live: Node
+
+
+@dataclass(frozen=True)
+class ReadGradient:
+    """The gradient through one distinct read of a buffer: `sum of dscore_mod * derivative` at `indices`.
+
+    `along` says over which positions it is kept before it is written: "q" (a value per query), "kv" (a value per key),
+    "distance" (a value per q_idx - kv_idx, over which `indices` then are), or "pair". `summed` names the dimensions
+    `b h q_idx kv_idx` that the indices are, one for one, so that the gradient is a plain sum over the others; it is
+    `None` when the values have to be scattered.
+    """
+
+    name: str
+    buffer: str
+    indices: tuple[Node, ...]
+    along: str
+    summed: tuple[str, ...] | None
+    derivative: Node
+    factor: Node
+
+
+@dataclass(frozen=True)
+class TileLoop:
+    """What one kernel computes for a tile of `outer`, looping over tiles of `inner`."""
+
+    outer: Axis
+    inner: Axis
+    program: Program
+    spans: tuple[Span, ...]
+    masked: bool
+    inner_live: Node
+    dscore: Node
+    """What the gradient of the modified score is multiplied by inside the loop to give that of `qk`."""
+    dscore_factor: Node
+    """What dq or dk is multiplied by after the loop, besides the softmax scale."""
+    gradients: tuple[ReadGradient, ...] = ()
+    listed: bool = False
+    """It visits the blocks that the block mask lists, and not the spans."""
+
+    @property
+    def rotated(self) -> bool:
+        """Whether programs begin at different tiles of the inner index.
+
+        Where every program's range starts at the same position, all of them would read the same tile at the
+        same time; a range
+        that moves with the outer tile spreads the reads by itself.
+        """
+        return not self.listed and all(
+            not variables(span.lo) & {self.outer.start.name, self.outer.last.name} for span in self.spans
+        )
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Everything a target needs to spell the kernels of one spec."""
+
+    spec: AttentionSpec
+    score_mod: Node | None
+    mask_mod: Node | None
+    form: SoftmaxForm
+    qk_chunks: tuple[Chunk, ...]
+    v_chunks: tuple[Chunk, ...]
+    problem: Problem
+    tiles: TileTables
+    q: Guards
+    kv: Guards
+    self_attention: bool
+    """A buffer ties the two lengths: the launcher requires SQ == SK."""
+    forward: TileLoop
+    dq: TileLoop | None
+    dkdv: TileLoop | None
+    pairs: tuple[TileLoop, ...]
+    diagonals: tuple[TileLoop, ...]
+    index_ranges: IndexRanges
+    choice: Choice
+    """Why there is a block mask, or none."""
+    block_mask: BlockMask | None
+
+    @cached_property
+    def gradients(self) -> tuple[ReadGradient, ...]:
+        """Gradients of buffers, in the order in which `score_mod` reads them."""
+        loops = [loop for loop in (self.dq, self.dkdv, *self.pairs, *self.diagonals) if loop is not None]
+        return tuple(g for loop in loops for g in loop.gradients)
+
+    @property
+    def backward(self) -> bool:
+        """Whether the spec asks for gradients."""
+        return self.dq is not None
+
+
+def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
+    """The plan of a loaded attention spec.
+
+    `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
+    alone is planned then.
+    """
+    return _Planner(positioned(loaded), packed).plan()
+
+
+def without_promises(loaded: Loaded) -> Loaded:
+    """The same attention for lengths of any size."""
+    lengths = loaded.spec.lengths
+    sides = {side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")}
+    return replace(loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)}))
+
+
+def ties_lengths(
+    trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
+) -> bool:
+    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK.
+
+    With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
+    """
+    tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
+    return any(
+        (size, index) in tied
+        for tree in trees
+        for read in reads(tree)
+        for size, index in zip(shapes[read.buffer], read.indices, strict=True)
+    )
+
+
+class _Planner:
+    def __init__(self, loaded: Loaded, packed: bool = False) -> None:
+        self.spec = loaded.spec
+        self.packed = packed
+        self.score_mod = loaded.trees.get("score_mod")
+        self.mask_mod = loaded.trees.get("mask_mod")
+        params = self.spec.params
+        self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
+        self.algebra = Algebra(self.positive)
+        self.divisible_q = _promised(self.spec.lengths.q)
+        self.divisible_kv = _promised(self.spec.lengths.kv)
+        form = softmax_form(self.score_mod or SCORE, self.algebra)
+        per_row = packed and "h" in variables(form.multiplier)
+        self.form = replace(form, positive=form.positive and not per_row)
+        self.q, self.kv, self.mask = self._split_mask()
+        self.choice = self._choose_block_mask()
+
+    def plan(self) -> AttentionPlan:
+        spec, head = self.spec, self.spec.head_dim
+        qk_chunks, v_chunks = _chunks(head.qk, "offs_d"), _chunks(head.v, "offs_e")
+        backward = "backward" in spec.passes and not self.packed
+        gradients = self._gradients() if backward else ()
+        outer_q, outer_kv = (Q_AXIS, KV_AXIS), (KV_AXIS, Q_AXIS)
+        by_query = tuple(g for g in gradients if g.along == "q" or (g.along == "pair" and g.summed is None))
+        by_key = tuple(g for g in gradients if g.along == "kv")
+        by_pair = tuple(g for g in gradients if g.along == "pair" and g.summed is not None)
+        by_distance = tuple(g for g in gradients if g.along == "distance")
+        dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
+        # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
+        by_head = () if spec.gqa == 1 else (Var("h", Type.INT),)
+        forward = self._loop(*outer_q)
+        loops = {
+            "dq": self._loop(*outer_q, peel_scalar(dscore, self.algebra), by_query),
+            "dkdv": self._loop(*outer_kv, peel_scalar(dscore, self.algebra, keep=by_head), by_key),
+        }
+        problem = self._tile_problem(qk_chunks, v_chunks, forward)
+        return AttentionPlan(
+            spec=spec,
+            score_mod=self.score_mod,
+            mask_mod=self.mask_mod,
+            form=self.form,
+            qk_chunks=qk_chunks,
+            v_chunks=v_chunks,
+            problem=problem,
+            tiles=tile_tables(problem),
+            q=self.q,
+            kv=self.kv,
+            self_attention=self._ties_lengths(),
+            forward=forward,
+            dq=loops["dq"] if backward else None,
+            dkdv=loops["dkdv"] if backward else None,
+            pairs=tuple(self._pair(g) for g in by_pair),
+            diagonals=tuple(self._diagonal(g) for g in by_distance),
+            index_ranges=self._index_ranges(),
+            choice=self.choice,
+            block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
+            if self.choice.listed
+            else None,
+        )
+
+    def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
+        tile_reads = [
+            b.node for b in forward.program.bindings if isinstance(b.node, Read) and b.place == TILE
+        ]
+        return Problem(
+            element_size=4 if self.spec.dtype == "fp32" else 2,
+            ieee=self.spec.dtype == "fp32" and self.spec.precision == "ieee",
+            split=self.spec.dtype == "fp32" and self.spec.precision == "tf32x3",
+            width_qk=sum(c.size for c in qk),
+            width_v=sum(c.size for c in v),
+            mask=_mask_class(forward),
+            # Of listed blocks only those that the mask leaves in part read for it.
+            score="reads" if tile_reads and not forward.listed else self._score_class(),
+            tile_reads=sum(_WORDS.get(self.spec.buffers[r.buffer].dtype, 1) for r in tile_reads),
+            varlen=self.spec.varlen,
+        )
+
+    def _score_class(self) -> str:
+        if self.form.core != QK:
+            # What is approximated costs an instruction or two an element, like a bias.
+            return "bias" if self.spec.fast_math else "function"
+        return "plain" if self.form.max_of_core else "bias"
+
+    # --- masks ---------------------------------------------------------------------------------------------------
+
+    def _split_mask(self) -> tuple[Guards, Guards, Node]:
+        """Guards of the query side and of the key side, and the whole mask over `q_live` and `kv_live`."""
+        sides: dict[str, list[Node]] = {"q": [], "kv": [], "both": []}
+        rows = {"q_idx", "h"} if self.packed else {"q_idx"}
+        for condition in conjuncts(normalize(self.mask_mod or TRUE)):
+            names = variables(condition)
+            of_q, of_kv = bool(names & rows), "kv_idx" in names
+            sides["both" if of_q == of_kv else "q" if of_q else "kv"].append(condition)
+        q_bound = TRUE if self.divisible_q else Call("lt", (Q_IDX, SQ), Type.BOOL)
+        kv_bound = TRUE if self.divisible_kv else Call("lt", (KV_IDX, SK), Type.BOOL)
+        q = Guards(q_bound, all_of([q_bound, *sides["q"]]))
+        kv = Guards(kv_bound, all_of([kv_bound, *sides["kv"]]))
+        return q, kv, all_of([_named(q.live, Q_LIVE), _named(kv.live, KV_LIVE), *sides["both"]])
+
+    def _spans(self, inner: Axis, outer: Axis) -> tuple[Span, ...]:
+        return self._finder(inner, outer).spans(self.mask_mod or TRUE)
+
+    def _finder(self, inner: Axis, outer: Axis) -> RangeFinder:
+        varying = frozenset({"h"} if self.packed else ())
+        return RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, varying)
+
+    def _choose_block_mask(self) -> Choice:
+        spec = self.spec
+        able = not (self.packed or spec.varlen or "decode" in spec.passes or spec.paged_kv is not None)
+        sides = [(KV_AXIS, Q_AXIS), (Q_AXIS, KV_AXIS)][: 1 + ("backward" in spec.passes)]
+        unclassified = [c for axes in sides for c in self._finder(*axes).unclassified(self.mask_mod or TRUE)]
+        values = {name: param.value for name, param in spec.params.items()}
+        return choose(spec.block_mask, able, tuple(dict.fromkeys(unclassified)), values)
+
+    def _number(self, node: Node) -> int | None:
+        """The value of what is made of numbers and compile-time params."""
+        values: dict[Node, Node] = {
+            Var(n, p.scalar): Const(p.value, p.scalar)
+            for n, p in self.spec.params.items()
+            if p.value is not None
+        }
+        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, values)))
+        return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
+
+    def _whole_mask(self) -> Node:
+        """Which pairs of positions exist and are allowed."""
+        return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
+
+    def _is_sorted(self, buffer: str) -> bool:
+        """Whether a buffer is searched. One whose length is a number may end first, and reads as zeros there."""
+        own = self.spec.buffers[buffer]
+        return bool(own.sorted) and isinstance(own.shape[-1], str)
+
+    # --- loops ---------------------------------------------------------------------------------------------------
+
+    def _loop(
+        self,
+        outer: Axis,
+        inner: Axis,
+        dscore: tuple[Node, Node] = (ONE, ONE),
+        gradients: tuple[ReadGradient, ...] = (),
+    ) -> TileLoop:
+        outer_name, inner_name = outer.index.name.removesuffix("_idx"), inner.index.name.removesuffix("_idx")
+        row, column = Place(False, (outer_name,)), Place(True, (inner_name,))
+        places = {
+            outer.index.name: row,
+            f"{outer_name}_live": row,
+            inner.index.name: column,
+            f"{inner_name}_live": column,
+            inner.start.name: Place(True, ()),
+            OFFS_N.name: Place(False, (inner_name,)),
+            "qk": TILE,
+        } | ({"h": row} if self.packed else {})
+        return self._tile_loop(
+            outer, inner, places, row, column, dscore, gradients, self._spans(inner, outer)
+        )
+
+    def _pair(self, gradient: ReadGradient) -> TileLoop:
+        """One tile of both indices; the batches and heads that the buffer does not have are looped over inside."""
+        assert gradient.summed is not None
+        places = {"q_idx": Place(False, ("q",)), "kv_idx": Place(False, ("kv",)), "qk": TILE}
+        places |= {name: Place(name not in gradient.summed, ()) for name in ("b", "h")}
+        # What is there of a side may depend on the batch.
+        row, column = (
+            places[x.name] | place_of(g.live, places) for x, g in ((Q_IDX, self.q), (KV_IDX, self.kv))
+        )
+        places |= {"q_live": row, "kv_live": column}
+        masked = place_of(self._mask_in(Q_AXIS), places)
+        return self._tile_loop(
+            Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), masked_at=masked
+        )
+
+    def _diagonal(self, gradient: ReadGradient) -> TileLoop:
+        """The tiles on one diagonal of one (b, h): the loop moves on by as many queries as keys, and distances stay."""
+        row, column = Place(True, ("q",)), Place(True, ("kv",))
+        places = {"q_idx": row, "q_live": row, "kv_idx": column, "kv_live": column, "qk": TILE}
+        places |= {"q_start": Place(True, ()), "kv_start": Place(True, ()), DISTANCE.name: ALONG_DIAGONAL}
+        kept = [over_distance(c, self.algebra) for c in conjuncts(normalize(self.mask_mod or TRUE))]
+        allowed = all_of([c for c in kept if c is not None and DISTANCE.name in variables(c)])
+        gradient = replace(gradient, derivative=reads_over_distance(gradient.derivative, self.algebra))
+        return self._tile_loop(
+            Q_AXIS, KV_AXIS, places, row, column, (ONE, ONE), (gradient,), (), along_diagonal=allowed
+        )
+
+    def _tile_loop(
+        self,
+        outer: Axis,
+        inner: Axis,
+        places: dict[str, Place],
+        row: Place,
+        column: Place,
+        dscore: tuple[Node, Node],
+        gradients: tuple[ReadGradient, ...],
+        spans: tuple[Span, ...],
+        along_diagonal: Node | None = None,
+        masked_at: Place = TILE,
+    ) -> TileLoop:
+        form = self.form
+        if along_diagonal is not None:
+            form = replace(
+                form,
+                core=reads_over_distance(form.core, self.algebra),
+                multiplier=reads_over_distance(form.multiplier, self.algebra),
+                bias=form.bias and reads_over_distance(form.bias, self.algebra),
+            )
+        # Rows past the end of a tensor are not stored, but sums along diagonals see them.
+        mask = self.mask if along_diagonal is not None else self._mask_in(outer)
+        q_place = row if outer is Q_AXIS else column
+        sides = {"q_idx": self.q, "kv_idx": self.kv}
+        roots: dict[str, tuple[Node, Place]] = {
+            "core": (form.core, TILE),
+            "qk_scale": (form.multiplier, TILE),
+            "outer_live": (sides[outer.index.name].live, row),
+            "inner_live": (sides[inner.index.name].live, column),
+            "mask": (mask, masked_at),
+        }
+        if along_diagonal not in (None, TRUE):
+            roots["allowed"] = (along_diagonal, ALONG_DIAGONAL)
+        if form.bias is not None:
+            roots["bias"] = (
+                self._by_column(form.bias) if inner is KV_AXIS and spans and not self.packed else form.bias,
+                TILE,
+            )
+        if form.row_rest is not None:
+            # The kernels keep the log-sum-exp in base 2.
+            roots["row_rest"] = (call("mul", LOG2E, form.row_rest), q_place)
+        if not is_one(dscore[1]):
+            roots["dscore"] = (dscore[1], TILE)
+        for gradient in gradients:
+            roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
+            if gradient.along == "pair" and gradient.summed is None:
+                roots |= {f"d_{gradient.name}_{i}": (node, TILE) for i, node in enumerate(gradient.indices)}
+        # A derivative is computed beside the sum that has its name.
+        taken = {name for root in roots if root.startswith("d_") for name in (root, f"{root}_tile")}
+        reserved = _RESERVED | taken | set(self.spec.buffers) | set(self.spec.params)
+        program = hoist(roots, places, reserved=reserved)
+        return TileLoop(
+            outer=outer,
+            inner=inner,
+            program=program,
+            spans=spans,
+            masked=mask != TRUE,
+            inner_live=sides[inner.index.name].live,
+            dscore=dscore[1],
+            dscore_factor=dscore[0],
+            gradients=gradients,
+            listed=self.choice.listed and bool(spans),
+        )
+
+    def _by_column(self, bias: Node) -> Node:
+        """A bias that is linear in the key as its value at the tile's first key, plus a slope times the column: the
+        columns' part then leaves the loop."""
+        if any(KV_IDX.name in variables(read) for read in reads(bias)):
+            return bias
+        slope = self.algebra.slope(bias, KV_IDX)
+        if slope is None or slope == 0 or slope.has(self.algebra.symbol(Q_IDX)):
+            return bias
+        first = substitute(bias, {KV_IDX: KV_AXIS.start})
+        return call("add", call("mul", self.algebra.to_tree(slope), OFFS_N), first)
+
+    def _mask_in(self, outer: Axis) -> Node:
+        """The mask inside a tile. Rows of the outer index past its end are never stored: no check for those."""
+        guards = self.q if outer is Q_AXIS else self.kv
+        live = Q_LIVE if outer is Q_AXIS else KV_LIVE
+        return all_of([c for c in conjuncts(self.mask) if c != live or guards.live != guards.bound])
+
+    # --- buffers -------------------------------------------------------------------------------------------------
+
+    def _gradients(self) -> tuple[ReadGradient, ...]:
+        found: list[ReadGradient] = []
+        for read in reads(self.score_mod) if self.score_mod is not None else ():
+            if not self.spec.buffers[read.buffer].grad:
+                continue
+            assert self.score_mod is not None
+            derivative = differentiate(self.score_mod, read, self.algebra)
+            if is_zero(derivative):
+                continue
+            factor, rest = peel_scalar(derivative, self.algebra)
+            count = sum(g.buffer == read.buffer for g in found)
+            name = read.buffer if not count else f"{read.buffer}_{count + 1}"
+            names = frozenset().union(*(variables(i) for i in read.indices)) if read.indices else frozenset()
+            along = "q" if "kv_idx" not in names else "pair" if "q_idx" in names else "kv"
+            indices, summed = read.indices, self._summed(read)
+            if along == "pair" and summed is None and not self.spec.varlen:
+                along, indices = self._along_distance(read)
+            found.append(ReadGradient(name, read.buffer, indices, along, summed, rest, factor))
+        return tuple(found)
+
+    def _along_distance(self, read: Read) -> tuple[str, tuple[Node, ...]]:
+        """Whether a gradient is kept by distance or by pair, and the indices over that."""
+        by_distance = over_distance(read, self.algebra)
+        return ("pair", read.indices) if by_distance is None else ("distance", children(by_distance))
+
+    def _summed(self, read: Read) -> tuple[str, ...] | None:
+        sizes: dict[str, tuple[str, ...]] = {"b": ("B",), "h": ("HQ",), "q_idx": ("SQ",), "kv_idx": ("SK",)}
+        if self.spec.varlen:
+            # Values are kept by token: only what tokens have in common is summed over them as it is.
+            sizes = {"h": ("HQ",)}
+        if self._ties_lengths():
+            sizes |= {"q_idx": ("SQ", "SK"), "kv_idx": ("SQ", "SK")}
+        names = [i.name if isinstance(i, Var) else "" for i in read.indices]
+        shape = self.spec.buffers[read.buffer].shape
+        plain = all(n in sizes and s in sizes[n] for n, s in zip(names, shape, strict=True))
+        return tuple(names) if plain and len(set(names)) == len(names) else None
+
+    def _ties_lengths(self) -> bool:
+        trees = [t for t in (self.score_mod, self.mask_mod) if t is not None]
+        return ties_lengths(trees, {n: b.shape for n, b in self.spec.buffers.items()})
+
+    def _index_ranges(self) -> IndexRanges:
+        greatest = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}
+        greatest |= {"q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
+        # Of the last block that is listed a tile may be past the end.
+        listed = self.choice.listed
+        greatest |= {} if listed else {"q_start": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}}
+        greatest |= {"q_idx": {"SQ": 1, "": -1}} if self.divisible_q else {}
+        greatest |= {"kv_idx": {"SK": 1, "": -1}} if self.divisible_kv else {}
+        return IndexRanges(greatest, SIZES)
+
+
+_WORDS = {"bool": 0, "int64": 2}
+"""Of four bytes: how many an element takes that is copied ahead of the loop, if not one. Booleans stay in registers."""
+
+# Names of the emitted kernels' own variables.
+_RESERVED = frozenset(
+    [
+        "q",
+        "k",
+        "v",
+        "o",
+        "do",
+        "acc",
+        "m_i",
+        "l_i",
+        "p",
+        "s",
+        "dp",
+        "ds",
+        "dq",
+        "dk",
+        "dv",
+        "lse",
+        "delta",
+        "b",
+        "h",
+        "h_kv",
+        "pid",
+        "tile",
+        "scale",
+        "mask",
+        "qk",
+        "core",
+        "bias",
+        "alpha",
+        "offs_m",
+        "offs_n",
+        "kv_lo",
+        "kv_hi",
+        "q_lo",
+        "q_hi",
+        "q_start",
+        "q_last",
+        "kv_start",
+        "kv_last",
+        "n_tiles",
+        "n_partial",
+        "n_full",
+        "n_blocks",
+        "row",
+        "kv_blocks",
+        "q_blocks",
+        "row_rest",
+        "inner_live",
+        "outer_live",
+        "GQA",
+        "whole",
+        "inner",
+        "outer",
+        "rows",
+        "walk",
+        "distance",
+        "columns",
+    ]
+)
+
+
+def _mask_class(loop: TileLoop) -> str:
+    """How the range of a loop moves with its tile, as `tiles.Problem` calls it."""
+    if loop.listed:
+        return "listed"
+    if not all(span.has_full for span in loop.spans):
+        return "scan"
+    bounds = [bound for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi)]
+    if any(read.buffer.endswith(FIRST_AT_LEAST) for bound in bounds for read in reads(bound)):
+        return "search"
+    tile = {loop.outer.start.name, loop.outer.last.name}
+    moving = [
+        any(variables(end) & tile for end in ends)
+        for ends in zip(*((s.lo, s.hi) for s in loop.spans), strict=True)
+    ]
+    return ("all", "triangle", "band")[sum(moving)]
+
+
+def _promised(length: object) -> bool:
+    """Whether a length is promised to be a multiple of every tile."""
+    multiple = getattr(length, "multiple_of", None)
+    return multiple is not None and multiple % LARGEST_TILE == 0
+
+
+def _named(condition: Node, name: Var) -> Node:
+    return TRUE if condition == TRUE else name
+
+
+def _chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
+    """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64,
+    576 = 512 + 64.
+
+    Matrix units want at least 16 columns; a rest that is not a power of two is padded to one, and if that makes
+    it as large as the first, or if the first has less than 64 columns, the two are one block: 56 is 64 columns of
+    which 56 exist.
+    """
+    size = max(16, 1 << (head_dim.bit_length() - 1))
+    if size >= head_dim:
+        return (Chunk(columns, "", 0, size, head_dim),)
+    rest = head_dim - size
+    padded = max(16, 1 << (rest - 1).bit_length())
+    if padded == size or size < 64:
+        return (Chunk(columns, "", 0, 2 * size, head_dim),)
+    return Chunk(f"{columns}_0", "_0", 0, size, size), Chunk(f"{columns}_1", "_1", size, padded, rest)
+
+
+__all__ = ["KV_LIVE", "OUTSIDE", "Q_LIVE", "AttentionPlan", "Chunk", "Const", "plan_attention"]

@@ -1,0 +1,41 @@
+"""Pass: positions of queries and numbers of keys become part of the expressions.
+
+Kernels know rows: query `i` of a call is `q_idx = i`, and there are SK keys. What a spec says beyond that is put into
+its expressions, so that every later step (tile ranges, guards, gradients) sees it without knowing of it:
+
+    align: end                   q_idx is row + SK - SQ: the last query stands at the last key
+    lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and kv_lens[b] in place of
+                                 SK above
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kgen.expr.algebra import call
+from kgen.expr.nodes import Node, Read, Type, Var, substitute
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.kernels.attention.spec import AttentionSpec, Buffer
+from kgen.spec.load import Loaded
+
+KV_LENS = "kv_lens"
+
+
+def positioned(loaded: Loaded) -> Loaded:
+    """The same attention with plain rows and lengths: `align` and `per_batch` written out."""
+    spec = loaded.spec
+    end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
+    trees = dict(loaded.trees)
+    if spec.aligned_to_end:
+        shifted = call("add", Q_IDX, call("sub", end, Var("SQ", Type.INT)))
+        trees = {field: substitute(tree, {Q_IDX: shifted}) for field, tree in trees.items()}
+    if spec.per_batch:
+        exists = call("lt", KV_IDX, end)
+        trees["mask_mod"] = call("and", exists, trees["mask_mod"]) if "mask_mod" in trees else exists
+        spec = _with_lengths(spec)
+    return replace(loaded, spec=spec, trees=trees)
+
+
+def _with_lengths(spec: AttentionSpec) -> AttentionSpec:
+    lengths = Buffer(shape=("B",), dtype="int32")
+    return spec.model_copy(update={"buffers": {KV_LENS: lengths, **spec.buffers}})

@@ -1,0 +1,67 @@
+"""What a tile of scores reads for each of its pairs: when that is one element for all of them, and what of it is asked
+for ahead of the product of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kgen.expr.algebra import call
+from kgen.expr.hoist import TILE, Binding
+from kgen.expr.nodes import Const, Node, Read, Type, Var, substitute, variables, walk
+from kgen.expr.softmax_form import QK
+from kgen.expr.tile_bounds import Bounds, tile_bounds
+from kgen.kernels.attention.plan.planning import TileLoop
+
+
+def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:
+    """By dimension, the least and greatest index of a tile, of those indices that differ within it: where they are
+    equal, all pairs read one element. Empty for a value that is no read for each pair, and where no tile is known
+    in which that is so."""
+    read = binding.node
+    if not isinstance(read, Read) or binding.place != TILE:
+        return {}
+    ends, definitions = _ends(loop), _definitions(loop)
+    found: dict[int, Bounds] = {}
+    for dim, index in enumerate(substitute(i, definitions) for i in read.indices):
+        if not any(node in ends for node in walk(index)):
+            continue
+        bounds = tile_bounds(index, ends)
+        if bounds is None:
+            return {}
+        found[dim] = bounds
+    return found
+
+
+def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
+    """Which values of a tile are asked for ahead of its product, lest both be waited for in turn: what is read for each
+    pair, and what that needs, unless it needs the product."""
+    known = {b.name: b for b in bindings}
+
+    def needed(binding: Binding) -> frozenset[str]:
+        others = variables(binding.node) & known.keys()
+        return frozenset({binding.name}).union(*(needed(known[name]) for name in others))
+
+    ahead: frozenset[str] = frozenset()
+    for binding in known.values():
+        if isinstance(binding.node, Read) and binding.place == TILE:
+            names = needed(binding)
+            scored = any(QK.name in variables(known[name].node) for name in names)
+            ahead |= frozenset() if scored else names
+    return ahead
+
+
+def _ends(loop: TileLoop) -> dict[Node, Bounds]:
+    """The first and last position of a tile along each side. Along the inner one they are those of a whole tile."""
+    inner, outer = loop.inner, loop.outer
+    block = Var("BLOCK_N" if inner.index.name == "kv_idx" else "BLOCK_M", Type.INT)
+    last = call("sub", call("add", inner.start, block), Const(1, Type.INT))
+    return {inner.index: (inner.start, last), outer.index: (outer.start, outer.last)}
+
+
+def _definitions(loop: TileLoop) -> dict[Node, Node]:
+    """What names that differ within a tile stand for, in terms of positions."""
+    found: dict[Node, Node] = {}
+    for binding in loop.program.bindings:
+        if binding.place.axes:
+            found[Var(binding.name, binding.node.type)] = substitute(binding.node, found)
+    return found

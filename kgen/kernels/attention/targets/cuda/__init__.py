@@ -1,0 +1,1 @@
+"""The delta of attention backward in CUDA."""

@@ -1,0 +1,231 @@
+"""What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, columns of Q and K past
+those of V, tiles that a block mask lists, a number for each pair of positions, and keys of documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kgen.expr.mask_form import all_of, conjuncts
+from kgen.expr.nodes import Read
+from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.kernels.attention.plan.hopper import PAIR_ROOM, HopperPlan
+from kgen.kernels.attention.plan.hopper_conditions import PAIR_BYTES
+from kgen.kernels.attention.plan.idioms import Documents
+from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.ranges import lists_of
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Op,
+    Statement,
+    as_type,
+    assign,
+    op,
+    row,
+)
+
+Fields = dict[str, Any]
+
+
+BY_RANGES: Fields = {
+    "listed": False,
+    "from": "lo",
+    "kv_from": "kv_lo",
+    "q_from": "q_lo",
+    "kv_given": "kv_lo",
+    "q_given": "q_lo",
+    "kv_start": "_from_last(j, kv_lo, n_tiles, BLOCK_N)",
+    "v_start": "kv_start + LAG * BLOCK_N",
+    "q_start": "_masked_first(j, q_lo, n_head, n_masked, n_tiles, BLOCK_M)",
+    **dict.fromkeys(("kv_lists", "kv_list", "kv_lists_given", "q_lists", "q_list", "q_lists_given"), ""),
+}
+"""How kernels know which tiles they meet: where a range of them begins."""
+
+BY_LISTS: Fields = {
+    "listed": True,
+    "from": "row",
+    "kv_from": "row",
+    "q_from": "row",
+    "kv_given": "kv_blocks",
+    "q_given": "q_blocks",
+    "kv_start": "_listed(j, kv_blocks, BLOCK_N)",
+    "v_start": "_listed(j - LAG, kv_blocks, BLOCK_N)",
+    "q_start": "_listed(j, q_blocks, BLOCK_M)",
+    **{f"{x}_lists": "".join(f"{n}_ptr, " for n in lists_of(x)) for x in ("kv", "q")},
+    **{f"{x}_list": f"{lists_of(x)[2]}_ptr, " for x in ("kv", "q")},
+    **{f"{x}_lists_given": "".join(f"{n}, " for n in lists_of(x)) for x in ("kv", "q")},
+}
+"""The same: the row of the block mask's lists that names them."""
+
+
+NO_PAGES: Fields = {
+    "there": False,
+    "params": "",
+    "args": "",
+    "given": "",
+    "k": "k",
+    "v": "v",
+    "rows": "BLOCK_N",
+    "nbytes": "k_desc.block_type.nbytes",
+}
+
+
+def pages(hopper: HopperPlan, size: int) -> Fields:
+    """How forward finds keys in pages of `size`, and what the launcher makes descriptors of: [pages, HKV, size, D]."""
+    assert hopper.forward is not None
+    return {
+        "there": True,
+        "size": size,
+        "row": f"kv_start % {size}" if size > hopper.forward.BLOCK_N else "0",
+        "params": "block_table_ptr, stride_tb: tl.int64, stride_tp, ",
+        "args": "block_table_ptr, stride_tb, stride_tp, ",
+        "given": "block_table, *block_table.stride(), ",
+        "k": "k.transpose(1, 2)",
+        "v": "v.transpose(1, 2)",
+        "rows": str(hopper.page_rows),
+        "nbytes": "k_desc.block_type.nbytes"
+        + f" * (BLOCK_N // {hopper.page_rows})" * (hopper.page_rows != hopper.forward.BLOCK_N),
+    }
+
+
+NO_TAIL: Fields = {
+    "there": False,
+    "nbytes": "NBYTES",
+    "k_held": "k",
+    **dict.fromkeys(("q", "q_ring", "q_desc", "k_desc", "k_slots", "slots", "held_desc", "held_ring"), ""),
+    **dict.fromkeys(("k", "k_ring", "q_slots", "q_slots_of", "of_q", "q_bytes", "dq_desc", "dk_desc"), ""),
+    **dict.fromkeys(("layout_param", "layout_arg"), ""),
+}
+
+
+def tail(columns: int) -> Fields:
+    """How the kernels have the last columns of Q and K, past as many as V has: by tiles of their own."""
+    return {
+        "there": True,
+        "nbytes": "NBYTES + k_tail_desc.block_type.nbytes",
+        "q": "q_tail, ",
+        "q_ring": "q_tail_ring, ",
+        "q_desc": "q_tail_desc, ",
+        "k_desc": "k_tail_desc, ",
+        "k_slots": "_slots(k_tail_desc, SLOTS), ",
+        "slots": "k_tail_slots, ",
+        "held_desc": " q_tail_desc",
+        "held_ring": " q_tail_ring",
+        "k": "k_tail, ",
+        "k_held": "k_held, k_tail_held",
+        "k_ring": "k_tail_ring, ",
+        "q_slots": ", q_tail_slots",
+        "q_slots_of": ", _slots(q_tail_desc, SLOTS)",
+        "of_q": ", q_tail_desc",
+        "q_bytes": " + q_tail_desc.block_type.nbytes",
+        "dq_desc": "dq_tail_desc, ",
+        "dk_desc": " dk_tail_desc,",
+        "layout_param": "TAIL: tl.constexpr, ",
+        "layout_arg": "TAIL=TAIL, ",
+        "width": columns,
+    }
+
+
+def columns(hopper: HopperPlan, there: int) -> Fields:
+    """How many columns a tile has that TMA loads or stores, of the head's that are there: out may leave by halves."""
+    width, halved = hopper.width, hopper.forward is not None and hopper.forward.out_in_halves
+    return {
+        "halved": halved,
+        "half": width // 2,
+        # Where they differ, a descriptor is told.
+        "param": f", n_columns={width}" if halved else "",
+        "of_tile": "n_columns" if halved else width,
+        "of_out": f", {width // 2}" if halved else "",
+        "D": "D" if hopper.tail else there,
+        "padded": there < width,
+        "guard": f" & (tl.arange(0, {width}) < {there})[None, :]" if there < width else "",
+    }
+
+
+NO_PAIR: Fields = {
+    "there": False,
+    "shared": False,
+    **dict.fromkeys(("line", "param", "ring", "rings", "asked"), ""),
+}
+
+
+def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
+    """How forward reads what there is for each pair of positions: a ring for each half of a tile, whose consumer alone
+    reads it."""
+    pair, tile = hopper.pair, hopper.forward
+    assert pair is not None
+    assert tile is not None
+    assert isinstance(pair.node, Read)
+    buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
+    element = PAIR_BYTES[kernels.layouts[buffer].dtype]
+    slots = PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element)
+    # With two dimensions ahead of the positions, whatever it has.
+    missing = 2 - len(before)
+    printer = kernels.printer(kernels.plan.forward)
+    at = ["0"] * missing + [str(printer.own(index)) for index in before]
+    tile_of_pair = op("_in_registers({0}, i - {1}, {2}, SCORES)", "pair_ring", "item", slots)
+    tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
+    axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
+    return {
+        "there": True,
+        "shared": "b" not in at,
+        "line": assign(pair.name, as_type(tile_of_pair, "float32") if element == 2 else tile_of_pair),
+        "param": "pair_desc, ",
+        "ring": "pair_ring, ",
+        "rings": "pair_rings, ",
+        "asked": f", {tensor}",
+        "buffer": buffer,
+        "bits": 8 * element,
+        "slots": slots,
+        "at": ", ".join(at),
+        "tensor": tensor,
+        "axes": ", ".join(axes),
+    }
+
+
+def from_first_key(fields: Fields, found: Documents, loop: TileLoop, kernels: KernelFields) -> Fields:
+    """The causal range of documents, from its first key on and not from a multiple of a tile. A tile of queries whose
+    first and last are of the same document has the mask at one end; of several documents it has it everywhere."""
+    (span,) = fields["spans"]
+    search = kernels.printer(loop).search(found.first, found.last)
+    at, stride, size, *ends = search.args
+    name = found.first.buffer.removesuffix(FIRST_AT_LEAST)
+    first, last = f"{name}_of_first", f"{name}_of_last"
+    known = [
+        Assign((first, last), tuple(ends)),
+        assign(
+            "kv_lo", op(f"{FIRST_KEY}({{0}}, {{1}}, {{2}}, {{3}})", at, stride, size, first, fn=FIRST_KEY)
+        ),
+    ]
+    begins = {"kv_lo", "kv_full_lo"}
+    bounds = [b.map(_from_anywhere) for b in span["bounds"] if not begins & b.defines]
+    return {
+        "spans": [span | {"bounds": [*known, *bounds]}],
+        "from_first_key": {"first": first, "last": last},
+    }
+
+
+def _from_anywhere(end: Code) -> Code:
+    """An end of a range that is not a multiple of a tile."""
+    match end:
+        case Op(fn="mul", args=(Op(fn="over", args=(Op(fn="{0}", args=(position,)), _)), _)):
+            return position
+    return end
+
+
+def documents(fields: Fields, found: Documents, loop: TileLoop, kernels: KernelFields) -> Fields:
+    """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
+    documents is left out."""
+    printer = kernels.printer(loop)
+    rest = all_of([part for part in conjuncts(loop.program.results["mask"]) if part != found.same])
+    lines, loads = list[Statement](), list[Statement]()
+    for line in fields["mask_lines"]:
+        if line.defines == {found.of_keys.name}:
+            loads.append(line)
+        else:
+            lines.append(assign("mask", printer.tile(rest)) if line.defines == {"mask"} else line)
+    (load,) = loads
+    parts = {"several": row("gt", "n_head", 0), "load": load, "same": printer.tile(found.same)}
+    return {"mask_lines": lines, "documents": parts}

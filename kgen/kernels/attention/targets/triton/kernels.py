@@ -1,0 +1,544 @@
+"""The kernels of attention in Triton: what each part of a plan is called in `_forward.j2` and `_backward.j2`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from kgen.expr.differentiate import is_one
+from kgen.expr.functions import MUL
+from kgen.expr.hoist import Binding, Program, hoist
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.softmax_form import QK
+from kgen.kernels.attention.plan.planning import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
+from kgen.kernels.attention.plan.tile_reads import asked_ahead
+from kgen.kernels.attention.targets.triton.placement import tma_row
+from kgen.kernels.attention.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
+from kgen.kernels.attention.targets.triton.tile_reads import read_by_rows, read_once
+from kgen.targets.code import (
+    NOTHING,
+    Assign,
+    Code,
+    If,
+    Name,
+    Run,
+    Statement,
+    assign,
+    at_first_use,
+    atom,
+    conjunction,
+    op,
+    row,
+    text,
+    times,
+    uses_of,
+)
+from kgen.targets.triton.printer import BufferLayout, Printer, column
+from kgen.targets.triton.text import wrapped
+
+# How strides of an operand are called, and along which positions its rows lie.
+LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
+SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
+
+
+@dataclass(frozen=True)
+class _Load:
+    """One block of columns in a load or store: its place, and what guards it."""
+
+    tag: str
+    columns: str
+    size: int
+    guard: Code = NOTHING
+    store_guard: Code = NOTHING
+    do_guard: Code = NOTHING
+
+
+class KernelFields:
+    """Spells the loops of one plan. `helpers` collects the functions that the file has to define."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self.spec = plan.spec
+        self.helpers: set[str] = set()
+        self.layouts = {n: BufferLayout(b.dtype, tuple(b.shape)) for n, b in self.spec.buffers.items()}
+        self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
+        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+        self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
+        self.packed = self.spec.varlen
+        self.sizes = ("B", "HQ", "TQ", "TK") if self.packed else ("B", "HQ", "SQ", "SK")
+        self.problem = self._problem()
+
+    def _problem(self) -> dict[str, str]:
+        """Parameters that every kernel takes, with their annotations."""
+        params: dict[str, str] = {}
+        for name, buffer in self.spec.buffers.items():
+            params[f"{name}_ptr"] = ""
+            last = len(buffer.shape) - 1
+            params |= {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
+        lengths = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr") if self.packed else ()
+        params |= dict.fromkeys((*lengths, *self.sizes, "scale", *self.runtime), "")
+        return params | {"GQA": ": tl.constexpr"}
+
+    def loop(self, loop: TileLoop, state: list[str], descriptors: bool = True) -> dict[str, Any]:
+        """The names that one kernel and its tile function use; without `descriptors` it loads by pointers alone."""
+        plan, forward = self.plan, loop is self.plan.forward
+        printer = self.printer(loop)
+        outer = loop.outer.index.name.removesuffix("_idx")
+        inner = loop.inner.index.name.removesuffix("_idx")
+        searches, found = ([], []) if loop.listed else searches_of(loop, printer)
+        found = [span.over(_read_before(loop.program)) for span in found]
+        spans = [
+            span_loops(s, loop, printer, self._divisible(inner), i == 0, i == len(found) - 1)
+            for i, s in enumerate(found)
+        ]
+        if loop.listed:
+            assert plan.block_mask is not None
+            spans = [listed_loops(plan.block_mask, loop)]
+        if outer == "kv":
+            # What is searched for may depend on the query head.
+            spans[0]["bounds"], searches = searches + spans[0]["bounds"], []
+        parts = [part for span in spans for part in span["loops"]]
+        gapped = any("gap" in part for part in parts)
+        for part in parts:
+            rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
+            turn = [str("tile" if rotates else 0)] if loop.rotated else []
+            gap = [str(end) for end in part.get("gap", (0, 0))] if gapped else []
+            part["options"] = "".join(f"{o}, " for o in turn + gap)
+        fields = self.tile_fields(loop, printer, by_rows=descriptors)
+        guards = plan.q if outer == "q" else plan.kv
+        live, bound = loop.program.results["outer_live"], guards.bound
+        exists = Name(f"{outer}_live") if guards.live == bound else printer.own(bound)
+        guard = None if live == TRUE else column(f"{outer}_live")
+        store = None if bound == TRUE else atom(exists, "{0}[:, None]")
+        inner_guard = None if loop.inner_live == TRUE else column(f"{inner}_live")
+        vector = NOTHING if bound == TRUE else op(", mask={0}", exists)
+        # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
+        rows = live if outer == "q" else loop.program.results["inner_live"]
+        row_guard = NOTHING if rows == TRUE or forward else op(", mask={0}, other=0.0", "q_live")
+        before = self.lines_of(loop.program.before_loop(), printer)
+        if live != TRUE:
+            before = at_first_use(before, [assign(f"{outer}_live", printer.own(live))])
+        if OFFS_N in {n for b in loop.program.before_loop() for n in walk(b.node)} and inner == "kv":
+            before.insert(0, assign("offs_n", op("{tl}.arange(0, {0})", "BLOCK_N")))
+        by_head, shared = self._split_by_head(loop, before) if outer == "kv" else (before, [])
+        streamed = ("q", "do") if inner == "q" else ("k", "v")
+        fields |= {
+            "gapped": gapped,
+            "listed": loop.listed,
+            **range_fields(loop, outer, inner, gapped),
+            "searches": searches,
+            "state": state,
+            "rotated": loop.rotated,
+            "spans": spans,
+            "prologue": by_head,
+            "shared_prologue": shared,
+            # Which keys are there may depend on the query head.
+            "held_by_head": any(f"{outer}_live" in statement.defines for statement in by_head),
+            "outer_qk": [self.load(c, guard, store) for c in plan.qk_chunks],
+            "outer_v": [self.load(c, guard, store) for c in plan.v_chunks],
+            "vector_guard": vector,
+            "vector_load": row_guard,
+            "row_rest": self._row_rest(loop, printer, " + {0}") or NOTHING if forward else NOTHING,
+            "sink": self._row_rest(loop, printer, "sink - {0}") or Name("sink"),
+        }
+        held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
+        fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
+        if not forward:
+            fields |= self._gradient_fields(loop, printer)
+        names, values = self._tile_arguments(loop, fields, streamed, before, descriptors)
+        annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
+        bounds = [statement for span in spans for statement in span["bounds"]]
+        return fields | {
+            "tile_params": wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
+            "tile_args": wrapped([values.get(n, n) for n in names], 8),
+            # Whether the last position of a tile is asked for.
+            "last": loop.outer.last.name in uses_of([*before, *searches, *bounds]) | {*names},
+        }
+
+    def tile_fields(
+        self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
+    ) -> dict[str, Any]:
+        """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
+        the loop, and one element is read once. What is `given` is not computed here."""
+        plan, program, form = self.plan, loop.program, self.plan.form
+        inner = loop.inner.index.name.removesuffix("_idx")
+        only_masked = ("mask", "inner_live")
+        scale = printer.tile(program.results["qk_scale"])
+        core = printer.tile(program.results["core"])
+        bindings = program.in_loop(without=only_masked)
+        ahead = asked_ahead(bindings) if by_rows else ()
+        row_lines, read_lines, score_lines = list[Statement](), list[Statement](), list[Statement]()
+        for binding in bindings:
+            if binding == given:
+                continue
+            found = read_by_rows(binding, loop, printer) if by_rows else None
+            rows, lines = found or ([], self.lines_of([binding], printer))
+            row_lines += rows
+            if by_rows:
+                lines = read_once(binding, loop, printer, lines)
+            (read_lines if binding.name in ahead else score_lines).extend(lines)
+        if form.max_of_core:
+            logits, scaled = ("qk" if form.core == QK else "s"), atom(scale, " * {0}")
+            score_lines += [] if form.core == QK else [assign("s", core)]
+        else:
+            logits, scaled = "s", NOTHING
+            score: Code = times(core, scale)
+            if "bias" in program.results:
+                score = row("add", score, printer.tile(program.results["bias"]))
+            score_lines.append(assign("s", score))
+        # Masks come first in a tile: what scores need too is spelled in both places.
+        mask_lines = self.lines_of(program.in_loop(needed_by=only_masked), printer)
+        if loop.inner_live != TRUE:
+            live = assign(f"{inner}_live", printer.own(program.results["inner_live"]))
+            mask_lines = at_first_use(mask_lines, [live])
+        if loop.masked:
+            mask_lines.append(assign("mask", printer.tile(program.results["mask"])))
+        return {
+            "masked": loop.masked,
+            "mask_lines": mask_lines,
+            "row_lines": row_lines,
+            "read_lines": read_lines,
+            "score_lines": score_lines,
+            "logits": logits,
+            "scaled": scaled,
+            "dead_rows": loop.masked or not plan.form.finite,
+            "lse_lines": self._lse_lines(loop, printer),
+        }
+
+    def _gradient_fields(self, loop: TileLoop, printer: Printer) -> dict[str, Any]:
+        """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
+        kept = [g for g in loop.gradients if g.along != "pair"]
+        scattered = [g for g in loop.gradients if g.along == "pair"]
+        products, parts, open_ended = dict[str, Code](), dict[str, str](), list[str]()
+        for g in kept:
+            parts[g.name] = "ds"
+            if not is_one(g.derivative):
+                parts[g.name] = f"part_{g.name}"
+                products[f"part_{g.name}"] = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
+                open_ended += [f"part_{g.name}"] * (loop.masked and self._may_be_nan(g.derivative))
+        dqk = "ds" if is_one(loop.dscore) else "dqk"
+        if dqk != "ds":
+            products[dqk] = times("ds", printer.tile(loop.program.results["dscore"]))
+            open_ended += [dqk] * (loop.masked and self._may_be_nan(loop.dscore))
+        # A part that is not masked once more needs no name.
+        inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
+        lines: list[Statement] = [line for g in scattered for line in self._scattered(loop, printer, g)]
+        lines += [assign(name, value) for name, value in products.items() if name not in inline]
+        if open_ended:
+            lines.append(If(Name("MASKED"), tuple(_where_masked(name) for name in open_ended)))
+        lines += [_summed(name, inline.get(part, Name(part))) for name, part in parts.items()]
+        params = [f"d_{g.name}_ptr" for g in kept]
+        for g in scattered:
+            params += [
+                f"d_{g.name}_ptr",
+                *(f"stride_d_{g.name}_{d}: tl.int64" for d in range(len(g.indices))),
+            ]
+        args = [f"d_{g.name}" for g in kept] + [
+            a for g in scattered for a in (f"d_{g.name}", f"*d_{g.name}.stride()")
+        ]
+        also = [f"the gradient of {g.buffer}" for g in loop.gradients]
+        return {
+            "gradient_lines": lines,
+            # The same for a kernel that masks here what others have masked before, and where there may be NaN.
+            "products": [assign(name, value) for name, value in products.items()],
+            "masked_late": list(dict.fromkeys([*parts.values(), dqk])),
+            "sums": [_summed(name, Name(part)) for name, part in parts.items()],
+            "open_ended": bool(open_ended),
+            "dqk": dqk,
+            "dqk_scale": self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
+            "accumulators": [f"d_{g.name}" for g in kept],
+            "row_gradients": [
+                {
+                    "name": f"d_{g.name}",
+                    "value": Name(f"d_{g.name}")
+                    if is_one(g.factor)
+                    else times(f"d_{g.name}", self.scalar(g.factor, printer)),
+                }
+                for g in kept
+            ],
+            "gradient_params": " ".join(f"{p}," for p in params),
+            "gradient_args": " ".join(f"{a}," for a in args),
+            "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
+        }
+
+    def _scattered(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[Statement]:
+        """The gradient of a read with an element for each pair, added to the buffer's own where its indices say."""
+        lines, part = self.contribution(loop, printer, g)
+        indices = tuple(loop.program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices)))
+        address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
+        inside = printer.guard(g.buffer, indices, ("q", "kv"))
+        if not is_one(g.factor):
+            part = op("{0} * {1}", part, atom(self.scalar(g.factor, printer)))
+
+        def added(guard: Code | None) -> Run:
+            if guard is None:
+                return Run(op("{tl}.atomic_add({0}, {1})", address, part))
+            return Run(op("{tl}.atomic_add({0}, {1}, mask={2})", address, part, guard))
+
+        if not loop.masked:
+            return [*lines, added(inside)]
+        both = Name("mask") if inside is None else op("{0} & ({1})", "mask", inside)
+        return [*lines, If(Name("MASKED"), (added(both),), (added(inside),))]
+
+    def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> tuple[list[Statement], Code]:
+        """What a tile adds to the gradient of a read, before it is summed, and the lines that make it."""
+        if is_one(g.derivative):
+            return [], Name("ds")
+        part = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
+        if not (loop.masked and self._may_be_nan(g.derivative)):
+            return [], part
+        return [assign("part", part), If(Name("MASKED"), (_where_masked("part"),))], Name("part")
+
+    def _divisible(self, x: str) -> bool:
+        return (self.plan.kv if x == "kv" else self.plan.q).bound == TRUE
+
+    def _split_by_head(
+        self, loop: TileLoop, before: list[Statement]
+    ) -> tuple[list[Statement], list[Statement]]:
+        """What depends on the query head, and what does not; without groups there is nothing to split."""
+        if self.spec.gqa == 1:
+            return [], before
+        changing = {"h"}
+        by_head, shared = list[Statement](), list[Statement]()
+        for statement in before:
+            if changing & statement.uses:
+                changing |= statement.defines
+                by_head.append(statement)
+            else:
+                shared.append(statement)
+        return by_head, shared
+
+    def _tile_arguments(
+        self,
+        loop: TileLoop,
+        fields: dict[str, Any],
+        streamed: tuple[str, ...],
+        before: list[Statement],
+        descriptors: bool,
+    ) -> tuple[list[str], dict[str, str]]:
+        """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes for
+        those that have other names there."""
+        plan = self.plan
+        backward = loop is not plan.forward
+        outer = loop.outer.index.name
+        held = ("q",) if loop is plan.forward else ("q", "do") if outer == "q_idx" else ("k", "v")
+        chunks = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
+        names = [f"{x}{c.tag}" for x in held for c in chunks[x]]
+        names += ["lse", "delta"] if backward and outer == "q_idx" else []
+        values = {n: n for n in names}
+        for x in streamed:
+            names.append(f"{x}_ptr")
+            values[f"{x}_ptr"] = f"{x}_ptr" if outer == "q_idx" else f"{x}_head"
+        if backward and outer == "kv_idx":
+            names += ["lse_ptr", "delta_ptr"]
+            values |= {"lse_ptr": "lse_head", "delta_ptr": "delta_head"}
+        if descriptors:
+            names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
+            names += tma_row(self.packed, SIDES[streamed[0]], "h_kv" if outer == "q_idx" else "h")[1]
+        names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
+        body = [*fields["mask_lines"], *fields["read_lines"], *fields["score_lines"]]
+        body += fields.get("gradient_lines", [])
+        body += [*fields["row_lines"], fields["scaled"]]
+        body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
+        used = uses_of(body)
+        outside = [name for statement in before for name in statement.names_in_order]
+        candidates = [
+            "b",
+            "h",
+            outer,
+            loop.outer.start.name,
+            loop.outer.last.name,
+            *outside,
+            *self.problem,
+            *("SQ", "SK") * self.packed,
+            *_pointer_names(fields.get("gradient_params", "")),
+        ]
+        candidates = [c for c in candidates if c != loop.inner.start.name]
+        names += [c for c in dict.fromkeys(candidates) if c in used and c not in names]
+        return names, values
+
+    # --- printing ------------------------------------------------------------------------------------------------
+
+    def printer(self, loop: TileLoop, program: Program | None = None) -> Printer:
+        """A printer for the expressions of a loop, or for those of another program over the same indices."""
+        rows = loop.outer.index.name.removesuffix("_idx")
+        return Printer(
+            program or loop.program,
+            rows,
+            self.layouts,
+            self.plan.index_ranges,
+            self.constants,
+            self.spec.fast_math,
+            self.helpers,
+        )
+
+    def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[Statement]:
+        return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
+
+    def _row_rest(self, loop: TileLoop, printer: Printer, form: str) -> Code | None:
+        rest = loop.program.results.get("row_rest")
+        return None if rest is None else op(form, printer.own(rest), operand=MUL)
+
+    def _lse_lines(self, loop: TileLoop, printer: Printer) -> list[Statement]:
+        """What turns the stored log-sum-exp into the one of the loop's logits."""
+        rest = loop.program.results.get("row_rest")
+        lines: list[Statement] = [] if rest is None else [assign("lse", row("sub", "lse", printer.own(rest)))]
+        if not self.plan.form.finite:
+            # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
+            nothing = row("eq", "lse", text('float("-inf")'))
+            lines.append(assign("lse", row("where", nothing, text('float("inf")'), "lse")))
+        return lines
+
+    def _may_be_nan(self, node: Node) -> bool:
+        """Whether a value may be infinite or NaN at a position that does not count; zero times it would be NaN."""
+        params = self.spec.params
+
+        def divides_by_zero(n: Call) -> bool:
+            divisor = n.args[-1]
+            if isinstance(divisor, Var) and divisor.name in params:
+                return not params[divisor.name].value
+            return not (isinstance(divisor, Const) and divisor.value)
+
+        def open_ended(n: Node) -> bool:
+            if isinstance(n, Call):
+                unbounded = n.fn in ("log", "log2", "sqrt", "rsqrt", "exp", "exp2")
+                return unbounded or (n.fn == "div" and divides_by_zero(n))
+            return (isinstance(n, Read) and n.type is Type.FLOAT) or (isinstance(n, Var) and n.name == "inf")
+
+        return any(open_ended(n) for n in walk(node))
+
+    def scalar(self, node: Node, printer: Printer) -> Code:
+        """A number of one (b, h), written in full where it is used once, after a loop, but for what was read before."""
+        alone = replace(printer, program=hoist({}, {}))
+        return alone.own(substitute(node, _read_before(printer.program)))
+
+    def _scalar_product(self, factors: list[Node], printer: Printer) -> Code:
+        first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
+        return atom(reduce(times, rest, first))
+
+    def chunk(self, chunk: Chunk) -> dict[str, Any]:
+        first = chunk.start == 0
+        return {
+            "tag": chunk.tag,
+            "columns": chunk.columns,
+            "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
+            if chunk.start
+            else f"tl.arange(0, {chunk.size})",
+            "streamed": streamed_columns(chunk),
+            "size": chunk.size,
+            "onto_qk": "" if first else ", qk",
+            "onto_dp": "" if first else ", dp",
+        }
+
+    def _operands(
+        self, streamed: tuple[str, ...], held: tuple[str, ...], guards: dict[str, Code | None]
+    ) -> dict[str, Any]:
+        """How a kernel loads the tiles that stream through its loop and those that it holds: by TMA, or by pointers.
+
+        TMA reads zeros past the end of a tensor, or of a packed sequence. Rows that only the mask hides may hold NaN:
+        pointers leave them out.
+        """
+        hidden = {"q": self.plan.q.live != self.plan.q.bound, "kv": self.plan.kv.live != self.plan.kv.bound}
+        tiles = {x: self._operand(x, guards[SIDES[x]]) for x in (*streamed, *held)}
+        by_tma = [x for x in SIDES if x in streamed or (x in held and not hidden[SIDES[x]])]
+        blocks = [(block, tiles[x]["rows"]) for x in by_tma for block in tiles[x]["blocks"]]
+        side = SIDES[streamed[0]]
+        stream = {
+            "by_tma": "TMA and not MASKED" if hidden[side] else "TMA",
+            "guarded": guards[side] is not None,
+        }
+        return {
+            "stream": stream | {"tiles": [tiles[x] for x in streamed]},
+            **{f"{x}_stream": stream | {"tiles": [tiles[x]]} for x in streamed},
+            "held": [tiles[x] | {"by_tma": x in by_tma} for x in held],
+            "desc_params": " ".join(f"{block['desc']}," for block, _ in blocks),
+            "desc_names": ", ".join(block["desc"] for block, _ in blocks),
+            "desc_blocks": ", ".join(
+                f'({block["tensor"]}, tile["{rows}"], {block["size"]})' for block, rows in blocks
+            ),
+            "tma_tensors": "".join(f", {x}" for x in dict.fromkeys(block["tensor"] for block, _ in blocks)),
+        }
+
+    def _operand(self, x: str, guard: Code | None) -> dict[str, Any]:
+        """A tile of q, k, v or dO in its blocks of columns."""
+        side = SIDES[x]
+        rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", "h_kv")
+        stride = f"stride_{LETTERS[x]}"
+        chunks = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
+        return {
+            "rows": rows,
+            "step": f"{side}_start * {stride}s",
+            "guard": guarded(guard),
+            "blocks": [
+                {
+                    "name": f"{x}{c.tag}",
+                    "tensor": "dout" if x == "do" else x,
+                    "size": c.size,
+                    "desc": f"{x}_desc{c.tag}",
+                    "at": f"{tma_row(self.packed, side, head)[0]}, {c.start}",
+                    "pointers": f"{x}_rows{c.tag}",
+                    "own": f"{x}_ptr + {offsets}[:, None] * {stride}s + {c.columns}[None, :] * {stride}d",
+                    "own_guard": self.load(c, guard).guard,
+                }
+                for c in chunks
+            ],
+        }
+
+    def streamed(self, chunk: Chunk, rows: Code | None) -> _Load:
+        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, guarded(rows))
+
+    def load(self, chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> _Load:
+        exists = None
+        if chunk.width < chunk.size:
+            exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
+        both = conjunction(x for x in (rows, exists) if x is not None)
+        stored = conjunction(x for x in (store_rows, exists) if x is not None)
+        return _Load(
+            chunk.tag,
+            chunk.columns,
+            chunk.size,
+            guard=guarded(both),
+            store_guard=NOTHING if stored is None else op(", mask={0}", stored),
+        )
+
+
+def guarded(condition: Code | None) -> Code:
+    """The arguments of a load that leaves out what does not exist."""
+    return NOTHING if condition is None else op(", mask={0}, other=0.0", condition)
+
+
+def _where_masked(name: str) -> Assign:
+    return assign(name, op("{tl}.where({0}, {1}, 0.0)", "mask", name))
+
+
+def _summed(name: str, part: Code) -> Assign:
+    """What a row of a tile adds to the gradient of a buffer."""
+    return Assign((f"d_{name}",), (op("{tl}.sum({0}, 1)", part),), "+=")
+
+
+def streamed_columns(chunk: Chunk) -> str:
+    """Columns of a load inside the loop, all of which exist.
+
+    A padded block repeats its last column: the resident operand is zero there, or the product is not
+    stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
+    """
+    if chunk.width == chunk.size:
+        return chunk.columns
+    return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
+
+
+def _read_before(program: Program) -> dict[Node, Node]:
+    """What a program reads once, ahead of everything else, and by which name."""
+    once = (b for b in program.before_loop() if isinstance(b.node, Read) and not b.place.axes)
+    return {b.node: Var(b.name, b.node.type) for b in once}
+
+
+def accumulators(loop: TileLoop) -> list[str]:
+    return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
+
+
+def _pointer_names(params: str) -> list[str]:
+    return [p.split(":")[0].strip() for p in params.split(",") if p.strip()]

@@ -1,0 +1,406 @@
+"""The launcher of attention in Triton: what `_launcher.j2` names, from argument checks to reductions of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
+from kgen.kernels.attention.plan.planning import AttentionPlan, ReadGradient
+from kgen.kernels.attention.plan.positions import KV_LENS
+from kgen.kernels.attention.targets.triton.ranges import lists_of
+from kgen.kernels.attention.targets.triton.torch_indices import torch_index
+from kgen.spec.common import differentiable
+from kgen.targets.arguments import (
+    NO_BACKWARD,
+    NO_DERIVATIVE,
+    NOT_ASKED_FOR,
+    NOT_LEARNED,
+    derivative_fields,
+    number_fields,
+)
+from kgen.targets.triton.text import TORCH_DTYPES
+
+Check = dict[str, str]
+"""A condition that is `wrong`, the `message` about it, and the `error` to raise."""
+
+
+def _check(wrong: str, message: str, error: str = "ValueError") -> Check:
+    return {"wrong": wrong, "message": message, "error": error}
+
+
+class LauncherFields:
+    """Spells the launcher of one plan."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self.spec = plan.spec
+        self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
+        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+
+    def _folded(self, node: Node) -> Node:
+        """A tree with compile-time parameters as numbers."""
+        return substitute(
+            node,
+            {
+                Var(n, p.scalar): Const(p.value, p.scalar)
+                for n, p in self.spec.params.items()
+                if p.value is not None
+            },
+        )
+
+    def fields(self) -> dict[str, object]:
+        spec, plan = self.spec, self.plan
+        types = {"int": "int", "float": "float"}
+        paged = spec.paged_kv is not None
+        tables = ["block_table"] if paged else []
+        sinks = ("sinks",) * spec.sinks
+        operands = ["q", "k", "v", *("cu_seqlens_q", "cu_seqlens_k") * spec.varlen]
+        listed = plan.block_mask is not None
+        sides = ("kv", "q")[: 1 + plan.backward] if listed else ()
+        lists = [name for side in sides for name in lists_of(side)]
+        passed = [*operands, *tables, *spec.buffers, *sinks]
+        tensors = [*passed, *lists]
+        scalars = ["scale", *self.runtime]
+        op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
+        op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
+        keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
+        keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
+        learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
+        sources_of_gradient = ["q", "k", "v", *learned]
+        gradients = plan.gradients if plan.backward else ()
+        scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
+        problem_args = [
+            a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
+        ]
+        problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
+        problem_args += [*scalars, "GQA=HQ // HKV"]
+        needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
+        return {
+            "tensors": ", ".join(operands),
+            "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
+            "op_params": ", ".join(op_params),
+            "op_names": ", ".join(tensors + scalars),
+            "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
+            "tensor_names": ", ".join(tensors),
+            "scalar_names": ", ".join(scalars),
+            "gradient_buffer_names": "".join(
+                f", {line.partition(' = ')[0]}" for line in self._gradient_buffers()
+            ),
+            "problem_args": ", ".join(problem_args),
+            "default_scale": f"{spec.head_dim.qk} ** -0.5",
+            "needs_lse": f" or (torch.is_grad_enabled() and ({needs}))" if plan.backward else "",
+            "paged": paged,
+            "kv_sizes": self.kv_sizes(),
+            "checked_sizes": self._checked_sizes(),
+            "kv_shapes": self._kv_shapes(),
+            "k_shape": self._k_shape(),
+            "buffer_words": self._argument_words(),
+            "checks": self._checks(),
+            "widest_step": self._widest_step(),
+            "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
+            "gradient_buffers": self._gradient_buffers(),
+            "gradient_reductions": self._gradient_reductions(learned),
+            "gradient_results": "".join(f", grad_{n}" for n in learned),
+            "gradient_names": "".join(f", d{n}" for n in learned),
+            "gradient_fakes": "".join(f", {n}.new_empty({n}.shape)" for n in learned),
+            "gradient_returns": ", ".join(
+                [
+                    "dq",
+                    "dk",
+                    "dv",
+                    *("None" for _ in operands[3:]),
+                    *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks, *lists)),
+                    *("None" for _ in scalars),
+                ]
+            ),
+            **self._derivatives(sources_of_gradient),
+            **number_fields(self.runtime),
+            "scatters": bool(scattered),
+            "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
+        }
+
+    def _derivatives(self, learned: list[str]) -> dict[str, object]:
+        spec, plan = self.spec, self.plan
+        real = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.element is Type.FLOAT)]
+        real += ["sinks"] * spec.sinks
+        learnable = differentiable(plan.score_mod) if plan.score_mod is not None else frozenset()
+        if plan.backward:
+            words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
+        else:
+            words = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
+        return derivative_fields(real, words, derived=plan.backward)
+
+    def kv_sizes(self) -> str:
+        """Heads of K and V, and the number of keys."""
+        if self.spec.paged_kv is None:
+            return "k.shape[1], k.shape[2]"
+        return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
+
+    def _checked_sizes(self) -> str:
+        """What a call is checked by: SK only where something has that length, for pages say nothing of it."""
+        spec = self.spec
+        dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
+        promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
+        if spec.paged_kv is None or "SK" in dims or promised or self.plan.block_mask is not None:
+            return f"HKV, SK = {self.kv_sizes()}"
+        return "HKV = k.shape[2]"
+
+    def _k_shape(self) -> str:
+        if self.spec.varlen:
+            return "TK, HKV"
+        return f"k.shape[0], {self.spec.paged_kv.page_size}, HKV" if self.spec.paged_kv else "B, HKV, SK"
+
+    def _kv_shapes(self) -> str:
+        head, paged = self.spec.head_dim, self.spec.paged_kv
+        if self.spec.varlen:
+            return f"k [TK, HKV, {head.qk}], v [TK, HKV, {head.v}]"
+        if paged is None:
+            return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
+        return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
+
+    def _argument_words(self) -> list[str]:
+        """What the docstring says of each argument."""
+        spec = self.spec
+        words = []
+        if spec.paged_kv is not None:
+            words.append(
+                "block_table: [B, n] int32, the pages of each sequence in order, not checked; SK is n pages."
+            )
+        words += self.argument_words(spec.buffers, ())
+        if spec.sinks:
+            words.append(
+                "sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."
+            )
+        words += self.argument_words((), self.runtime)
+        if self.plan.block_mask is not None:
+            words.append(
+                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is built at every call."
+            )
+        if spec.aligned_to_end:
+            keys = "kv_lens[b]" if spec.per_batch else "SK"
+            words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
+        return words
+
+    def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
+        """What a docstring says of some buffers and run-time params."""
+        words = []
+        for name in buffers:
+            b = self.spec.buffers[name]
+            shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
+            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        return words + [f"{n}: {self.runtime[n].type}." for n in scalars]
+
+    def _checks(self) -> list[Check]:
+        spec = self.spec
+        checks: list[Check] = []
+
+        def check(wrong: str, message: str, error: str = "ValueError") -> None:
+            checks.append({"wrong": wrong, "message": message, "error": error})
+
+        if spec.gqa == "any":
+            check(
+                "HKV == 0 or HQ % HKV",
+                "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v",
+            )
+        else:
+            expected = "HKV" if spec.gqa == 1 else f"{spec.gqa} * HKV"
+            check(
+                f"HQ != {expected}",
+                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
+            )
+        if spec.varlen:
+            self._check_packed(check)
+        checks += self.length_checks() + self.scalar_checks(self.runtime)
+        most = self._widest_step()
+        check(
+            f"max(q.stride(-1), k.stride(-1), v.stride(-1)) > {most}",
+            f"elements of a row of q, k and v may not lie more than {most} apart, make it contiguous",
+        )
+        checks += self.buffer_checks(spec.buffers, "q.device")
+        if spec.sinks:
+            check(
+                "not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16)",
+                "sinks must be a float32, bfloat16 or float16 tensor",
+                "TypeError",
+            )
+            check(
+                "sinks.shape != (HQ,) or sinks.device != q.device",
+                "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
+            )
+        return checks
+
+    def _widest_step(self) -> str:
+        """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
+        return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
+
+    def length_checks(self) -> list[Check]:
+        """Of what is promised of SQ and SK, or follows from the buffers."""
+        checks = []
+        for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
+            multiple = getattr(length, "multiple_of", None)
+            if multiple and multiple > 1:
+                message = f"{size} must be a multiple of {multiple}, got {{{size}}}"
+                checks.append(_check(f"{size} % {multiple}", message))
+        if self.plan.self_attention:
+            checks.append(_check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}"))
+        return checks
+
+    def scalar_checks(self, names: Iterable[str]) -> list[Check]:
+        """Of run-time params."""
+        # Tile ranges add it to positions in 32 bits.
+        return [
+            _check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+            for name in names
+            if self.runtime[name].type == "int"
+        ]
+
+    def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
+        """Of buffers, which have to be on a device."""
+        checks = []
+        sequences = "len(cu_seqlens_q) - 1"
+        for name in names:
+            buffer = self.spec.buffers[name]
+            # Packed tensors have no batch dimension.
+            sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
+            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
+            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
+            checks.append(
+                _check(
+                    f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
+                    f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
+                    "TypeError",
+                )
+            )
+            checks.append(
+                _check(
+                    f"{name}.shape != ({shape}) or {name}.device != {device}",
+                    f"{name} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
+                )
+            )
+            if sizes:
+                last = str(int(sizes[-1]) - 1) if sizes[-1].isdecimal() else f"({sizes[-1]} - 1)"
+                # As columns of q, k and v.
+                checks.append(
+                    _check(
+                        f"{last} * {name}.stride(-1) >= 2**31",
+                        f"a row of {name} may not span 2**31 elements, make it contiguous",
+                    )
+                )
+        return checks
+
+    def _check_packed(self, check: Callable[..., None]) -> None:
+        both = ("cu_seqlens_q", "cu_seqlens_k")
+        for name in both:
+            check(
+                f"not isinstance({name}, Tensor) or {name}.dtype != torch.int32",
+                f"{name} must be an int32 tensor",
+                "TypeError",
+            )
+        check(
+            "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
+            "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
+            "got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+        )
+        check(
+            f"any(x.device != q.device or not x.is_contiguous() for x in ({', '.join(both)}))",
+            "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
+        )
+
+    def _gradient_buffers(self) -> list[str]:
+        lines, packed = [], self.spec.varlen
+        for g in self.plan.gradients if self.plan.backward else ():
+            if g.along == "pair" and g.summed is not None:
+                sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
+                lines.append(f"d_{g.name} = {g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))")
+            elif g.along == "distance":
+                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, SQ + SK), dtype=torch.float32)")
+            elif g.along == "pair":
+                lines.append(
+                    f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
+                )
+            else:
+                length = "SQ" if g.along == "q" else "SK"
+                shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
+                lines.append(f"d_{g.name} = q.new_zeros(({shape}), dtype=torch.float32)")
+        if self.spec.sinks:
+            shape = "HQ, _cdiv(TQ, 64)" if packed else "B, HQ, _cdiv(SQ, 64)"
+            lines.append(f"d_sinks = q.new_zeros(({shape}), dtype=torch.float32)")
+        return lines
+
+    def _gradient_reductions(self, learned: list[str]) -> list[str]:
+        lines, packed = [], self.spec.varlen
+        positions = {"q": "q_idx", "kv": "kv_idx"}
+        for g in self.plan.gradients if self.plan.backward else ():
+            if g.along == "pair":
+                continue
+            if g.along == "distance":
+                lines += self._by_distance(g)
+                continue
+            if g.summed is None:
+                index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+                if packed:
+                    lines += self._tokens(g)
+                    lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
+                    continue
+                length = "SQ" if g.along == "q" else "SK"
+                grid = f"b, h, {positions[g.along]}"
+                ranges = f"(torch.arange(n, device=q.device) for n in (B, HQ, {length}))"
+                lines.append(f'{grid} = torch.meshgrid(*{ranges}, indexing="ij")')
+                lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
+                continue
+            dims = ["h", positions[g.along]] if packed else ["b", "h", positions[g.along]]
+            summed = [i for i, d in enumerate(dims) if d not in g.summed]
+            kept = [d for d in dims if d in g.summed]
+            total = (
+                f"d_{g.name}.sum(({', '.join(map(str, summed))}{',' if len(summed) == 1 else ''}))"
+                if summed
+                else f"d_{g.name}"
+            )
+            order = [kept.index(n) for n in g.summed]
+            if order != sorted(order):
+                total += f".permute({', '.join(map(str, order))})"
+            lines.append(f"d_{g.name} = {total}")
+        if self.spec.sinks:
+            lines.append(f"d_sinks = d_sinks.sum({'1' if packed else '(0, 2)'})")
+        for buffer in learned:
+            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer] or [f"d_{buffer}"]
+            total = " + ".join(parts)
+            lines.append(
+                f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
+                if len(parts) > 1
+                else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
+            )
+        return lines
+
+    def _by_distance(self, g: ReadGradient) -> list[str]:
+        """The sums by distance, first over what the indices do not have, added to the elements that they belong to."""
+        used = frozenset().union(*(variables(i) for i in g.indices))
+        sizes = {"b": "B", "h": "HQ"}
+        absent = [i for i, n in enumerate(sizes) if n not in used]
+        total = f"d_{g.name}.sum({absent})" if absent else f"d_{g.name}"
+        ranges = {n: f"torch.arange({size}, device=q.device)" for n, size in sizes.items() if n in used}
+        ranges["distance"] = "torch.arange(-SK, SQ, device=q.device)"
+        grid = ", ".join(ranges) + "," * (len(ranges) == 1)
+        index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+        return [
+            f'{grid} = torch.meshgrid({", ".join(ranges.values())}, indexing="ij")',
+            f"d_{g.name} = _scatter({total}, ({index},), {g.buffer})",
+        ]
+
+    def _tokens(self, g: ReadGradient) -> list[str]:
+        """The positions, heads and sequences of packed tokens, which a gradient's indices are made of."""
+        x = g.along[0]
+        side = {"q": "q", "k": "k"}[x]
+        used = frozenset().union(*(variables(i) for i in g.indices))
+        lines = [
+            f"token_idx = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
+            "h = torch.arange(HQ, device=q.device)[:, None]",
+            f"b = torch.bucketize(token_idx, cu_seqlens_{side}[1:], right=True)",
+        ]
+        position = "q_idx" if x == "q" else "kv_idx"
+        if position in used:
+            lines.append(f"{position} = token_idx - cu_seqlens_{side}[b]")
+        lengths = (("SQ", "q"), ("SK", "k"))
+        # Tokens after the last sequence have no length, and nothing to add.
+        return lines + [f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used]

@@ -1,0 +1,221 @@
+"""The Triton target of attention: a plan becomes the names that `templates/attention/triton/attention.j2` uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kgen.kernels.attention.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.kernels.attention.plan.planning import AttentionPlan, plan_attention, without_promises
+from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.spec import AttentionSpec
+from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
+from kgen.kernels.attention.targets.triton.decode import decode_fields
+from kgen.kernels.attention.targets.triton.hopper import hopper_fields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
+from kgen.kernels.attention.targets.triton.launcher import LauncherFields
+from kgen.kernels.attention.targets.triton.placement import placement
+from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pair_fields
+from kgen.spec.load import Loaded
+from kgen.targets import Source, opening
+from kgen.targets.code import as_type, load, op, printed, row
+from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
+from kgen.targets.triton.tritons import FIELDS
+
+
+def sources(loaded: Loaded) -> list[Source]:
+    """The one file of this target."""
+    decode = plan_decode(loaded) if decodes(loaded) else None
+    plan, free = plan_attention(loaded), without_promises(loaded)
+    # TMA ends with the tensor, whatever its length is.
+    hopper = plan if free.spec == loaded.spec else plan_attention(free)
+    return [Source("triton.py", "attention/triton/attention.j2", _context(plan, hopper, decode), rank=1)]
+
+
+def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
+    """Every name of the template, from the plan of the kernels for every chip and of those for Hopper."""
+    spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
+    launcher = LauncherFields(plan)
+    context: dict[str, object] = {
+        "name": spec.name,
+        "summary": opening(spec),
+        "formula": _formula(spec),
+        "dead_row": "zeros and its sink" if spec.sinks else "zeros and -inf",
+        "head_dim": spec.head_dim,
+        "dtype": spec.dtype,
+        "torch_dtype": TORCH_DTYPES[spec.dtype],
+        "usage_args": "".join(
+            f", {n}={n}" for n in (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime)
+        ),
+        "backward": plan.backward,
+        "outside_delta": spec.targets.cuda is not None,
+        "typing": ", ".join(["NamedTuple"] * (plan.block_mask is not None) + ["Optional"] * plan.backward),
+        "bf16": spec.dtype == "bf16",
+        "grouped": spec.gqa != 1,
+        "gqa_words": "a multiple of"
+        if spec.gqa == "any"
+        else "equal to"
+        if spec.gqa == 1
+        else f"{spec.gqa} times",
+        "constants": [
+            {"name": n.upper(), "value": repr(spec.params[n].value)}
+            for n in spec.params
+            if n in kernels.constants
+        ],
+        "dot": "_tf32_dot" if kernels.tf32 else "tl.dot",
+        "precision": f', input_precision="{spec.precision}"'
+        if spec.dtype == "fp32" and not kernels.tf32
+        else "",
+        "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
+        "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
+        # As rounded as in dP = dO @ V^T, from which delta is subtracted.
+        "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
+        "delta_loads": [
+            kernels.load(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks
+        ],
+        "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
+        "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
+        **placement(spec.varlen, spec.head_dim.v, launcher.kv_sizes()),
+        "sinks": sinks,
+        "tile_tables": _tile_tables(plan, decode),
+        "forward_kernel": decode is None or not decode.alone,
+        "narrow_values": _narrow_values(plan),
+        "decode_always": decode is not None and decode.alone,
+        "decode_few": decode is not None and not decode.alone,
+        "decode": False,
+    }
+    loops = _loops(plan, kernels)
+    context |= printed(loops)
+    free = kernels if on_hopper is plan else KernelFields(on_hopper)
+    of_hopper = loops if free is kernels else _loops(on_hopper, free)
+    hopper = hopper_fields(on_hopper, free, context | of_hopper)
+    context |= {
+        "hopper": hopper,
+        "hopper_forward": hopper is not None and hopper["forward"] is not None,
+        "hopper_dq": hopper is not None and hopper["dq"] is not None,
+        "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
+        "delta_before": _before(hopper),
+        "multiprocessors": hopper is not None or decode is not None,
+        "many_queries": context["forward_kernel"] or hopper is not None,
+    }
+    context["block_mask"] = plan.block_mask and block_mask_fields(plan.block_mask, kernels, launcher)
+    helpers = kernels.helpers | (free.helpers if hopper is not None else set())
+    if decode is not None:
+        packed = KernelFields(decode.attention)
+        context["decode"] = printed(decode_fields(decode, packed))
+        helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
+    context |= launcher.fields() | FIELDS
+    context["decode_kernels"] = decode is not None
+    context["asked"] = _asked(hopper)
+    context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
+    return context
+
+
+def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
+    forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
+    if plan.dq is None or plan.dkdv is None:
+        return {"forward": forward}
+    dq_state = [f"dq{c.tag}" for c in plan.qk_chunks]
+    dkdv_state = [f"dk{c.tag}" for c in plan.qk_chunks] + [f"dv{c.tag}" for c in plan.v_chunks]
+    return {
+        "forward": forward,
+        "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
+        "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
+        "pairs": [pair_fields(kernels, p) for p in plan.pairs],
+        "diagonals": [diagonal_fields(kernels, p) for p in plan.diagonals],
+    }
+
+
+def _asked(hopper: Mapping[str, Any] | None) -> dict[str, str]:
+    """The tensors on which it depends which kernels a call takes."""
+    asked = {name: name for name in ("q", "k", "v")}
+    if hopper is not None and hopper["pair"]["there"]:
+        asked[hopper["pair"]["buffer"]] = hopper["pair"]["tensor"]
+    quoted = ", ".join(f'"{name}"' for name in asked)
+    return {"names": ", ".join(asked), "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))"}
+
+
+def _before(hopper: Mapping[str, Any] | None) -> dict[str, str | bool]:
+    """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
+    follow = hopper is not None and hopper["dkdv"] is not None
+    counted = hopper is not None and follow and hopper["dynamic"]
+    return {
+        "counts": counted,
+        "param": "BEFORE_HOPPER: tl.constexpr, " if follow else "",
+        "arg": "BEFORE_HOPPER=on_hopper, " if follow else "",
+        "counters_param": "counter_ptr, " if counted else "",
+        "counters_arg": "counters, " if counted else "",
+    }
+
+
+def _sinks(spec: AttentionSpec) -> dict[str, object]:
+    """What a sink adds to the forward kernel and to delta's."""
+    there = spec.sinks
+    return {
+        "there": there,
+        "load": row(
+            "mul", as_type(load(row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))), "float32"), "LOG2E"
+        ),
+        "params": "sinks_ptr, stride_sinks," if there else "",
+        "args": "sinks, *sinks.stride(), " if there else "",
+        "gradient_params": "lse_ptr, sinks_ptr, stride_sinks, d_sinks_ptr," if there else "",
+        "gradient_args": "lse, sinks, *sinks.stride(), d_sinks, " if there else "",
+        "dead_rows": "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
+        if there
+        else "Rows that saw no key: zeros, and a log-sum-exp of -inf.",
+    }
+
+
+def _narrow_values(plan: AttentionPlan) -> bool:
+    """Whether heads of the values are one whole block of 16 or 32 columns, beside wider heads of the keys."""
+    (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
+    return not rest and first.width == first.size < min(64, keys.size)
+
+
+def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[str, Any]]:
+    tables: dict[str, Mapping[int, Sequence[Tile | DecodeTile]]] = {}
+    if decode is None or not decode.alone:
+        tables["_FORWARD_TILES"] = plan.tiles.forward
+    if decode is not None:
+        tables["_DECODE_TILES"] = {chip: [tile] for chip, tile in decode.tiles.items()}
+    if plan.backward:
+        tables |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
+    if plan.pairs:
+        tables["_PAIR_TILES"] = plan.tiles.pair
+    if plan.diagonals:
+        tables["_DIAGONAL_TILES"] = plan.tiles.diagonal
+    return [
+        {
+            "name": name,
+            "rows": [
+                {"chip": chip, "fields": _fields(name, tile)}
+                for chip, tiles in sorted(table.items(), reverse=True)
+                for tile in tiles
+            ],
+        }
+        for name, table in tables.items()
+    ]
+
+
+def _fields(table: str, tile: Tile | DecodeTile) -> str:
+    """A tile as the arguments of a launch."""
+    fields = asdict(tile)
+    if table in ("_PAIR_TILES", "_DIAGONAL_TILES"):
+        del fields["TMA"]
+    if table == "_DIAGONAL_TILES":
+        fields = {"BLOCK": fields.pop("BLOCK_M")} | fields
+        del fields["BLOCK_N"]
+    return ", ".join(f"{name}={value}" for name, value in fields.items())
+
+
+def _formula(spec: AttentionSpec) -> str:
+    lines = []
+    for label in ("score_mod", "mask_mod"):
+        text = getattr(spec, label)
+        if text is not None:
+            first, *rest = (line.in_docstring() for line in text.lines())
+            lines += [f"{label} = {first}", *(" " * (len(label) + 3) + line for line in rest)]
+    if spec.sinks:
+        lines.append("softmax: exp(sinks[h]) is one more term of each row's sum, without a value")
+    return "\n".join(lines) or "score_mod = score"

@@ -1,0 +1,199 @@
+"""`kgen tune`: which tile is the fastest, by trying them.
+
+Candidates come from the plan (`plan.tiles.candidates`). Each is compiled without a GPU first, many at a time; what
+does not compile or needs more shared memory than the chip has is dropped. The rest is timed on the device one by one,
+and the fastest goes into the table that the renderer reads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kgen.kernels.attention.bench.shape import Shape
+from kgen.kernels.attention.plan import tuned
+from kgen.kernels.attention.plan.decode import decodes, plan_decode
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.plan.tiles import candidates
+from kgen.kernels.attention.plan.tuned import Class, Tile
+from kgen.kernels.attention.tune.job import TuneJob
+from kgen.tuning import untuned
+from kgen.verify.compiling import SHARED_LIMITS
+from kgen.verify.emitted import require_emitted
+from kgen.verify.families import problem_of
+from kgen.verify.processes import WorkerError, messages, threads
+from kgen.verify.toolchain import Progress, pick_device
+
+CHIP = 90
+"""What is compiled for; the device that times has to be one."""
+
+NOISE = 0.01
+"""A tile replaces the one in the table only if it is faster by more than this."""
+
+Tried = Callable[[TuneJob], Iterator[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One tile for one kernel of one spec, and what came of it: `milliseconds`, or `error`."""
+
+    spec: str
+    kernel: str
+    known_as: Class
+    tile: Tile
+    milliseconds: float | None = None
+    error: str | None = None
+
+
+def tune_specs(
+    loaded: Sequence[Any],
+    generated: Path,
+    shape: str | None = None,
+    table: Path | None = tuned.PATH,
+    jobs: int = 1,
+    timeout: float = 60.0,
+    progress: Progress | None = None,
+    tried: Tried | None = None,
+) -> list[dict[str, Any]]:
+    """Time the candidates of every kernel of some attention specs, and enter the winners in the table.
+
+    Returns rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel first; a spec that
+    only decodes is a row with an error. Specs of one class (`plan.tuned.Class`) share a row of the table: the tile
+    whose times, as multiples of the best of each spec, have the least product. `timeout` is in seconds, for one trial.
+    `table=None` writes nothing. `tried` stands in for the worker process. Raises `KgenError` for a spec that is not
+    rendered, `MissingError` without torch, triton or a GPU.
+    """
+    if tried is None:
+        pick_device("cuda")
+        tried = _worker(timeout)
+    size = Shape.parse(shape) if shape else Shape()
+    found: list[Trial] = []
+    with threads(jobs) as pool:
+        work = [_Work(one, generated, tried) for one in loaded if _has_table(one)]
+        compiling = [w.compile(pool, max(1, jobs // 2)) for w in work]
+        for number, (w, parts) in enumerate(zip(work, compiling, strict=True)):
+            found += w.time([trial for part in parts for trial in part.result()], size)
+            if progress is not None:
+                progress(number + 1, len(work), w.name)
+    before = tuned.read(table) if table is not None and table.exists() else {}
+    winners = choose(found, before)
+    if table is not None:
+        tuned.write(before | winners, table)
+    found.sort(key=lambda t: (t.spec, t.kernel, t.milliseconds if t.milliseconds is not None else math.inf))
+    return [
+        {
+            "spec": trial.spec,
+            "kernel": trial.kernel,
+            "tile": _words(trial.tile),
+            "milliseconds": trial.milliseconds,
+            "chosen": winners.get(trial.known_as) == trial.tile,
+            "error": trial.error,
+        }
+        for trial in found
+    ] + [untuned(one.spec.name) for one in loaded if not _has_table(one)]
+
+
+def _has_table(one: Any) -> bool:
+    """Whether a spec has the kernels whose tiles are in the table: not if all of it is decoding."""
+    return not (decodes(one) and plan_decode(one).alone)
+
+
+def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Tile]:
+    """The winner of each class that was timed. The tile `before` stays unless another is faster by more than noise."""
+    chosen = {}
+    by_pointers = [
+        replace(t, known_as=replace(t.known_as, loads="pointers")) for t in trials if not t.tile.TMA
+    ]
+    trials = [*trials, *(t for t in by_pointers if t not in trials)]
+    for known_as in dict.fromkeys(t.known_as for t in trials if t.milliseconds is not None):
+        times: dict[Tile, dict[str, float]] = {}
+        for t in trials:
+            if t.known_as == known_as and t.milliseconds is not None:
+                times.setdefault(t.tile, {})[t.spec] = t.milliseconds
+        specs = {spec for of_tile in times.values() for spec in of_tile}
+        best = {spec: min(of_tile[spec] for of_tile in times.values() if spec in of_tile) for spec in specs}
+        # A tile that failed for one of the specs is not one for the class.
+        slower = {
+            tile: math.exp(sum(math.log(ms / best[spec]) for spec, ms in of_tile.items()) / len(specs))
+            for tile, of_tile in times.items()
+            if len(of_tile) == len(specs)
+        }
+        if not slower:
+            continue
+        winner = min(slower, key=lambda tile: slower[tile])
+        old = before.get(known_as)
+        keeps = old in slower and slower[old] <= slower[winner] * (1 + NOISE)
+        chosen[known_as] = old if keeps and old is not None else winner
+    return chosen
+
+
+class _Work:
+    """The trials of one spec."""
+
+    def __init__(self, one: Any, generated: Path, tried: Tried) -> None:
+        self.name, self.problem, self.tried = one.spec.name, problem_of(one), tried
+        files = require_emitted(generated, one)
+        self.path = next(file.path for file in files if file.target == "triton").resolve()
+        plan = plan_attention(one)
+        self.trials = [
+            Trial(self.name, kernel, plan.problem.timed_as(CHIP, kernel), tile)
+            for kernel in (("forward", "dq", "dkdv") if plan.backward else ("forward",))
+            for tile in candidates(plan.problem, kernel, CHIP)
+        ]
+
+    def compile(self, pool: ThreadPoolExecutor, parts: int) -> list[Future[list[Trial]]]:
+        """All of them, in parts, on small inputs."""
+        size = Shape(1, 2, 256)
+        return [pool.submit(self._try, self.trials[i::parts], size, CHIP) for i in range(parts)]
+
+    def time(self, compiled: list[Trial], size: Shape) -> list[Trial]:
+        """Those that compile and fit, and those that do not with the error."""
+        unfit = {(t.kernel, t.tile): t for t in compiled if t.error}
+        fitting = [t for t in self.trials if (t.kernel, t.tile) not in unfit]
+        return self._try(fitting, size, None) + list(unfit.values())
+
+    def _try(self, trials: list[Trial], size: Shape, capability: int | None) -> list[Trial]:
+        return list(_run(self.problem, self.path, trials, size, capability, self.tried))
+
+
+def _run(
+    problem: Any, path: Path, trials: list[Trial], shape: Shape, capability: int | None, tried: Tried
+) -> Iterator[Trial]:
+    """Each trial with what came of it. One that kills the worker, or makes it hang, is an error; the rest goes on."""
+    while trials:
+        job = TuneJob(problem, path, shape, tuple((t.kernel, t.tile) for t in trials), capability)
+        current = done = -1
+        try:
+            for line in tried(job):
+                current = line.get("start", current)
+                if "trial" in line:
+                    done = line["trial"]
+                    yield replace(trials[done], milliseconds=line.get("milliseconds"), error=_error(line))
+            return
+        except WorkerError as error:
+            # A worker that did not come to its first trial will not come to another.
+            lost = trials if current < 0 else trials[done + 1 : current + 1]
+            yield from (replace(trial, error=str(error)[:300]) for trial in lost)
+            trials = [] if current < 0 else trials[current + 1 :]
+
+
+def _error(line: dict[str, Any]) -> str | None:
+    if line["error"] is None and line.get("shared", 0) > SHARED_LIMITS[CHIP]:
+        return f"needs {line['shared']} bytes of shared memory, the chip has {SHARED_LIMITS[CHIP]}"
+    error: str | None = line["error"]
+    return error
+
+
+def _worker(timeout: float) -> Tried:
+    return lambda job: messages(
+        "kgen.kernels.attention.tune.worker", job, timeout, {"TRITON_INTERPRET": None}
+    )
+
+
+def _words(tile: Tile) -> str:
+    by = "TMA" if tile.TMA else "pointers"
+    return f"{tile.BLOCK_M}x{tile.BLOCK_N}, {tile.num_warps} warps, {tile.num_stages} stages, {by}"

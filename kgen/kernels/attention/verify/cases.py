@@ -1,0 +1,226 @@
+"""The hard cases of attention run on an emitted file, the checks that are its own, and calls to compile."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
+from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
+from kgen.kernels.attention.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
+from kgen.kernels.attention.verify.problem import Problem
+from kgen.kernels.attention.verify.reference import Result, attention, eager
+from kgen.verify import compare
+from kgen.verify.families import Example, Subject
+from kgen.verify.tensors import DTYPES
+
+CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
+    "misuse": (refuses_misuse, False),
+    "wrong-offsets": (keeps_to_its_tensors, False),
+    "far-rows": (reaches_far, True),
+}
+
+_EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40)}
+_DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay": (1, 300)}
+
+
+def groups(problem: Problem) -> tuple[str, ...]:
+    """`forward`, and `backward` where there is one."""
+    return ("forward", "backward") if "backward" in problem.passes else ("forward",)
+
+
+def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
+    """The same for each group; block masks are checked with the first."""
+    lists = tuple(BLOCK_MASKS) if problem.block_mask and group == "forward" else ()
+    return (*(case.name for case in cases(problem, quick)), *lists)
+
+
+def example(subject: Subject, name: str) -> Example:
+    """Forward, with gradients where there are some."""
+    problem = subject.problem
+    sizes = _DECODED if problem.decodes else _EXAMPLES
+    inputs = sized(problem, name, *sizes.get(name, (129, 129)), subject.device)
+    wanted = differentiable(problem, inputs) if subject.backward else {}
+    keywords = {"scale": inputs.case.scale, **inputs.cache, **inputs.buffers, **inputs.runtime}
+    return Example(inputs.operands, keywords, wanted, (inputs.dout,))
+
+
+def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
+    """The verdicts on each output of a call: `out` and `lse`, or the gradients for `backward`."""
+    if name in BLOCK_MASKS:
+        BLOCK_MASKS[name](subject)
+        return []
+    problem, device = subject.problem, subject.device
+    (case,) = (case for case in cases(problem, quick=False) if case.name == name)
+    inputs = draw(problem, case, device)
+    wanted = differentiable(problem, inputs) if group == "backward" else {}
+    truth, yardstick = references(problem, inputs, tuple(wanted))
+
+    def verdicts(fixed: set[str]) -> list[compare.Check]:
+        run = compare.careful(
+            lambda: _outputs(subject, inputs, wanted), inputs.tensors, device, fixed=fixed.__contains__
+        )
+        return [*_compare(problem, run[0], truth, yardstick), *run[1]]
+
+    # Gradients of buffers may be summed by atomics; everything else has one order of summation,
+    fixed = {"out", "lse", "dq", "dk", "dv"}
+    if not (wanted and _may_sum_dq_by_atomics(subject, inputs)):
+        return verdicts(fixed)
+    # but for dq where one kernel has all three gradients, unless PyTorch is asked for deterministic algorithms. Here it
+    # has them however few the keys are.
+    with _in_one_kernel(vars(subject.module)):
+        found = verdicts(fixed - {"dq"})
+    with _deterministic():
+        for check in verdicts(fixed):
+            message = check.message and f"deterministic: {check.message}"
+            found.append(replace(check, name=f"{check.name} (deterministic)", message=message))
+    return found
+
+
+def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
+    module = subject.module
+    return hasattr(module, "_in_one_kernel") and module._on_hopper(inputs.q, inputs.k, inputs.v)
+
+
+@contextlib.contextmanager
+def _in_one_kernel(names: dict[str, Any]) -> Iterator[None]:
+    """One kernel for all three gradients meanwhile, however few the keys are, if the file with these names has it."""
+    chosen = names.get("_in_one_kernel")
+    if chosen is None:
+        yield
+        return
+    names["_in_one_kernel"] = lambda *_: True
+    try:
+        yield
+    finally:
+        names["_in_one_kernel"] = chosen
+
+
+@contextlib.contextmanager
+def _deterministic() -> Iterator[None]:
+    """`torch.use_deterministic_algorithms` meanwhile."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tuple[Result, Result]:
+    """The float64 truth and the eager computation, with gradients of `wanted` where that is not empty."""
+    common: dict[str, Any] = {
+        "score_mod": problem.score_mod,
+        "mask_mod": problem.mask_mod,
+        "buffers": {n: t for n, t in inputs.buffers.items() if not (problem.sinks and n == "sinks")},
+        "sinks": inputs.buffers["sinks"] if problem.sinks else None,
+        "params": inputs.params,
+        "cu_seqlens": inputs.case.cu_seqlens if problem.varlen else None,
+        "scale": inputs.case.scale,
+        "kv_lens": inputs.cache.get("kv_lens"),
+        "aligned_to_end": problem.aligned_to_end,
+    }
+    if wanted:
+        common |= {"dout": inputs.dout, "dlse": inputs.dlse, "wanted": wanted}
+    operands = (inputs.q, inputs.clean_k, inputs.clean_v)
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        rounded = eager(*operands, **common, tf32=problem.precision == "tf32")
+        return attention(*operands, **common), rounded
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+
+
+def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Call the emitted function: its outputs, or the gradients (`dq`, ...) where some are wanted."""
+    asks_lse = inputs.dlse is not None
+    result = call(subject.function, inputs, **({"return_lse": True} if asks_lse else {}))
+    out, lse = result if asks_lse else (result, None)
+    if not wanted:
+        return {"out": out} if lse is None else {"out": out, "lse": lse}
+    outputs, cotangents = ([out], [inputs.dout]) if lse is None else ([out, lse], [inputs.dout, inputs.dlse])
+    grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
+    return {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+
+
+def _compare(
+    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
+) -> list[compare.Check]:
+    reach = float(truth.lse.nan_to_num(0.0, 0.0, 0.0).abs().max()) if truth.lse.numel() else 0.0
+    allowed = compare.tolerance(problem.dtype, problem.precision, problem.fast_math, reach)
+    dtype = DTYPES[problem.dtype]
+    dead, unseen = truth.dead, ~truth.seen
+    buffers = {b.name for b in problem.buffers}
+    found = []
+    for name, value in got.items():
+        if name == "out":
+            found.append(
+                compare.check(name, value, truth.out, yardstick.out, allowed, empty=dead, dtype=dtype)
+            )
+        elif name == "lse":
+            # One entry is one row.
+            values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]
+            natural = torch.ones_like(truth.lse)
+            found.append(compare.check(name, *values, allowed, natural=natural, dtype=torch.float32))
+        else:
+            source = name[1:]
+            empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
+            expected = dtype if source in ("q", "k", "v") else yardstick.grads[source].dtype
+            limit = allowed
+            if source in buffers:
+                # The rounding of the output, which delta is computed from, is an error of its own in each
+                # row; a gradient that sums over rows averages these.
+                summed = max(1.0, truth.lse.numel() / max(1, value.numel()))
+                limit = replace(allowed, noise=max(allowed.noise, allowed.row_noise / 2 / math.sqrt(summed)))
+            found.append(
+                compare.check(
+                    name,
+                    value,
+                    truth.grads[source],
+                    yardstick.grads[source],
+                    limit,
+                    natural=truth.natural.get(source),
+                    rounding=truth.rounding.get(source, 0.0),
+                    empty=empty,
+                    dtype=expected,
+                )
+            )
+    return found
+
+
+def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """Everything divisible by 16, and nothing: without and with gradients, with the log-sum-exp too."""
+    step = math.lcm(problem.q_multiple, problem.kv_multiple)
+    length = -(-256 // step) * step
+    group = 2 if problem.gqa == "any" else int(problem.gqa)
+    odd = length - 1 if step == 1 else length
+    aligned = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
+    strided = Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided")
+    if problem.varlen:
+        aligned = replace(aligned, packed=((length, length),) * 2)
+        strided = replace(strided, packed=((odd, odd),) * 2)
+    found = [aligned, strided]
+    if problem.decodes:
+        found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]
+        found.append(replace(aligned, name="one-tile", sq=1, sk=min(length, 16)))
+    for case in found:
+        yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
+
+
+def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
+    call(function, inputs)
+    call(function, inputs, return_lse=True)
+    if "backward" in problem.passes:
+        wanted = list(differentiable(problem, inputs).values())
+        with _in_one_kernel(function.__globals__):
+            torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
+        if "_in_one_kernel" in function.__globals__:
+            with _deterministic():
+                torch.autograd.grad(call(function, inputs), wanted, inputs.dout)

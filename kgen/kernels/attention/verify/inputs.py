@@ -1,0 +1,404 @@
+"""Hard cases for an attention kernel, drawn from its spec.
+
+A `Case` is a name and the few numbers that make it; `draw` turns it into tensors. The seed is the name of the
+case, so that a case that failed can be drawn again anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
+from kgen.kernels.attention.verify.problem import Buffer, Problem
+from kgen.verify.evaluate import evaluate
+from kgen.verify.tensors import DTYPES, arrange
+
+INT_EDGES = (33, 1, 100_000, 0)
+FLOAT_EDGES = (1.0, 0.125, 50.0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the kernel.
+
+    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
+    `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
+    the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
+    their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
+    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
+    gradient through it. `packed` are the lengths (queries, keys) of packed sequences, whose longest are `sq` and
+    `sk`; `tail` the numbers of tokens after them.
+    """
+
+    name: str
+    sq: int
+    sk: int
+    batch: int = 1
+    heads_kv: int = 1
+    group: int = 1
+    layout: str = "contiguous"
+    dout: str = "contiguous"
+    magnitude: float = 1.0
+    scale: float | None = None
+    lse: bool = False
+    ints: str = "mixed"
+    hidden: bool = False
+    edge: int = 0
+    packed: tuple[tuple[int, int], ...] = ()
+    tail: tuple[int, int] = (0, 0)
+
+    @property
+    def cu_seqlens(self) -> tuple[list[int], list[int]]:
+        """Where each packed sequence begins among the queries and among the keys, and where the last ends."""
+        queries, keys = ([lengths[i] for lengths in self.packed] for i in (0, 1))
+        return [0, *accumulate(queries)], [0, *accumulate(keys)]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes that buffer shapes and expressions may name."""
+        heads = self.heads_kv * self.group
+        batch = len(self.packed) or self.batch
+        return {"B": batch, "HQ": heads, "HKV": self.heads_kv, "SQ": self.sq, "SK": self.sk}
+
+
+@dataclass
+class Inputs:
+    """The tensors of a case.
+
+    q [B, HQ, SQ, D], k [B, HKV, SK, D], v [B, HKV, SK, DV], dout [B, HQ, SQ, DV] in the spec's dtype, dlse
+    float32 [B, HQ, SQ] or None; of packed sequences [TQ, HQ, D] and so on, and dlse [HQ, TQ]. `clean_k` and
+    `clean_v` have zeros where `k` and `v` hold NaN for hidden keys: what the reference sees. Where the spec has
+    pages, `k` and `v` are pools of them.
+    """
+
+    case: Case
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    dout: Tensor
+    dlse: Tensor | None
+    clean_k: Tensor
+    clean_v: Tensor
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    params: dict[str, int | float] = field(default_factory=dict)
+    """Every param of the spec, for the reference."""
+    runtime: dict[str, int | float] = field(default_factory=dict)
+    """The params that the emitted function takes."""
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    """`kv_lens` and `block_table`, where the emitted function takes them."""
+    cu_seqlens: tuple[Tensor, ...] = ()
+    """Of packed sequences: int32, of the queries and of the keys."""
+
+    @property
+    def operands(self) -> tuple[Tensor, ...]:
+        """The positional arguments of the emitted function."""
+        return (self.q, self.k, self.v, *self.cu_seqlens)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a kernel must not write to."""
+        named = {"q": self.q, "k": self.k, "v": self.v, "dout": self.dout, **self.buffers, **self.cache}
+        return named | {f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)}
+
+
+def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
+    """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
+    found: dict[str, Case] = {}
+    wanted = packed_cases(problem, quick) if problem.varlen else _wanted(problem, quick)
+    for number, case in enumerate(wanted):
+        fitted = fit(problem, case, number)
+        # Promises about lengths can make two shapes the same.
+        if not any(replace(fitted, name=name) == other for name, other in found.items()):
+            found[fitted.name] = fitted
+    return tuple(found.values())
+
+
+def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
+    yield Case("tile", 64, 64, batch=2)
+    yield Case("one", 1, 1)
+    yield Case("one-query", 1, 77)
+    yield Case("one-key", 45, 1)
+    yield Case("no-keys", 40, 0, batch=2, lse=True)
+    yield Case("no-queries", 0, 40, batch=2, lse=True)
+    yield Case("off-tile", 129, 129, lse=True)
+    yield Case("q-shorter", 33, 100, dout="strided")
+    yield Case("q-longer", 130, 41, lse=True)
+    yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
+    yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
+    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded")
+    yield Case("stepped", 50, 34, layout="stepped")
+    yield Case("large", 66, 66, magnitude=16.0)
+    yield Case("scale", 67, 67, scale=0.37, lse=True)
+    ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "bool") and not b.sorted]
+    if ints:
+        yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
+        yield Case("ints-past", 70, 70, batch=2, ints="past")
+    if any(b.dtype == "int64" for b in problem.buffers):
+        yield Case("ints-wide", 150, 150, batch=3, ints="wide", lse=True)
+    if problem.block_mask:
+        yield Case("blocks", 300, 417, batch=2, heads_kv=2, lse=True)
+        yield Case("blocks-in-runs", 520, 390, ints="runs", lse=True)
+    if problem.key_conjuncts:
+        yield Case("nan-hidden", 68, 90, batch=2, heads_kv=2, hidden=True)
+    if problem.runtime_params:
+        for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
+            yield Case(f"params-{edge}", 71, 71, edge=edge)
+    if problem.decodes:
+        yield Case("decode", 1, 300, batch=5, lse=True)
+        yield Case("decode-some", 5, 333, batch=4, lse=True)
+        yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
+        yield Case("decode-most", 64, 60)
+        yield Case("decode-no-more", 65, 60)
+        yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
+    if quick:
+        return
+    if problem.decodes:
+        yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
+        yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
+        yield Case("decode-many", 16, 5000, batch=6, heads_kv=3)
+        yield Case("decode-large", 4, 3000, batch=3, magnitude=16.0, lse=True)
+        yield Case("decode-crowd", 1, 700, batch=100)
+        yield Case("decode-alone", 1, 70_000, heads_kv=1, lse=True)
+    if problem.per_batch:
+        yield Case("ragged", 333, 700, batch=5, heads_kv=2, lse=True)
+    yield Case("padded", 130, 130, batch=2, heads_kv=2, layout="padded", dout="strided")
+    yield Case("offset", 99, 131, layout="offset")
+    if problem.block_mask:
+        yield Case("long-blocks", 5000, 4500, heads_kv=2, ints="runs", lse=True)
+    yield Case("127", 127, 127, batch=3, heads_kv=2)
+    yield Case("257", 257, 257, batch=2, heads_kv=3, lse=True)
+    yield Case("crowd", 256, 256, batch=16, heads_kv=16)  # of short items, several for each multiprocessor
+    yield Case("1000", 1000, 1000, batch=2, heads_kv=2)
+    yield Case("2048", 2048, 2048, batch=2, heads_kv=2, lse=True)
+    yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
+    yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
+    yield Case("tall", 2049, 127, batch=2, heads_kv=2)
+    yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # than a tile, which whole tiles of queries see
+    yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
+    yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
+    yield Case("long-broadcast", 513, 1537, batch=3, heads_kv=3, layout="broadcast", dout="expanded")
+    yield Case("long-large", 515, 515, heads_kv=2, magnitude=8.0, lse=True)
+    if ints:
+        yield Case("long-ints-zero", 700, 700, batch=2, ints="zero", lse=True)
+        yield Case("long-ints-past", 700, 700, batch=2, ints="past")
+    if problem.key_conjuncts:
+        yield Case("long-nan-hidden", 513, 1030, batch=3, heads_kv=2, hidden=True)
+    if problem.runtime_params:
+        for edge in range(max(len(INT_EDGES), len(FLOAT_EDGES))):
+            yield Case(f"long-params-{edge}", 771, 771, edge=edge)
+
+
+def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
+    """The cases of packed sequences."""
+
+    def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
+        sq, sk = (max(1, *(pair[i] for pair in lengths)) for i in (0, 1))
+        return Case(name, sq, sk, packed=lengths, **more)
+
+    several = ((64, 64), (33, 100), (1, 77), (45, 1), (70, 70))
+    yield case("one", (1, 1))
+    yield case("several", *several, lse=True)
+    yield case("empty", (0, 0), (17, 0), (0, 23), (40, 40), (0, 0), heads_kv=2, lse=True)
+    yield case("no-tokens", (0, 0), (0, 0), lse=True)
+    yield case("tail", (30, 50), (65, 67), tail=(70, 68), lse=True)
+    yield case("bshd", (70, 70), (3, 9), heads_kv=2, layout="bshd", dout="strided")
+    yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", lse=True)
+    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded")
+    yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
+    yield case("stepped", (50, 34), (5, 60), layout="stepped")
+    yield case("large", (66, 66), (2, 2), magnitude=16.0)
+    yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
+    if problem.runtime_params:
+        for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
+            yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
+    if quick:
+        return
+    yield case("long", (1000, 1000), (1, 1), (2047, 2047), (513, 1537), heads_kv=2, lse=True)
+    yield case("documents", *[(512, 512)] * 8, heads_kv=2)
+    yield case("wide", (127, 2049), (300, 5), heads_kv=2, layout="padded", dout="strided", lse=True)
+    yield case("tall", (2049, 127), (5, 300), heads_kv=2, tail=(1000, 900), layout="offset")
+    yield case("short", *((i % 9, i % 7) for i in range(1, 2000)), lse=True)
+    yield case("long-large", (515, 515), (300, 300), heads_kv=2, magnitude=8.0, lse=True)
+    yield case("long-guarded", (1025, 1025), (129, 640), heads_kv=3, layout="guarded", dout="strided")
+
+
+def fit(problem: Problem, case: Case, number: int) -> Case:
+    """Lengths that keep the spec's promises, and a group of query heads that it allows."""
+    sq, sk = case.sq, case.sk
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    group = (1, 2, 3, 4)[number % 4] if problem.gqa == "any" else int(problem.gqa)
+    sq = -(-sq // problem.q_multiple) * problem.q_multiple
+    # SK is what the pages have room for.
+    whole = problem.page_size if problem.reads_sk else None
+    multiple = math.lcm(problem.kv_multiple, whole or 1)
+    sk = -(-sk // multiple) * multiple
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    return replace(case, sq=sq, sk=sk, group=group)
+
+
+def draw(problem: Problem, case: Case, device: str) -> Inputs:
+    """The tensors of a case on a device, the same numbers on every device."""
+    random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
+    dtype = DTYPES[problem.dtype]
+    size = case.sizes
+
+    def normal(*shape: int, magnitude: float = 1.0) -> Tensor:
+        return (torch.randn(shape, generator=random) * magnitude).to(dtype)
+
+    rows, columns = (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
+    if case.packed:
+        ends = [cu[-1] for cu in case.cu_seqlens]
+        rows, columns = (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])  # type: ignore[assignment]
+    q = normal(*rows, problem.head_qk, magnitude=case.magnitude)
+    k = normal(*columns, problem.head_qk, magnitude=case.magnitude)
+    v = normal(*columns, problem.head_v)
+    dout = normal(*rows, problem.head_v)
+    dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
+    runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
+    params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
+    buffers = {b.name: _buffer(b, case, random) for b in problem.buffers}
+    if problem.sinks:
+        # As large as scores are; the first quarter of the heads has none.
+        none = torch.arange(size["HQ"]) < size["HQ"] // 4
+        sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
+        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
+    if case.layout == "broadcast":
+        q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
+    if case.dout == "expanded":
+        dout = dout.flatten()[0].expand_as(dout)
+
+    hidden = (
+        _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
+    )
+    cache: dict[str, Tensor] = {}
+    if problem.page_size is not None:
+        k, v = share_first_page(k, problem.page_size), share_first_page(v, problem.page_size)
+        # In the page that all sequences share, a key is hidden if it is from all of them.
+        hidden[:, :, : problem.page_size] = hidden[:, :, : problem.page_size].all(0)
+    if problem.per_batch:
+        cache["kv_lens"] = lengths(case.batch, case.sk)
+        hidden = hidden | beyond(cache["kv_lens"], case.sk)
+    clean = k, v
+    if hidden.any():
+        clean = k.masked_fill(hidden[..., None], 0.0), v.masked_fill(hidden[..., None], 0.0)
+        k, v = (x.masked_fill(hidden[..., None], torch.nan) for x in (k, v))
+    if problem.page_size is not None:
+        k, cache["block_table"] = paged(k, cache["kv_lens"], problem.page_size, share=True)
+        v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
+    if any(case.tail):
+        # Nobody looks at tokens after the last sequence.
+        q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
+        if dlse is not None:
+            dlse[:, ends[0] :] = torch.nan
+    return Inputs(
+        case=case,
+        q=arrange(q.to(device), case.layout),
+        k=arrange(k.to(device), case.layout),
+        v=arrange(v.to(device), case.layout),
+        dout=arrange(dout.to(device), "guarded" if case.dout == "strided" else case.dout),
+        dlse=None if dlse is None else dlse.to(device),
+        clean_k=clean[0].to(device),
+        clean_v=clean[1].to(device),
+        buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
+        params=params,
+        runtime=runtime,
+        cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
+        if case.packed
+        else (),
+        cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
+    )
+
+
+def _edge(type_: str, case: Case) -> int | float:
+    edges: tuple[int | float, ...] = INT_EDGES if type_ == "int" else FLOAT_EDGES
+    return edges[case.edge % len(edges)]
+
+
+def _buffer_layout(case: Case) -> str:
+    return case.layout if case.layout in ("guarded", "stepped") else "contiguous"
+
+
+def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
+    """Values that make sense for what a buffer seems to be, in its own dtype."""
+    shape = tuple(n if isinstance(n, int) else case.sizes[n] for n in buffer.shape)
+    per_token = any(n in ("SQ", "SK") for n in buffer.shape)
+    dtype = DTYPES[buffer.dtype]
+    wide = dtype == torch.int64 and case.ints == "wide"
+    if dtype.is_floating_point:
+        # Without a sequence dimension it is likely a coefficient of a distance, which should stay small.
+        values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
+        return (values.sort(-1).values if buffer.sorted else values).to(dtype)
+    if buffer.sorted and per_token:
+        # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
+        documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
+        return (documents - 1) * 2**32 + 5 if wide else documents
+    if dtype == torch.bool:
+        chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
+        return torch.rand(shape, generator=random) < chance
+    longest = max(case.sq, case.sk)
+    values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
+    if not per_token and values.numel() > 1:
+        values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
+    if wide:
+        high = torch.randint(-1, 2, shape, generator=random)
+        # Of lengths: one past the end, one of few, one below zero.
+        values += 2**32 * (high if per_token else (1 - torch.arange(high.numel()) % 3).view(shape))
+    if buffer.sorted:
+        values = values.sort(-1).values
+    elif case.ints == "runs" and per_token:
+        values = ((torch.arange(shape[-1]) + values.view(-1)[0]) // 150 % 3).expand(shape)
+    elif case.ints in ("zero", "past"):
+        values = torch.full_like(values, {"zero": 0, "past": longest + 5}[case.ints])
+    return values.to(dtype)
+
+
+def _hidden(
+    problem: Problem, case: Case, buffers: Mapping[str, Tensor], params: Mapping[str, int | float]
+) -> Tensor:
+    """The keys [B, HKV, SK] that the mask hides from every query whatever its position."""
+    size = case.sizes
+    env: dict[str, Any] = {**size, **params, **buffers, "inf": torch.inf}
+    env["b"] = torch.arange(size["B"])[:, None, None]
+    env["h"] = torch.arange(size["HQ"])[None, :, None]
+    env["kv_idx"] = torch.arange(size["SK"])[None, None, :]
+    shape = (size["B"], size["HQ"], size["SK"])
+    shown = torch.ones(shape, dtype=torch.bool)
+    for part in problem.key_conjuncts:
+        shown = shown & evaluate(part, env, torch).expand(shape)
+    return ~shown.unflatten(1, (case.heads_kv, case.group)).any(2)
+
+
+def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
+    """Inputs of about that shape (the spec's promises about lengths are kept); the name is the seed."""
+    template = cases(problem, quick=True)[0]
+    if problem.tied_lengths:
+        sq = sk = max(sq, sk)
+    sq, sk = (
+        -(-sq // problem.q_multiple) * problem.q_multiple,
+        -(-sk // problem.kv_multiple) * problem.kv_multiple,
+    )
+    lengths = ((sq - sq // 3, sk - sk // 3), (sq // 3, sk // 3)) if problem.varlen else ()
+    return draw(problem, replace(template, name=name, sq=sq, sk=sk, packed=lengths), device)
+
+
+def call(function: Any, inputs: Inputs, **more: Any) -> Any:
+    """The emitted function on inputs, as a user calls it."""
+    keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime, **more}
+    return function(*inputs.operands, scale=inputs.case.scale, **keywords)
+
+
+def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
+    """What gradients are asked for, by name, switched to require them."""
+    names = [b.name for b in problem.buffers if b.grad]
+    wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
+    return {name: tensor.requires_grad_() for name, tensor in wanted.items()}

@@ -1,0 +1,151 @@
+"""What verification and benchmarks need to know of an attention spec, as plain frozen data.
+
+A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kgen.expr.nodes import Call, Node, variables
+from kgen.kernels.attention.plan.planning import plan_attention, ties_lengths
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A declared tensor. `shape` holds numbers and the names `B HQ HKV SQ SK`."""
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+    grad: bool = False
+    sorted: bool = False
+
+
+@dataclass(frozen=True)
+class Param:
+    """A scalar: a compile-time constant with a `value`, or one that the caller passes at run time."""
+
+    name: str
+    type: str
+    value: int | float | None = None
+    runtime: bool = False
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An attention spec: what is computed, with the trees as the user wrote them."""
+
+    name: str
+    dtype: str
+    head_qk: int
+    head_v: int
+    gqa: int | str = 1
+    precision: str | None = None
+    q_multiple: int = 1
+    kv_multiple: int = 1
+    buffers: tuple[Buffer, ...] = ()
+    params: tuple[Param, ...] = ()
+    passes: tuple[str, ...] = ("forward", "backward")
+    fast_math: bool = False
+    varlen: bool = False
+    sinks: bool = False
+    """One of the `buffers` is then `sinks` [HQ], which no expression reads."""
+    score_mod: Node | None = None
+    mask_mod: Node | None = None
+    aligned_to_end: bool = False
+    """Query i is at position SK - SQ + i, or kv_lens[b] - SQ + i."""
+    per_batch: bool = False
+    """The function takes `kv_lens` [B] int32."""
+    block_mask: bool = False
+    """The function walks lists of blocks, and another function makes them."""
+    page_size: int | None = None
+    """The function takes pages of so many positions, and a `block_table`."""
+    kernel: ClassVar[str] = "attention"
+    part: ClassVar[str | None] = None
+
+    @property
+    def runtime_params(self) -> tuple[Param, ...]:
+        """The params that the emitted function takes by keyword."""
+        return tuple(p for p in self.params if p.runtime)
+
+    @property
+    def trees(self) -> tuple[Node, ...]:
+        """The modifications that there are."""
+        return tuple(t for t in (self.score_mod, self.mask_mod) if t is not None)
+
+    @property
+    def tied_lengths(self) -> bool:
+        """Whether the spec only makes sense for SQ == SK: the emitted launcher requires it."""
+        return ties_lengths(self.trees, {b.name: b.shape for b in self.buffers}, self.aligned_to_end)
+
+    @property
+    def reads_sk(self) -> bool:
+        """Whether the number of keys is a number that the spec itself uses."""
+        return any("SK" in b.shape for b in self.buffers) or any("SK" in variables(t) for t in self.trees)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether few queries have kernels of their own."""
+        return "decode" in self.passes or self.page_size is not None
+
+    @property
+    def key_conjuncts(self) -> tuple[Node, ...]:
+        """The parts of the mask, joined by `and`, that depend on the key but not on the query."""
+        if self.mask_mod is None:
+            return ()
+        names = [(part, variables(part)) for part in _conjuncts(self.mask_mod)]
+        return tuple(part for part, used in names if "kv_idx" in used and "q_idx" not in used)
+
+
+def _conjuncts(node: Node) -> Iterator[Node]:
+    if isinstance(node, Call) and node.fn == "and":
+        for arg in node.args:
+            yield from _conjuncts(arg)
+    else:
+        yield node
+
+
+def _multiple(length: Any) -> int:
+    return int(getattr(length, "multiple_of", None) or 1)
+
+
+def _has_block_mask(loaded: Any) -> bool:
+    wanted = getattr(loaded.spec, "block_mask", "never")
+    return wanted != "never" and plan_attention(loaded).block_mask is not None
+
+
+def problem_of(loaded: Any) -> Problem:
+    """The `Problem` of a `kgen.spec.load.Loaded`."""
+    spec = loaded.spec
+    return Problem(
+        name=spec.name,
+        dtype=spec.dtype,
+        head_qk=int(spec.head_dim.qk),
+        head_v=int(spec.head_dim.v),
+        gqa=spec.gqa,
+        precision=getattr(spec, "precision", None),
+        q_multiple=_multiple(spec.lengths.q),
+        kv_multiple=_multiple(spec.lengths.kv),
+        buffers=tuple(
+            Buffer(name, tuple(b.shape), b.dtype, bool(b.grad), bool(b.sorted))
+            for name, b in spec.buffers.items()
+        )
+        + (Buffer("sinks", ("HQ",), "fp32", grad="backward" in spec.passes),) * spec.sinks,
+        params=tuple(
+            Param(name, p.type, None if p.runtime else p.value, bool(p.runtime))
+            for name, p in spec.params.items()
+        ),
+        passes=tuple(spec.passes),
+        fast_math=bool(getattr(spec, "fast_math", False)),
+        varlen=spec.varlen,
+        sinks=spec.sinks,
+        score_mod=loaded.trees.get("score_mod"),
+        mask_mod=loaded.trees.get("mask_mod"),
+        aligned_to_end=spec.aligned_to_end,
+        per_batch=spec.per_batch,
+        block_mask=_has_block_mask(loaded),
+        page_size=None if spec.paged_kv is None else spec.paged_kv.page_size,
+    )

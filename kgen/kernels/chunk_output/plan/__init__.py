@@ -1,0 +1,1 @@
+"""A chunk output becomes a frozen ChunkOutputPlan, with its tiles."""

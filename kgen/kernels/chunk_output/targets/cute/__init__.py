@@ -1,0 +1,1 @@
+"""Chunk output in the CuTe DSL: a file for each architecture."""

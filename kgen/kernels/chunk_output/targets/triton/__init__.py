@@ -1,0 +1,1 @@
+"""Chunk output in Triton."""

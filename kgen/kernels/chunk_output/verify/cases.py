@@ -1,0 +1,121 @@
+"""The hard cases of chunk_output run on an emitted file, the checks that are its own, and calls to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.chunk_output.verify.checks import (
+    keeps_sequences_apart,
+    keeps_to_its_tensors,
+    refuses_misuse,
+    takes_spare_chunks,
+)
+from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
+from kgen.kernels.chunk_output.verify.problem import Problem
+from kgen.kernels.chunk_output.verify.reference import Result, chunk_output
+from kgen.verify import compare
+from kgen.verify.families import Example, Subject
+from kgen.verify.tensors import DTYPES
+
+CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
+    "misuse": (refuses_misuse, False),
+    "wrong-offsets": (keeps_to_its_tensors, False),
+    "chunks-apart": (keeps_sequences_apart, False),
+    "spare-chunks": (takes_spare_chunks, False),
+}
+
+
+def groups(problem: Problem) -> tuple[str, ...]:
+    """`forward`, and `backward` where there is one."""
+    return ("forward", "backward") if "backward" in problem.passes else ("forward",)
+
+
+def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
+    """The same for each group."""
+    return tuple(case.name for case in cases(problem, quick))
+
+
+def example(subject: Subject, name: str) -> Example:
+    """Forward, with gradients where there are some; of packed sequences as a user calls it, who has no indices."""
+    problem = subject.problem
+    length = 5 if name == "derivatives" else 2 * problem.chunk_size + 5
+    inputs = sized(problem, name, length, subject.device)
+    inputs.keywords.pop("chunk_indices", None)
+    wanted = differentiable(problem, inputs) if subject.backward else {}
+    return Example(tuple(inputs.tensors.values()), inputs.keywords, wanted, (inputs.do,))
+
+
+def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
+    """The verdicts on each output of a call: `o`, or the gradients for `backward`."""
+    problem, device = subject.problem, subject.device
+    (case,) = (case for case in cases(problem, quick=False) if case.name == name)
+    inputs = draw(problem, case, device)
+    wanted = differentiable(problem, inputs) if group == "backward" else {}
+    truth, yardstick = (reference(problem, inputs, tuple(wanted), exact=e) for e in (True, False))
+    watched = inputs.tensors | {"do": inputs.do}
+    got, broken = compare.careful(lambda: _outputs(subject, inputs, wanted), watched, device)
+    return [*_compare(problem, got, truth, yardstick), *broken]
+
+
+def reference(problem: Problem, inputs: Inputs, wanted: tuple[str, ...], *, exact: bool) -> Result:
+    """The float64 truth, or the eager computation; with gradients of `wanted` where that is not empty."""
+    return chunk_output(
+        inputs.tensors,
+        inputs.chunks,
+        decay=problem.decay,
+        gate_base=problem.gate_base,
+        state_layout=problem.state_layout,
+        padded=problem.padded,
+        scale=inputs.case.scale,
+        exact=exact,
+        do=inputs.do if wanted else None,
+        wanted=wanted,
+    )
+
+
+def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    o = call(subject.function, inputs)
+    if not wanted:
+        return {"o": o}
+    grads = torch.autograd.grad(o, list(wanted.values()), inputs.do)
+    return {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+
+
+def _compare(
+    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
+) -> list[compare.Check]:
+    allowed = compare.tolerance(problem.dtype)
+    kinds = {"h": problem.state_dtype, "g": problem.gate_dtype}
+    found = []
+    for name, value in got.items():
+        source = name[1:]
+        dtype = DTYPES[kinds.get(source, problem.dtype)]
+        want, eager = (r.grads[source] if source else r.o for r in (truth, yardstick))
+        natural = None
+        if source == "g":
+            # One entry is one row.
+            value, want, eager, natural = value[..., None], want[..., None], eager[..., None], truth.natural
+        found.append(compare.check(name, value, want, eager, allowed, natural=natural, dtype=dtype))
+    return found
+
+
+def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """Everything divisible by 16, and nothing: without and with gradients."""
+    length = 4 * problem.chunk_size
+    heads = problem.heads or 2
+    for case in (
+        Case("aligned", (length,), heads=heads),
+        Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
+    ):
+        yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
+
+
+def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
+    call(function, inputs)
+    if "backward" in problem.passes:
+        wanted = differentiable(problem, inputs)
+        torch.autograd.grad(call(function, inputs), list(wanted.values()), inputs.do)

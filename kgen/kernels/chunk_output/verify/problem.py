@@ -1,0 +1,70 @@
+"""What verification and benchmarks need to know of a chunk_output spec, as plain frozen data.
+
+A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kgen.expr.nodes import Node, reads
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A chunk_output spec: what is computed, with the decay as the user wrote it."""
+
+    name: str
+    dtype: str
+    state_dtype: str
+    head_qk: int
+    head_v: int
+    chunk_size: int
+    gate_dtype: str = "fp32"
+    heads: int | None = None
+    heads_v: int | None = None
+    group: int | None = None
+    """HV / H, where the spec says it; `heads` and `heads_v` likewise."""
+    decay: Node | None = None
+    gate_base: str | int = "e"
+    state_layout: str = "kv"
+    v_layout: str = "token"
+    varlen: bool = False
+    passes: tuple[str, ...] = ("forward", "backward")
+    kernel: ClassVar[str] = "chunk_output"
+    part: ClassVar[str | None] = None
+
+    @property
+    def gates(self) -> tuple[str, ...]:
+        """The gates that the emitted function takes, of `g` and `g_gamma`, in its order."""
+        read = {r.buffer for r in reads(self.decay)} if self.decay is not None else set()
+        return tuple(name for name in ("g", "g_gamma") if name in read)
+
+    @property
+    def padded(self) -> bool:
+        """Whether v is laid out in whole chunks."""
+        return self.v_layout == "chunk_padded"
+
+
+def problem_of(loaded: Any) -> Problem:
+    """The `Problem` of a `kgen.spec.load.Loaded`."""
+    spec = loaded.spec
+    return Problem(
+        name=spec.name,
+        dtype=spec.dtype,
+        state_dtype=spec.state,
+        head_qk=int(spec.head_dim.qk),
+        head_v=int(spec.head_dim.v),
+        chunk_size=int(spec.chunk_size),
+        gate_dtype=spec.gate_dtype,
+        heads=spec.heads.qk,
+        heads_v=spec.heads.v,
+        group=spec.heads.ratio,
+        decay=loaded.trees.get("decay"),
+        gate_base=spec.gate_base,
+        state_layout=spec.state_layout,
+        v_layout=spec.v_layout,
+        varlen=bool(spec.varlen),
+        passes=tuple(spec.passes),
+    )

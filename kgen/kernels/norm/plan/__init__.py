@@ -1,0 +1,1 @@
+"""A norm becomes a frozen NormPlan, with the shapes of its launches."""

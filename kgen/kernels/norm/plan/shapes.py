@@ -1,0 +1,258 @@
+"""Launch shapes of norms in CUDA: how threads share rows, by the width that a shape reaches.
+
+Timed on an H200 in bf16 (docs/performance/norm_cuda.md). Narrow rows want many small blocks, each with its row under
+way; wide rows want many elements a thread, then several blocks for a row (a cluster, where the chip has them).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.kernels.norm.plan.planning import NormPlan
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements.
+
+    `stages` rows are in shared memory or under way; with 0 each block has its row in registers. At least `blocks` fit
+    on a multiprocessor. Blocks that stay go on to `turns` rows before they end, where that is not 0: the chip evens out
+    what they take, and their columns are loaded that many times less often. `single` is for rows that are not whole
+    accesses: a thread has single elements of them.
+    """
+
+    threads: int
+    rows: int
+    elements: int
+    cluster: int = 1
+    stages: int = 1
+    blocks: int = 1
+    turns: int = 0
+    single: bool = False
+
+    @property
+    def width(self) -> int:
+        """Elements of the widest row that it takes."""
+        return self.threads * self.elements * self.cluster
+
+    @property
+    def stay(self) -> bool:
+        """Whether blocks go on to further rows: those with several under way, and clusters. Others end with theirs."""
+        return self.stages > 1 or self.cluster > 1
+
+    @property
+    def stay_word(self) -> str:
+        """`stay` in C."""
+        return str(self.stay).lower()
+
+
+def _backward(
+    threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1
+) -> Shape:
+    return Shape(threads, rows, elements, cluster, stages, blocks)
+
+
+FORWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        Shape(8, 16, 8),
+        Shape(8, 16, 16),
+        Shape(16, 8, 16, blocks=12),
+        Shape(16, 4, 32),
+        Shape(32, 4, 24),
+        Shape(64, 2, 16, stages=0),
+        Shape(96, 2, 16),
+        Shape(128, 1, 16, stages=0),
+        Shape(96, 1, 32, blocks=10),
+        Shape(256, 1, 16, stages=0),
+        Shape(160, 1, 32, stages=0),
+        Shape(224, 1, 32, blocks=4),
+        Shape(512, 1, 16, blocks=4),
+        Shape(512, 1, 24, blocks=3),
+        Shape(512, 1, 32, blocks=3),
+        Shape(384, 1, 64),
+        Shape(512, 1, 64, blocks=2),
+        Shape(1024, 1, 64),
+        Shape(288, 1, 32, cluster=8, stages=2, blocks=4),
+        Shape(256, 1, 64, cluster=8, stages=2, blocks=3),
+        Shape(512, 1, 64, cluster=8, blocks=3),
+    ),
+    "layer": (
+        Shape(8, 16, 8),
+        Shape(8, 16, 16),
+        Shape(8, 8, 32, blocks=16),
+        Shape(16, 4, 32),
+        Shape(32, 4, 24),
+        Shape(32, 2, 32),
+        Shape(64, 2, 24),
+        Shape(64, 1, 32),
+        Shape(128, 1, 24, blocks=8),
+        Shape(128, 1, 32, blocks=8),
+        Shape(128, 1, 40, blocks=8),
+        Shape(128, 1, 56, blocks=8),
+        Shape(256, 1, 32, blocks=4),
+        Shape(256, 1, 48, blocks=4),
+        Shape(256, 1, 56, blocks=4),
+        Shape(512, 1, 32, stages=2, blocks=2, turns=2),
+        Shape(1024, 1, 32, stages=2, turns=4),
+        Shape(256, 1, 32, cluster=8, stages=2, blocks=4),
+        Shape(288, 1, 32, cluster=8, stages=2, blocks=3),
+        Shape(512, 1, 64, cluster=4, blocks=2),
+        Shape(512, 1, 64, cluster=8, blocks=2),
+    ),
+}
+"""By the norm, narrowest first: the first that is wide enough and fits in shared memory is taken."""
+
+BACKWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        _backward(8, 16, 8),
+        _backward(8, 16, 16),
+        _backward(32, 4, 8),
+        _backward(64, 2, 8),
+        _backward(32, 4, 24),
+        _backward(32, 8, 32, stages=3),
+        _backward(192, 1, 8),
+        _backward(256, 1, 8, blocks=2),
+        _backward(384, 1, 8),
+        _backward(512, 1, 8, blocks=2),
+        _backward(640, 1, 8, stages=3),
+        _backward(512, 1, 16, stages=3),
+        _backward(512, 1, 24),
+        _backward(608, 1, 24),
+        _backward(512, 1, 32),
+        _backward(128, 1, 32, cluster=8, blocks=4),
+        _backward(256, 1, 32, cluster=8, blocks=2),
+        _backward(352, 1, 24, cluster=8, blocks=2),
+        _backward(544, 1, 32, cluster=4),
+        _backward(512, 1, 32, cluster=8, stages=3),
+        _backward(512, 1, 32, cluster=16),
+    ),
+    "layer": (
+        _backward(8, 16, 8),
+        _backward(8, 16, 16),
+        _backward(16, 8, 16, stages=3),
+        _backward(32, 4, 16),
+        _backward(32, 4, 24),
+        _backward(32, 4, 32),
+        _backward(96, 2, 16),
+        _backward(128, 2, 16),
+        _backward(96, 2, 32, blocks=2),
+        _backward(256, 1, 16, stages=3, blocks=2),
+        _backward(320, 1, 16, stages=3, blocks=2),
+        _backward(384, 1, 16),
+        _backward(512, 1, 16, stages=3),
+        _backward(512, 1, 24),
+        _backward(512, 1, 32),
+        _backward(128, 1, 32, cluster=8, blocks=4),
+        _backward(256, 1, 32, cluster=8, blocks=2),
+        _backward(512, 1, 32, cluster=8),
+        _backward(512, 1, 32, cluster=16),
+    ),
+}
+"""The same of backward, whose blocks always stay."""
+
+
+def _single(
+    threads: int, rows: int, elements: int, cluster: int = 1, stages: int = 2, blocks: int = 1, turns: int = 0
+) -> Shape:
+    return Shape(threads, rows, elements, cluster, stages, blocks, turns, single=True)
+
+
+SINGLE_FORWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        _single(8, 16, 8, turns=2),
+        _single(8, 16, 16, turns=2),
+        _single(16, 8, 17, blocks=9, turns=2),
+        _single(32, 4, 16, turns=4),
+        _single(64, 2, 12, turns=4),
+        _single(64, 2, 16, blocks=9, turns=4),
+        _single(128, 1, 12, turns=4),
+        _single(128, 1, 16, blocks=9, turns=4),
+        _single(256, 1, 12, turns=4),
+        _single(256, 1, 16, blocks=5, turns=4),
+        _single(512, 1, 12, turns=4),
+        _single(512, 1, 16, blocks=2, turns=4),
+        _single(1024, 1, 12, turns=4),
+        _single(1024, 1, 16, turns=4),
+        *(_single(256, 1, 32, cluster, blocks=3) for cluster in (4, 8)),
+        *(_single(512, 1, 32, cluster) for cluster in (8, 16)),
+    ),
+    "layer": (
+        _single(8, 16, 8, turns=8),
+        _single(8, 16, 16, turns=8),
+        _single(16, 8, 17, blocks=8, turns=8),
+        _single(16, 8, 32, turns=4),
+        _single(32, 4, 24, turns=4),
+        _single(32, 2, 32, turns=4),
+        _single(64, 2, 24),
+        _single(64, 2, 32),
+        _single(128, 1, 24),
+        _single(128, 1, 32),
+        _single(192, 1, 32),
+        _single(256, 1, 32),
+        _single(384, 1, 32),
+        _single(512, 1, 32),
+        *(_single(256, 1, 32, cluster) for cluster in (4, 8)),
+        *(_single(512, 1, 32, cluster) for cluster in (8, 16)),
+    ),
+}
+"""For rows that are not whole accesses: what a thread does once for its row is much, so it has many elements of it."""
+
+_SINGLE_BACKWARD = (
+    _single(8, 16, 8),
+    _single(8, 16, 16),
+    _single(16, 32, 17, stages=3),
+    _single(32, 4, 16),
+    _single(32, 4, 24, stages=3),
+    _single(32, 4, 32, stages=3, blocks=3),
+    _single(64, 2, 24, stages=3),
+    _single(64, 2, 32, stages=3, blocks=3),
+    _single(128, 1, 24, stages=3),
+    _single(128, 1, 32, stages=3, blocks=3),
+    _single(192, 1, 32, stages=3),
+    _single(256, 1, 32),
+    _single(384, 1, 24),
+)
+SINGLE_BACKWARD: dict[str, tuple[Shape, ...]] = {
+    "rms": (
+        *_SINGLE_BACKWARD,
+        *(_single(256, 1, 16, cluster, 3, 3) for cluster in (4, 8, 16)),
+        _single(384, 1, 32, 16),
+    ),
+    "layer": (
+        *_SINGLE_BACKWARD,
+        *(_single(512, 1, 16, cluster, 3) for cluster in (2, 4, 8, 16)),
+        _single(384, 1, 32, 16),
+    ),
+}
+"""The same of backward."""
+
+
+def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
+    """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
+    return _sorted((*FORWARD[plan.spec.norm], *SINGLE_FORWARD[plan.spec.norm]), plan)
+
+
+def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
+    """Those of backward. Sums for two columns or more take the registers that layer norm's weight and bias take."""
+    assert plan.backward is not None
+    few = plan.spec.norm == "rms" and len(plan.backward.columns) < 2
+    norm = "rms" if few and _plain(plan) else "layer"
+    return _sorted((*BACKWARD[norm], *SINGLE_BACKWARD[norm]), plan)
+
+
+def _sorted(shapes: tuple[Shape, ...], plan: NormPlan) -> tuple[Shape, ...]:
+    if not _plain(plan):
+        shapes = tuple(replace(s, blocks=1, stages=max(s.stages, 1)) for s in shapes)
+    return tuple(sorted(shapes, key=lambda s: s.width))
+
+
+def _plain(plan: NormPlan) -> bool:
+    """Whether a kernel has no more to hold than rows of 16-bit elements and a weight."""
+    spec = plan.spec
+    return (
+        spec.input_mod is None
+        and spec.output_mod is None
+        and not spec.residual
+        and spec.statistics == "save"
+        and spec.dtypes["input"] != "fp32"
+    )

@@ -1,0 +1,1 @@
+"""How each target prints norms: a plan becomes the names that its templates use."""

@@ -1,0 +1,390 @@
+"""The kernels of norms in CUDA: what each part of a plan is called in `templates/norm/cuda/norm.cu.j2`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from kgen.expr.nodes import Const, Node, Type, variables
+from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value
+from kgen.sizes import ELEMENT_SIZE
+from kgen.targets.cuda.elements import ELEMENTS
+from kgen.targets.cuda.printer import Printer, literal
+
+TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
+SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.LONG: "long long", Type.BOOL: "bool"}
+ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.LONG: "0", Type.BOOL: "false"}
+# Names of the kernels' own (those of constants in lower case), and words and macros of C++ that are none of Python's.
+TAKEN = frozenset(
+    """
+    t v i n p s to from left most share place first round turn step begin live rank vector vectors
+    column prefetch ring moments stage stages sums sum squares deviations largest inverse scale scratch
+    hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
+    row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
+    threads elements cluster blocks block single stays early unroll stride further has
+    staged part part_of there keeps_rows load load_kept store rounded bf16 fp16 auto bool char const constexpr
+    default delete do double enum extern float goto inline int long namespace new operator private
+    protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
+    virtual void volatile
+    alignas alignof and_eq asm bitand bitor char16_t char32_t compl concept const_cast decltype dynamic_cast explicit
+    export false friend mutable noexcept not_eq nullptr or_eq reinterpret_cast requires static_assert static_cast
+    thread_local true typeid typename wchar_t xor xor_eq
+    huge_val infinity int_max int_min m_e m_pi nan null
+    """.split()  # noqa: SIM905
+)
+
+
+OF_FILE = ("bf16", "fp16", "fp8_e4m3")
+"""Types that the file defines, which C has not."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a kernel: a number, or a pointer to elements of a type."""
+
+    type: str
+    name: str
+    is_pointer: bool = False
+    const: str = ""
+
+    @property
+    def device(self) -> str:
+        """As the kernel has it."""
+        return f"{self.const}{self.type}{'* __restrict__' * self.is_pointer} {self.name}"
+
+    @property
+    def host(self) -> str:
+        """As its C launcher has it."""
+        own = "void" if self.is_pointer and self.type in OF_FILE else self.type
+        return f"{self.const}{own}{'*' * self.is_pointer} {self.name}"
+
+
+Params = list[list[Param]]
+"""Parameters, a line at a time."""
+
+
+def pointer(element: str, name: str, const: bool = False) -> Param:
+    """One to tensor elements, or to floats."""
+    return Param(element, name, is_pointer=True, const="const " * const)
+
+
+def _device(params: Params) -> str:
+    return ",\n".join(", ".join(p.device for p in line) for line in params)
+
+
+class Body(NamedTuple):
+    """Lines, and the operands that they read an element of."""
+
+    lines: list[str]
+    reads: frozenset[str]
+
+
+class KernelFields:
+    """Spells one plan. Every value is a line of scalar code inside a loop over the elements of an access."""
+
+    def __init__(self, plan: NormPlan) -> None:
+        self.plan, self.spec = plan, plan.spec
+        sizes = [ELEMENT_SIZE[self.spec.dtypes[n]] for n in ("input", "output")]
+        sizes += [ELEMENT_SIZE[self.spec.dtypes["residual"]]] * bool(self.spec.residual)
+        # Accesses of 16 bytes for the narrowest tensor; eight bits are stored 8 bytes at a time.
+        self.vector = 16 // max(2, min(sizes))
+        constants = {n: p for n, p in self.spec.params.items() if not p.runtime}
+        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+        names = {n: self.local(n) for n in (*self.spec.buffers, *self.runtime)} | {
+            n: self.local(n).upper() for n in constants
+        }
+        self.printer = Printer(names, self.spec.fast_math)
+        self.constants = [
+            {
+                "name": self.local(n).upper(),
+                "type": SCALARS[p.scalar],
+                "value": literal(Const(p.value or 0, p.scalar))[0],
+            }
+            for n, p in constants.items()
+        ]
+
+    @staticmethod
+    def local(name: str) -> str:
+        """What kernels call a buffer or a parameter."""
+        return f"{name}_" if name in TAKEN else name
+
+    # --- lines ---
+
+    def _scalar(self, operand: Operand) -> str:
+        """A line that names one element of an access."""
+        name = self.local(operand.name)
+        element = f"{name}_at.at[i]"
+        value = f"to_float({name}_at, i)" if operand.type is Type.FLOAT else element
+        return f"const {SCALARS[operand.type]} {name} = {value};"
+
+    def _value(self, value: Value) -> str:
+        text = self.printer.real(value.tree)
+        if value.rounded is not None:
+            text = f"rounded<{TYPES[value.rounded]}>({text})"
+        return f"const float {value.name} = {text};"
+
+    def _body(
+        self, operands: Sequence[Operand], values: Sequence[Value], ends: Sequence[tuple[str, Node]]
+    ) -> Body:
+        """Lines that compute `ends`, statements with a hole for their tree, and only what these need before."""
+        needed = {n for _, tree in ends for n in variables(tree)}
+        kept: list[Value] = []
+        for value in reversed(values):
+            if value.name in needed:
+                kept.append(value)
+                needed |= set(variables(value.tree))
+        read = [o for o in operands if o.along != "row" and o.name in needed]
+        statements = [form.format(self.printer.real(tree)) for form, tree in ends]
+        lines = [*map(self._scalar, read), *(self._value(v) for v in reversed(kept)), *statements]
+        return Body(lines, frozenset(o.name for o in read))
+
+    def _reads(self, operands: Iterable[Operand], body: Body) -> list[dict[str, str]]:
+        """The accesses that some lines use."""
+        names = [self.local(o.name) for o in operands if o.name in body.reads]
+        return [{"name": n, "read": f"read_{n}(v)"} for n in names]
+
+    # --- operands ---
+
+    @staticmethod
+    def _slots(tensors: Iterable[tuple[str, str]], before: str) -> list[dict[str, str]]:
+        """Shared memory of tensors, by name and dtype, one behind the other."""
+        streams = []
+        for name, dtype in tensors:
+            slots, begin = f"{name.title().replace('_', '')}Slots", f"{name.upper()}_BEGIN"
+            streams.append(
+                {"name": name, "element": TYPES[dtype], "slots": slots, "begin": begin, "after": before}
+            )
+            before = f"{begin} + {slots}::BYTES"
+        return streams
+
+    def _streams(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
+        return self._slots(((self.local(o.name), o.dtype) for o in operands), "0")
+
+    def _end(self, streams: Sequence[dict[str, str]]) -> str:
+        return f"{streams[-1]['begin']} + {streams[-1]['slots']}::BYTES"
+
+    def _columns(self, operands: Iterable[Operand], head: str) -> list[dict[str, str]]:
+        offset, row_offset = (f" + {head}", " + head_of_row") if self.spec.heads else ("", "")
+        return [
+            {
+                "name": (n := self.local(o.name)),
+                "element": TYPES[o.dtype],
+                "address": f"{n}_ptr{offset}",
+                "row_address": f"{n}_ptr{row_offset}",
+            }
+            for o in operands
+        ]
+
+    def _rows(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
+        def value(o: Operand) -> str:
+            at = f"{self.local(o.name)}_ptr[row]"
+            return f"to_float({at})" if o.type is Type.FLOAT else at
+
+        return [
+            {"name": self.local(o.name), "type": SCALARS[o.type], "value": value(o), "zero": ZEROS[o.type]}
+            for o in operands
+        ]
+
+    def _params(self, loads: Iterable[Operand], outputs: Sequence[Param], sizes: Sequence[Param]) -> Params:
+        lines: Params = []
+        for o in loads:
+            name = self.local(o.name)
+            stride = [Param("long long", f"{name}_stride")] if o.along == "element" else []
+            lines.append([pointer(TYPES[o.dtype], f"{name}_ptr", const=True), *stride])
+        lines += [*([output] for output in outputs), [*sizes]]
+        return lines + [[Param(SCALARS[p.scalar], self.local(n))] for n, p in self.runtime.items()]
+
+    def _sizes(self) -> list[Param]:
+        names = ["rows", "width_", *(["heads"] if self.spec.heads else [])]
+        return [Param("long long", name) for name in names]
+
+    # --- kernels ---
+
+    def forward(self) -> dict[str, Any]:
+        plan, f = self.plan, self.plan.forward
+        streams = self._streams(o for o in f.loads if o.along == "element")
+        h_lines = self._body(f.loads, [], [(f"const float h = {self._rounding(f.h)};", f.h.tree)])
+        out_lines = self._body(f.loads, f.normed, [("outs[i] = {};", f.out.tree)])
+        outputs = [pointer(TYPES[self.spec.dtypes["output"]], "out_ptr")]
+        if self.spec.quantize:
+            given = self.spec.quantize.scale == "per_tensor"
+            outputs.append(pointer("float", "scale_ptr", const=given))
+        if plan.stores_h:
+            outputs.append(pointer(TYPES[self.spec.dtypes["residual"]], "h_ptr"))
+        outputs += [pointer("float", f"{s}_ptr") for s in plan.saves]
+        loads = sorted(f.loads, key=lambda o: ("element", "column", "row").index(o.along))
+        params = self._params(loads, outputs, [*self._sizes(), Param("float", "eps")])
+        vectors = [f"{self.local(o.name)}_ptr" for o in f.loads if o.along == "column"]
+        dtypes = self.spec.dtypes
+        stored = [("out", dtypes["output"]), *([("h", dtypes["residual"])] if plan.stores_h else [])]
+        return {
+            **self._host(params, ()),
+            **self._host_alignment(streams, [*vectors, *(f"{n}_ptr" for n, _ in stored)]),
+            "streams": streams,
+            "stage": self._end(streams),
+            "stored": self._slots(stored, "STAGES * STAGE"),
+            "columns": self._columns((o for o in f.loads if o.along == "column"), "head"),
+            "rows": self._rows(o for o in f.loads if o.along == "row"),
+            "early": self._reads(f.loads, h_lines),
+            "late": self._reads(f.loads, out_lines),
+            "h_lines": h_lines.lines,
+            "out_lines": out_lines.lines,
+            "saves": bool(plan.saves),
+            "saves_mean": "mean" in plan.saves,
+            "null_words": "; those of statistics, which backward alone needs, may be null"
+            if plan.saves
+            else "",
+            "stores_h": plan.stores_h,
+            "heads": bool(self.spec.heads) and any(o.along == "column" for o in f.loads),
+            # With heads, rows of one block have different columns.
+            "reads": str(sum(o.along != "row" for o in f.loads)),
+            "early_words": "a row is on its way" if self.spec.heads else "the first row is on its way",
+            "early_once": "" if self.spec.heads else " && round == 0",
+            "parts": 2 if plan.layer else 1,
+            "params": _device(params),
+            "loads": loads,
+        }
+
+    def _host(self, params: Params, ours: Sequence[str]) -> dict[str, str]:
+        """The same for the C launcher: typed, without those in `ours`, which callers do not give; then by name."""
+        lines = [line for line in params if line[-1].name not in ours]
+        return {
+            "host_params": ",\n".join(", ".join(p.host for p in line) for line in lines),
+            "host_names": ", ".join(p.name for line in params for p in line),
+        }
+
+    def _host_alignment(self, streams: Sequence[dict[str, str]], pointers: Sequence[str]) -> dict[str, str]:
+        strides = [f"{s['name']}_stride" for s in streams]
+        return {
+            "host_pointers": ", ".join([*(f"{s['name']}_ptr" for s in streams), *pointers]),
+            "host_strides": ", ".join(strides),
+        }
+
+    def _rounding(self, value: Value) -> str:
+        return "{}" if value.rounded is None else f"rounded<{TYPES[value.rounded]}>({{}})"
+
+    def backward(self) -> dict[str, Any]:
+        plan, b, spec = self.plan, self.plan.backward, self.spec
+        assert b is not None
+        dout = Operand("dout", spec.dtypes["output"], Type.FLOAT, "element")
+        upstream = [dout] + (
+            [Operand("dh_out", spec.dtypes["residual"], Type.FLOAT, "element")] if plan.stores_h else []
+        )
+        operands = [*upstream, *b.loads]
+        order = ("element", "column", "row")
+        loads = sorted(operands, key=lambda o: order.index(o.along))
+        later = {"dh", *(m.name for m in b.means)}
+
+        def late(g: Gradient) -> bool:
+            return bool(later & set(variables(g.tree)))
+
+        def adds(gradients: Iterable[Gradient]) -> list[tuple[str, Node]]:
+            return [
+                (f"if constexpr (ELEMENTS > 0) d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in gradients
+            ]
+
+        means = [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)]
+        ends = [(f"means[{i}] += {{}};", m.tree) for i, m in enumerate(b.means)]
+        values = [*b.before, b.dh]
+        first = self._body(loads, b.before, [*ends, *adds(g for g in b.columns if not late(g))])
+        stores = [(f"d{self.local(g.of)}_at[i] = {{}};", g.tree) for g in b.elements]
+        row_ends = [(f"row_sums[{i}] += {{}};", g.tree) for i, g in enumerate(b.rows)]
+        second = self._body(loads, values, [*stores, *row_ends, *adds(g for g in b.columns if late(g))])
+        alone = self._body(
+            loads, values, [(f"d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in b.columns]
+        )
+        # What a thread of columns_kernel needs of each row.
+        recomputes = not plan.saves
+        scratch = [m.name for m in b.means] if any(late(g) for g in b.columns) else []
+        scratch += plan.statistics if recomputes else ()
+        streams = self._streams(o for o in loads if o.along == "element")
+        columns = [o for o in loads if o.along == "column"]
+        sums = [
+            {"name": f"d{self.local(g.of)}", "index": str(i), "element": TYPES[g.dtype]}
+            for i, g in enumerate(b.columns)
+        ]
+        if plan.stores_h:
+            h = [o for o in b.loads if o.name == "h"]
+            h_lines = Body([self._scalar(o) for o in h], frozenset(o.name for o in h))
+        else:
+            made = plan.forward.h
+            h_lines = self._body(loads, [], [(f"const float h = {self._rounding(made)};", made.tree)])
+        saved = [pointer("float", f"{s}_ptr", const=True) for s in plan.saves]
+        outputs = [
+            *saved,
+            *(pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr") for g in (*b.elements, *b.rows)),
+        ]
+        outputs += [pointer("float", f"{s['name']}_part") for s in sums]
+        outputs += [pointer("float", "scratch_ptr")] * bool(scratch)
+        finalize: Params = [[pointer("float", f"{s['name']}_part", const=True)] for s in sums]
+        finalize += [[pointer(s["element"], f"{s['name']}_ptr")] for s in sums]
+        eps = [Param("float", "eps")] * recomputes
+        params = self._params(loads, outputs, [*self._sizes(), *eps])
+        ours = [*(f"{s['name']}_part" for s in sums), "scratch_ptr"]
+        host = self._host(params, ours)
+        host["host_params"] += "".join(
+            f",\n{'void' if s['element'] in ('bf16', 'fp16') else s['element']}* {s['name']}_ptr"
+            for s in sums
+        )
+        parts = [{"name": s["name"] + "_part", "begin": f"{i} * parts * width_"} for i, s in enumerate(sums)]
+        if scratch:
+            parts.append({"name": "scratch_ptr", "begin": f"{len(sums)} * parts * width_"})
+        floats = f"{len(sums)} * parts * width_" + (f" + {len(scratch)} * rows" if scratch else "")
+        vectors = [f"{self.local(o.name)}_ptr" for o in columns]
+        return {
+            **host,
+            **self._host_alignment(streams, [*vectors, *(f"d{self.local(g.of)}_ptr" for g in b.elements)]),
+            "host_parts": parts,
+            "host_floats": floats if sums else "",
+            "host_heads": "heads" if spec.heads else "1",
+            "host_multiple": "heads" if spec.heads else "1LL",
+            "host_share": "(64 * heads)" if spec.heads else "64",
+            "host_times_rows": " * shape.rows" if spec.heads else "",
+            "host_times_heads": " * heads" if spec.heads else "",
+            "host_refuse": " || heads < 1 || rows % heads != 0" if spec.heads else "",
+            "host_finalize": ", ".join(
+                [*(f"{s['name']}_part" for s in sums), *(f"{s['name']}_ptr" for s in sums), "parts", "width_"]
+            ),
+            "streams": streams,
+            "stage": self._end(streams),
+            "stored": self._slots(((f"d{self.local(g.of)}", g.dtype) for g in b.elements), "STAGES * STAGE"),
+            "columns": self._columns(columns, "head"),
+            "rows": self._rows(o for o in loads if o.along == "row"),
+            "statistics": list(plan.saves),
+            "first_reads": self._reads(loads, first),
+            "second_reads": self._reads(loads, second),
+            "column_reads": self._reads(loads, alone),
+            "column_streams": [
+                x for x in streams if x["name"] in {r["name"] for r in self._reads(loads, alone)}
+            ],
+            "column_columns": [
+                x
+                for x in self._columns(columns, "head")
+                if x["name"] in {r["name"] for r in self._reads(loads, alone)}
+            ],
+            "first_lines": first.lines,
+            "second_lines": second.lines,
+            "column_lines": alone.lines,
+            "means": means,
+            "means_count": str(len(means)),
+            "parts": str(len(means)),
+            "elements": [{"name": f"d{self.local(g.of)}"} for g in b.elements],
+            "sums": sums,
+            "sums_count": str(len(sums)),
+            "row_sums": [
+                {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
+                for i, g in enumerate(b.rows)
+            ],
+            "row_sums_count": str(len(b.rows)),
+            "scratch": [{"name": n, "index": str(i)} for i, n in enumerate(scratch)],
+            "recomputes": recomputes,
+            "statistic_parts": 2 if plan.layer else 1,
+            "h_lines": h_lines.lines,
+            "early": self._reads(loads, h_lines),
+            "heads": bool(spec.heads) and bool(columns),
+            "held_words": " of a head" if spec.heads else "",
+            "params": _device(params),
+            "finalize_params": _device([*finalize, [Param("long long", n) for n in ("parts", "width")]]),
+            "loads": loads,
+        }

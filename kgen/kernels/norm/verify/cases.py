@@ -1,0 +1,125 @@
+"""The hard cases of norms run on an emitted file, the checks that are their own, and calls to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.kernels.norm.verify.checks import reaches_far, refuses_misuse
+from kgen.kernels.norm.verify.inputs import (
+    MAX_WIDTH_OF_HEADS,
+    Case,
+    Inputs,
+    arguments,
+    call,
+    cases,
+    differentiable,
+    draw,
+    sized,
+)
+from kgen.kernels.norm.verify.problem import Problem
+from kgen.kernels.norm.verify.reference import Result, eager, exact
+from kgen.verify import compare
+from kgen.verify.families import Example, Subject
+from kgen.verify.tensors import DTYPES
+
+CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
+    "misuse": (refuses_misuse, False),
+    "far-rows": (reaches_far, True),
+}
+
+
+def groups(problem: Problem) -> tuple[str, ...]:
+    """`forward`, and `backward` where there is one."""
+    return ("forward", "backward") if "backward" in problem.passes else ("forward",)
+
+
+def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
+    """The same for each group."""
+    return tuple(case.name for case in cases(problem, quick))
+
+
+def example(subject: Subject, name: str) -> Example:
+    """Forward, with gradients where there are some."""
+    problem = subject.problem
+    inputs = sized(problem, name, subject.device)
+    wanted = differentiable(problem, inputs) if subject.backward else {}
+    args, keywords = arguments(problem, inputs)
+    return Example(args, keywords, wanted, tuple(inputs.cotangents.get(n) for n in problem.outputs))
+
+
+def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
+    """The verdicts on each output of a call, or on the gradients for `backward`."""
+    problem, device = subject.problem, subject.device
+    (case,) = (case for case in cases(problem, quick=False) if case.name == name)
+    inputs = draw(problem, case, device)
+    backward = group == "backward"
+    truth, yardstick = _references(problem, inputs, backward)
+    got, broken = compare.careful(lambda: _outputs(subject, inputs, backward), inputs.tensors, device)
+    return [*_compare(problem, got, truth, yardstick), *broken]
+
+
+def _references(problem: Problem, inputs: Inputs, backward: bool) -> tuple[Result, Result]:
+    """The float64 truth and the eager computation, with gradients for `backward`."""
+    options: dict[str, Any] = {"eps": inputs.eps, "params": inputs.params, "scale": inputs.scale}
+    if backward:
+        options["cotangents"] = inputs.cotangents
+    return exact(problem, inputs.operands, **options), eager(problem, inputs.operands, **options)
+
+
+def _outputs(subject: Subject, inputs: Inputs, backward: bool) -> dict[str, Tensor]:
+    """Call the emitted function: its outputs, or the gradients (`dx`, ...)."""
+    problem = subject.problem
+    wanted = differentiable(problem, inputs) if backward else {}
+    outputs = call(problem, subject.function, inputs)
+    if not backward:
+        return {name: value.detach() for name, value in outputs.items()}
+    pairs = [(outputs[n], c) for n, c in inputs.cotangents.items()]
+    grads = torch.autograd.grad(
+        [o for o, _ in pairs], list(wanted.values()), [c for _, c in pairs], materialize_grads=True
+    )
+    return {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+
+
+def _compare(
+    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
+) -> list[compare.Check]:
+    dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"], "scale": "fp32"}
+    dtypes |= {f"d{o.name}": o.dtype for o in problem.operands}
+    found = []
+    for name, value in got.items():
+        want = truth.outputs[name] if name in truth.outputs else truth.grads[name[1:]]
+        plain = yardstick.outputs[name] if name in yardstick.outputs else yardstick.grads[name[1:]]
+        stored = dtypes[name]
+        allowed = compare.tolerance(stored, None, problem.fast_math)
+        natural = truth.natural.get(name)
+        expected = DTYPES[stored]
+        if value.dtype != expected:
+            found.append(compare.failure(name, f"{name}: dtype {value.dtype}, expected {expected}"))
+            continue
+        found.append(compare.check(name, value.float(), want, plain.float(), allowed, natural=natural))
+    return found
+
+
+def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """Every row of the tile tables, with everything divisible by 16, and one width with nothing so."""
+    every = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    widths = problem.widths or tuple(w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS)
+    heads = 0 if problem.heads is None else 8 if problem.heads == "any" else int(problem.heads)
+    chosen = [Case(f"width-{w}", w, (4,), heads) for w in widths]
+    chosen.append(Case("strided", chosen[0].width if problem.widths else 1000, (3,), heads, layout="guarded"))
+    for case in chosen:
+        yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
+
+
+def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
+    call(problem, function, inputs)
+    if "backward" in problem.passes:
+        wanted = differentiable(problem, inputs)
+        outputs = call(problem, function, inputs)
+        torch.autograd.grad(
+            [outputs[n] for n in inputs.cotangents], list(wanted.values()), list(inputs.cotangents.values())
+        )

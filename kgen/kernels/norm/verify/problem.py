@@ -1,0 +1,106 @@
+"""What verification and benchmarks need to know of the spec of a norm, as plain frozen data.
+
+A `Problem` travels to worker processes by pickle, whatever the spec's own model is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kgen.expr.nodes import Node
+from kgen.kernels.norm.plan.planning import plan_norm
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor argument. `along` is `element` (shaped as x), `row` (x without its last dimension) or `column`."""
+
+    name: str
+    dtype: str
+    along: str
+    grad: bool
+
+
+@dataclass(frozen=True)
+class Param:
+    """A scalar: a compile-time constant with a `value`, or one that the caller passes at run time."""
+
+    name: str
+    type: str
+    value: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A norm: what is computed, with the trees as the user wrote them."""
+
+    name: str
+    norm: str
+    widths: tuple[int, ...]
+    """Empty for any."""
+    heads: int | str | None
+    dtypes: Mapping[str, str]
+    weight_offset: int
+    eps: float
+    operands: tuple[Operand, ...]
+    """x, residual, weight, bias, then the buffers: those that there are."""
+    params: tuple[Param, ...] = ()
+    residual: str | None = None
+    round_x_hat: bool = False
+    quantize: str | None = None
+    passes: tuple[str, ...] = ("forward", "backward")
+    fast_math: bool = False
+    input_mod: Node | None = None
+    output_mod: Node | None = None
+    kernel: ClassVar[str] = "norm"
+    part: ClassVar[str | None] = None
+
+    def __contains__(self, operand: str) -> bool:
+        return any(o.name == operand for o in self.operands)
+
+    @property
+    def runtime_params(self) -> tuple[Param, ...]:
+        """The params that the emitted function takes by keyword."""
+        return tuple(p for p in self.params if p.value is None)
+
+    @property
+    def least_capability(self) -> int:
+        """The compute capability that the emitted kernels need: 8.9 has eight-bit floats."""
+        return 89 if self.quantize else 0
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        """Arguments that the emitted function takes by position."""
+        return tuple(n for n in ("x", "weight", "bias") if n in self)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the emitted function returns, in order."""
+        scale = ("scale",) if self.quantize == "per_row" else ()
+        return ("out", *scale, *(("h",) if self.residual == "in_out" else ()))
+
+
+def problem_of(loaded: Any) -> Problem:
+    """The `Problem` of a `kgen.spec.load.Loaded`."""
+    spec = loaded.spec
+    widths = () if spec.width == "any" else (spec.width,) if isinstance(spec.width, int) else spec.width
+    return Problem(
+        name=spec.name,
+        norm=spec.norm,
+        widths=tuple(widths),
+        heads=spec.heads,
+        dtypes=dict(spec.dtypes),
+        weight_offset=spec.weight_offset,
+        eps=spec.eps,
+        operands=tuple(Operand(o.name, o.dtype, o.along, o.grad) for o in plan_norm(loaded).operands),
+        params=tuple(Param(n, p.type, None if p.runtime else p.value) for n, p in spec.params.items()),
+        residual=spec.residual,
+        round_x_hat=spec.round_x_hat,
+        quantize=spec.quantize.scale if spec.quantize else None,
+        passes=tuple(spec.passes),
+        fast_math=spec.fast_math,
+        input_mod=loaded.trees.get("input_mod"),
+        output_mod=loaded.trees.get("output_mod"),
+    )
