@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import speed_tables
+import walkthrough
 from ruamel.yaml import YAML
 
 from kgen.cli import app
@@ -27,12 +28,15 @@ from kgen.spec.common import ELEMENTS, ParamSpec
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 LANGUAGE = ROOT / "docs/specs.md"
+WALKTHROUGH = ROOT / "docs/walkthrough.md"
+DECISIONS = ROOT / "docs/decisions"
 NORMS = [ROOT / f"docs/performance/{name}.md" for name in ("norm", "norm_cuda")]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|specs|functions|speed|lengths|forms|others|decoding|norms)(?:: (\S+))? -->\n(.*?)<!-- end -->\n",
+    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms)(?:: (\S+))? -->\n"
+    r"(.*?)<!-- end -->\n",
     re.DOTALL,
 )
 
@@ -162,6 +166,7 @@ def derivatives(name: str) -> str:
 MAKERS = {
     "spec": spec_text,
     "loop": forward_loop,
+    "stage": walkthrough.stage,
     "specs": lambda _: spec_table(),
     "functions": lambda _: function_table(),
     "speed": lambda _: speed_tables.attention(),
@@ -192,7 +197,7 @@ def test_generated_parts_are_current(page: Path) -> None:
 def test_parts_are_there() -> None:
     parts = {
         part[1]
-        for page in (README, LANGUAGE, *NORMS)
+        for page in (README, LANGUAGE, WALKTHROUGH, *NORMS)
         for part in PART.finditer(page.read_text(encoding="utf-8"))
     }
     assert parts == set(MAKERS)
@@ -214,6 +219,20 @@ def test_named_files_exist(page: Path) -> None:
     folders = r"(?:kgen|templates|tests|docs|specs|scripts|\.ci)"
     for name in re.findall(rf"`({folders}/[\w./-]+)`", page.read_text(encoding="utf-8")):
         assert (ROOT / name).exists(), name
+
+
+def test_every_decision_is_in_the_index() -> None:
+    index = (DECISIONS / "README.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \[.+\]\(([\w.-]+)\) \| (\S[^|]*) \|$", index, re.MULTILINE)
+    assert sorted(name for name, _ in listed) == sorted(
+        p.name for p in DECISIONS.glob("*.md") if p.name != "README.md"
+    )
+    assert {state.split(":")[0] for _, state in listed} <= {"stands", "replaced", "to be looked at"}
+
+
+def test_every_stage_is_shown() -> None:
+    shown = re.findall(r"<!-- stage: (\w+) -->", WALKTHROUGH.read_text(encoding="utf-8"))
+    assert shown == list(walkthrough.STAGES)
 
 
 def test_every_verb_is_listed() -> None:
