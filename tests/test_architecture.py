@@ -164,6 +164,12 @@ def loaded_by(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
+@pytest.mark.parametrize("module", [m for m in modules() if stage(m) in ("plan", "targets")])
+def test_printed_text_is_not_looked_into(module: str) -> None:
+    """What is planned and printed is decided on trees."""
+    assert "re" not in {name.partition(".")[0] for name in imports(module)}
+
+
 def test_rendering_needs_no_runtime() -> None:
     names = [m for m in MACHINERY if stage(m) in RENDERING]
     names += [m for m in FAMILIES if own(m)[1] in (None, *OWN_RENDERING)]

@@ -104,7 +104,7 @@ def check_text(program: Program) -> None:
     )
     nodes = [*(b.node for b in program.bindings), *program.results.values()]
     for node in nodes:
-        for number in re.findall(r"(?<![\w.])\d[\d.]*(?:e[+-]?\d+)?", printer.own(node)):
+        for number in re.findall(r"(?<![\w.])\d[\d.]*(?:e[+-]?\d+)?", str(printer.own(node))):
             assert float(number) == 0 or SMALLEST <= float(number) <= GREATEST, number
             assert "." in number or "e" in number or int(number) < 2**31, number
 

@@ -62,7 +62,7 @@ class Function:
     derivative: Callable[..., tuple[Any | None, ...]] | None
     """`None` for functions that are flat wherever they are smooth (comparisons, `floor`) or take integers."""
     spelled: dict[str, Spelling]
-    """By target: `python` is the spec's own syntax, `torch` eager PyTorch, `triton` and `cuda` the kernels."""
+    """By language: `python` is the spec's own syntax, `torch` eager PyTorch, the others those of kernels."""
     callable: bool = True
     """Whether a spec may call it by name; operators are not."""
     fast: dict[str, Spelling] = field(default_factory=dict)
@@ -75,6 +75,18 @@ class Function:
 
 
 LN2 = math.log(2)
+
+MODULES = {"triton": ("tl", ""), "gluon": ("gl", "_hopper")}
+"""Languages that have the same functions: the module of each, and how its own versions of a file's helpers end."""
+
+
+def in_modules(form: str) -> dict[str, str]:
+    """A form in each of these languages: `{tl}` is its module, `{hopper}` the end of a helper's name."""
+    return {
+        language: form.replace("{tl}", module).replace("{hopper}", end)
+        for language, (module, end) in MODULES.items()
+    }
+
 
 # --- type rules ------------------------
 
@@ -182,7 +194,8 @@ def _operator(
     cuda: Spelling | None = None,
 ) -> Function:
     arity = 1 if "{1}" not in python.form else 2
-    spelled = {"python": python, "torch": torch or python, "triton": triton or python, "cuda": cuda or python}
+    spelled = {"python": python, "torch": torch or python, "cuda": cuda or python}
+    spelled |= dict.fromkeys(MODULES, triton or python)
     return Function(name, (arity, arity), typed, reference, derivative, spelled, callable=False)
 
 
@@ -195,20 +208,27 @@ def _function(
     arity: tuple[int, int | None] = (1, 1),
     torch: str | Spelling | None = None,
     triton: str | Spelling | None = None,
+    gluon: str | Spelling | None = None,
     cuda: str | Spelling | None = None,
     fast: str | Spelling | None = None,
 ) -> Function:
+    """`triton` is Gluon's spelling too, with its own module for `{tl}`, where `gluon` is not another."""
     operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
-    forms = {
+    forms: dict[str, str | Spelling] = {
         "python": Spelling(f"{name}({operands})"),
         "torch": torch if torch is not None else f"torch.{name}({operands})",
-        "triton": triton if triton is not None else f"tl.{name}({operands})",
         "cuda": cuda if cuda is not None else f"{name}f({operands})",
     }
+    if isinstance(triton, Spelling):
+        forms |= dict.fromkeys(MODULES, triton)
+    else:
+        forms |= in_modules(triton if triton is not None else f"{{tl}}.{name}({operands})")
+    if gluon is not None:
+        forms["gluon"] = gluon
     spelled = {k: v if isinstance(v, Spelling) else Spelling(v) for k, v in forms.items()}
     cheap = {}
     if fast is not None:
-        cheap = dict.fromkeys(("triton", "cuda"), fast if isinstance(fast, Spelling) else Spelling(fast))
+        cheap = dict.fromkeys((*MODULES, "cuda"), fast if isinstance(fast, Spelling) else Spelling(fast))
     return Function(name, arity, typed, reference, derivative, spelled, fast=cheap)
 
 
@@ -299,7 +319,7 @@ _ROWS = [
         typed=_arithmetic,
         arity=(2, None),
         torch="torch.minimum({0}, {1})",
-        triton="tl.minimum({0}, {1})",
+        triton="{tl}.minimum({0}, {1})",
         cuda="min({0}, {1})",
     ),
     _function(
@@ -309,7 +329,7 @@ _ROWS = [
         typed=_arithmetic,
         arity=(2, None),
         torch="torch.maximum({0}, {1})",
-        triton="tl.maximum({0}, {1})",
+        triton="{tl}.maximum({0}, {1})",
         cuda="max({0}, {1})",
     ),
     # Not the integer `abs` instruction: ptxas 13.0 can miscompile it on Hopper.
@@ -318,7 +338,7 @@ _ROWS = [
         lambda t, x: t.abs(x),
         lambda f, x: (f("where", f("gt", x, 0), 1, f("where", f("lt", x, 0), -1, 0)),),
         typed=_arithmetic,
-        triton="tl.maximum({0}, -({0}))",
+        triton="{tl}.maximum({0}, -({0}))",
         cuda="max({0}, -({0}))",
     ),
     # Exponentials and logarithms.
@@ -333,12 +353,14 @@ _ROWS = [
         lambda t, x: t.tanh(x),
         lambda f, x: (1 - f("tanh", x) ** 2,),
         triton=_helper("tanh", "_tanh({0})"),
+        gluon="_tanh_hopper({0})",
         fast=_helper("tanh_approx", "_tanh_approx({0})"),
     ),
     _function(
         "sigmoid",
         lambda t, x: t.sigmoid(x),
         lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),),
+        gluon="_sigmoid_hopper({0})",
         cuda=_helper("sigmoid", "_sigmoid({0})"),
     ),
     _function(
@@ -347,6 +369,7 @@ _ROWS = [
         lambda f, x: (f("sigmoid", x) * (x * (1 - f("sigmoid", x)) + 1),),
         torch=Spelling("{0} * torch.sigmoid({0})", MUL, MUL),
         triton=_helper("silu", "_silu({0})"),
+        gluon="_silu_hopper({0})",
         cuda=_helper("silu", "_silu({0})"),
     ),
     _function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
@@ -363,7 +386,7 @@ _ROWS = [
         ),
         typed=_arithmetic,
         arity=(3, 3),
-        triton="tl.minimum(tl.maximum({0}, {1}), {2})",
+        triton="{tl}.minimum({tl}.maximum({0}, {1}), {2})",
         cuda="min(max({0}, {1}), {2})",
     ),
     _function(
@@ -371,7 +394,7 @@ _ROWS = [
         lambda t, x: x.to(t.float64),
         lambda f, x: (1,),
         torch="({0}).to(torch.float32)",
-        triton="({0}).to(tl.float32)",
+        triton="({0}).to({tl}.float32)",
         cuda="float({0})",
     ),
 ]

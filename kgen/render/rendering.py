@@ -12,7 +12,6 @@ from kgen.diagnostics import KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp
 from kgen.render.names import apart, clashes
-from kgen.render.unused import without_unused
 from kgen.spec.user_text import UserText
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def _body(env: Environment, source: Source) -> str:
 
 def _file(env: Environment, loaded: Loaded, source: Source, body: str) -> str:
     return stamp(
-        without_unused(body) if source.filename.endswith(".py") else body,
+        body,
         source.filename,
         spec=loaded.spec.name,
         spec_file=UserText(Path(loaded.path).name),

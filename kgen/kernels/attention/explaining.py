@@ -15,6 +15,7 @@ from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.hopper import plan_hopper
+from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.kernels.attention.plan.planning import AttentionPlan, ReadGradient, TileLoop, plan_attention
 from kgen.kernels.attention.plan.tile_reads import element_bounds
@@ -364,7 +365,11 @@ def _tiles(plan: AttentionPlan) -> Iterator[str]:
 
 
 def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
-    hopper = plan_hopper(plan)
+    hopper, missing = plan_hopper(plan), without_kernels(plan)
+    if missing and len(set(missing.values())) == 1 and hopper is None:
+        yield f"  No kernels for Hopper: {next(iter(missing.values()))}."
+    else:
+        yield from (f"  No kernels for Hopper, {name}: {why}." for name, why in missing.items())
     if hopper is None:
         return
     compute = "two" if hopper.forward is None or hopper.forward.chained else "three or two"
@@ -381,6 +386,10 @@ def _on_hopper(plan: AttentionPlan) -> Iterator[str]:
             sizes = f"{tile.BLOCK_M} x {tile.BLOCK_N}"
             least = f", of {hopper.least_keys} keys or more" if tile is hopper.fused else ""
             yield f"  {kernel:<10} {'sm_90, Gluon':<16} {sizes}, each program takes tiles {order}{least}"
+    if any(found.bias for found in hopper.idioms.values()):
+        yield "  The bias grows by the same from key to key: it is where their products of queries and keys begin."
+    if any(found.documents for found in hopper.idioms.values()):
+        yield "  Documents are sorted: their tiles of keys begin with the document of the first query."
 
 
 def _chip(chip: int) -> str:

@@ -1,22 +1,19 @@
-"""How Triton spells an expression of a tile.
+"""How Triton, and Gluon, have an expression of a tile.
 
-A value has tile axes; inside an expression over two axes a vector is written with `[:, None]` or `[None,
-:]`, depending on which
-axis the kernel lays along its rows. Everything else is a lookup in the function table, with brackets where
-precedence asks
-for them.
+A value has tile axes; inside an expression over two axes a vector is written with `[:, None]` or `[None, :]`, depending
+on which axis the kernel lays along its rows. Everything else is a row of the function table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from kgen.expr.functions import ADD, ATOM, BITAND, COMPARE, MUL, SHIFT, TABLE, UNARY
+from kgen.expr.functions import ATOM, BITAND, MUL, SHIFT, TABLE, UNARY
 from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
-from kgen.targets.triton.text import bracketed
+from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, op, row, text, total
 
 
 @dataclass(frozen=True)
@@ -29,11 +26,10 @@ class BufferLayout:
 
 @dataclass
 class Printer:
-    """Prints the expressions of one program.
+    """Writes the expressions of one program as a kernel has them.
 
-    `axes` are those of a tile, and `rows` is the one along its rows. Names in `constants` are compile-time
-    parameters, printed in
-    capitals. `helpers` collects the functions that the file has to define.
+    `axes` are those of a tile, and `rows` is the one along its rows. Names in `constants` are compile-time parameters,
+    printed in capitals. `helpers` collects the functions that the file has to define.
     """
 
     program: Program
@@ -45,137 +41,138 @@ class Printer:
     helpers: set[str] = field(default_factory=set)
     axes: tuple[str, str] = ("q", "kv")
 
-    def tile(self, node: Node) -> str:
+    def tile(self, node: Node) -> Code:
         """The value over the whole tile (it may still be a scalar or a vector that broadcasts)."""
-        return self._print(node, self.axes, 0)
+        return self.over(node, self.axes)
 
-    def own(self, node: Node, context: int = 0) -> str:
-        """The value over exactly the axes that it has, bracketed if it binds less tightly than `context`."""
-        return self._print(node, self.program.place(node).axes, context)
+    def own(self, node: Node) -> Code:
+        """The value over exactly the axes that it has."""
+        return self.over(node, self.program.place(node).axes)
 
-    def over(self, node: Node, axes: tuple[str, ...]) -> str:
-        """The value over some tile axes."""
-        return self._print(node, axes, 0)
-
-    def position(self, node: Node) -> str:
+    def position(self, node: Node) -> Code:
         """A scalar that is known to be between 0 and a length, in 32 bits."""
-        text = self.own(node)
-        return f"{bracketed(text)}.to(tl.int32)" if node.type is Type.LONG else text
+        own = self.own(node)
+        return as_type(own, "int32") if node.type is Type.LONG else own
 
-    def _print(self, node: Node, axes: tuple[str, ...], context: int) -> str:
-        text, binds = self._form(node, axes)
-        return f"({text})" if binds < context else text
-
-    def _form(self, node: Node, axes: tuple[str, ...]) -> tuple[str, int]:
+    def over(self, node: Node, axes: tuple[str, ...]) -> Code:
+        """The value over some tile axes."""
         if isinstance(node, Const):
             return literal(node)
         if isinstance(node, Var):
             if node.name == "inf":
-                return 'float("inf")', ATOM
+                return text('float("inf")')
             if node.name == "HKV":
-                return "HQ // GQA", MUL
-            name = node.name.upper() if node.name in self.constants else node.name
-            return name + self._broadcast(node, axes), ATOM
+                return op("{0} // {1}", "HQ", "GQA", fn="over", binds=MUL, operand=MUL)
+            name = Name(node.name.upper() if node.name in self.constants else node.name)
+            return self._broadcast(name, node, axes)
         if isinstance(node, Read):
             if node.buffer.endswith(FIRST_AT_LEAST):
-                return f"{self.search(node, node)}[0]", ATOM
+                return op("{0}[0]", self.search(node, node))
             return self._load(node, axes)
         return self._call(node, axes)
 
-    def _broadcast(self, var: Var, axes: tuple[str, ...]) -> str:
+    def _broadcast(self, name: Name, var: Var, axes: tuple[str, ...]) -> Code:
         own = self.program.place(var).axes
         if len(axes) < 2 or len(own) != 1:
-            return ""
-        return "[:, None]" if own[0] == self.rows else "[None, :]"
+            return name
+        return column(name) if own[0] == self.rows else along_row(name)
 
-    def _call(self, node: Call, axes: tuple[str, ...]) -> tuple[str, int]:
+    def _call(self, node: Call, axes: tuple[str, ...]) -> Code:
         if node.fn in ("floordiv", "mod") and (short := self._power_of_two(node, axes)):
             return short
         if node.fn == "float" and node.args[0].type.integral:
-            return self._real(node.args[0], self._print(node.args[0], axes, 0)), ATOM
-        row = TABLE[node.fn]
-        spelling = row.fast["triton"] if self.fast_math and "triton" in row.fast else row.spelled["triton"]
+            return self._real(node.args[0], axes)
+        of = TABLE[node.fn]
+        fast = self.fast_math and "triton" in of.fast
+        spelling = of.fast["triton"] if fast else of.spelled["triton"]
         if spelling.helper:
             self.helpers.add(spelling.helper)
-        infix = spelling.binds != ATOM
-        args = [
-            # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
-            self._print(
-                a, axes, spelling.operand + (infix and i > 0 and spelling.binds in (ADD, MUL, COMPARE))
-            )
-            for i, a in enumerate(node.args)
-        ]
-        if row.result is Type.FLOAT and not infix:
-            args = [self._real(a, text) for a, text in zip(node.args, args, strict=True)]
-        return spelling.form.format(*args), spelling.binds
+        args = [self.over(a, axes) for a in node.args]
+        if of.result is Type.FLOAT and spelling.binds == ATOM:
+            args = [self._real(a, axes) for a in node.args]
+        return row(node.fn, *args, fast=fast)
 
-    def _real(self, node: Node, text: str) -> str:
+    def _real(self, node: Node, axes: tuple[str, ...]) -> Code:
         """An operand of a function of reals: Triton's take fp32 tensors, neither integers nor Python's numbers."""
+        own = self.over(node, axes)
         if isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants):
-            return f"tl.full([], {text}, tl.float32)"
-        return f"({text}).to(tl.float32)" if node.type.integral else text
+            return op("{tl}.full([], {0}, {tl}.float32)", own)
+        return row("float", own) if node.type.integral else own
 
-    def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> tuple[str, int] | None:
+    def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> Code | None:
         """`// 2**n` and `% 2**n` are a shift and a mask, with Python's floor for negative numbers too."""
         left, right = node.args
         if not (isinstance(right, Const) and isinstance(right.value, int) and right.value > 0):
             return None
         if right.value & (right.value - 1):
             return None
+        value = self.over(left, axes)
         if node.fn == "floordiv":
-            return f"{self._print(left, axes, ADD)} >> {int(right.value).bit_length() - 1}", SHIFT
-        return f"{self._print(left, axes, BITAND)} & {right.value - 1}", BITAND
+            bits = int(right.value).bit_length() - 1
+            return op("{0} >> {1}", value, bits, fn="shift", binds=SHIFT, operand=SHIFT + 1)
+        return op("{0} & {1}", value, right.value - 1, fn="bits", binds=BITAND, operand=BITAND)
 
     # --- buffers -------------------------------------------------------------------------------------------------
 
-    def address(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> str:
+    def address(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code:
         """`ptr + i * stride + ...`; strides are 64-bit, so that a buffer may pass 2**31 elements."""
-        terms = [f"{self._print(i, axes, MUL)} * stride_{buffer}_{dim}" for dim, i in enumerate(indices)]
-        return " + ".join([f"{buffer}_ptr", *terms])
+        terms = [row("mul", self.over(i, axes), f"stride_{buffer}_{dim}") for dim, i in enumerate(indices)]
+        return total(Name(f"{buffer}_ptr"), *terms)
 
-    def guard(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> str:
-        """The condition under which an element exists, empty when it is known to."""
+    def guard(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code | None:
+        """The condition under which an element exists, None when it is known to."""
         ranges = replace(self.ranges, definitions={b.name: b.node for b in self.program.bindings})
         conditions = []
         for index, size in zip(indices, self.buffers[buffer].shape, strict=True):
-            length = _length(size)
-            text = self._print(index, axes, COMPARE + 1)
+            length, at = _length(size), self.over(index, axes)
             if not ranges.not_negative(index):
-                conditions.append(f"({text} >= 0)")
+                conditions.append(row("ge", at, 0))
             if not ranges.below(index, length):
-                conditions.append(f"({text} < {self.own(length, SHIFT)})")
-        return " & ".join(conditions) if len(conditions) != 1 else conditions[0][1:-1]
+                conditions.append(row("lt", at, self.own(length)))
+        return conjunction(conditions)
 
-    def _load(self, node: Read, axes: tuple[str, ...]) -> tuple[str, int]:
+    def _load(self, node: Read, axes: tuple[str, ...]) -> Code:
         address = self.address(node.buffer, node.indices, axes)
         return self.loaded(node.buffer, address, self.guard(node.buffer, node.indices, axes))
 
-    def loaded(self, buffer: str, address: str, guard: str) -> tuple[str, int]:
+    def loaded(self, buffer: str, address: Code, guard: Code | None) -> Code:
         """The elements of a buffer at an address, as numbers that expressions compute with."""
-        text = f"tl.load({address}, mask={guard}, other=0)" if guard else f"tl.load({address})"
+        value = load(address, guard)
         dtype = self.buffers[buffer].dtype
         if dtype in ("bf16", "fp16"):
-            return f"{text}.to(tl.float32)", ATOM
-        if dtype == "bool":
-            return f"{text} != 0", COMPARE
-        return text, ATOM
+            return as_type(value, "float32")
+        return row("ne", value, 0) if dtype == "bool" else value
 
-    def search(self, first: Read, second: Read) -> str:
+    def search(self, first: Read, second: Read) -> Op:
         """Two searches of one row of a sorted buffer."""
         self.helpers.add("first_at_least")
         buffer = first.buffer.removesuffix(FIRST_AT_LEAST)
         base = self.address(buffer, first.indices[:-1], ())
-        last = len(first.indices) - 1
+        stride = f"stride_{buffer}_{len(first.indices) - 1}"
         size = self.buffers[buffer].shape[-1]
-        values = ", ".join(self._print(node.indices[-1], (), 0) for node in (first, second))
-        return f"_first_at_least({base}, stride_{buffer}_{last}, {size}, {values})"
+        return first_at_least(base, stride, size, *(self.over(n.indices[-1], ()) for n in (first, second)))
+
+
+def first_at_least(row: Code, stride: str, size: int | str, a: Code, b: Code) -> Op:
+    """Where the elements of a sorted row first are at least a, and at least b."""
+    return op("_first_at_least{hopper}({0}, {1}, {2}, {3}, {4})", row, stride, size, a, b, fn=FIRST_AT_LEAST)
+
+
+def column(value: Code | str) -> Code:
+    """A vector along the rows of a tile."""
+    return op("{0}[:, None]", value, fn="column")
+
+
+def along_row(value: Code | str) -> Code:
+    """A vector along the columns of a tile."""
+    return op("{0}[None, :]", value, fn="row")
 
 
 def _length(size: int | str) -> Node:
     return Const(size, Type.INT) if isinstance(size, int) else Var(size, Type.INT)
 
 
-def literal(node: Const) -> tuple[str, int]:
+def literal(node: Const) -> Code:
     """A number as Python writes it; a negative one binds like a unary minus."""
-    text = repr(node.value)
-    return text, UNARY if text.startswith("-") else ATOM
+    written = repr(node.value)
+    return text(written, UNARY if written.startswith("-") else ATOM)

@@ -1,8 +1,7 @@
-"""Small work on emitted text: brackets, wrapped lists."""
+"""Small work on emitted text: wrapped lists, names of types."""
 
 from __future__ import annotations
 
-import re
 import textwrap
 
 WIDTH = 112
@@ -29,38 +28,3 @@ def wrapped(items: list[str], indent: int) -> str:
         break_on_hyphens=False,
     )
     return textwrap.indent(text.replace("\0", " "), " " * indent)
-
-
-def at_first_use(lines: list[str], definitions: list[str]) -> list[str]:
-    """Lines with each definition ahead of the first that uses it, or at the end."""
-    lines = list(lines)
-    for definition in definitions:
-        name = definition.partition(" = ")[0]
-        if name == "mask":  # bindings are made of its parts, and loads have a `mask=`
-            lines.append(definition)
-            continue
-        uses = (i for i, line in enumerate(lines) if name in re.findall(r"\w+", line.partition(" = ")[2]))
-        lines.insert(next(uses, len(lines)), definition)
-    return lines
-
-
-def value_of(line: str) -> str:
-    return line.partition(" = ")[2]
-
-
-def bracketed(text: str) -> str:
-    """In brackets unless it is a name, a number, a call or a subscript."""
-    if re.fullmatch(r"[\w.]+(\[[^\[\]]*\])?", text):
-        return text
-    if re.match(r"[\w.]+\(", text) and _closes_at_end(text):
-        return text
-    return f"({text})"
-
-
-def _closes_at_end(text: str) -> bool:
-    depth = 0
-    for i, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if depth == 0 and c == ")":
-            return i == len(text) - 1
-    return False

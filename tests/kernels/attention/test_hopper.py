@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 from apart import interpreted
 from linting import wrong_names
 
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.inputs import Case
+from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
 from kgen.verify.compiling import compile_specs
@@ -629,12 +631,22 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
         ("mla_prefill", ALL, {"dkdv"}),
     ],
 )
-def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path) -> None:
+def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path, verdict: Any) -> None:
     """Bytes a thread of all partitions; they lie outside of the innermost loops, or are few there."""
     spec = _spec(name)
     (tmp_path / name).mkdir()
-    for file, text in render_spec(load(spec)).items():
-        (tmp_path / name / file).write_text(text)
+    emitted = render_spec(load(spec))
+    bodies = [without_inputs(text.encode()).decode() for text in emitted.values()]
+    with verdict("\n".join([triton.__version__, *bodies])) as due:
+        if due:
+            _spills_little(spec, emitted, kernels, without, tmp_path)
+
+
+def _spills_little(
+    spec: Path, emitted: dict[str, str], kernels: set[str], without: set[str], tmp_path: Path
+) -> None:
+    for file, text in emitted.items():
+        (tmp_path / spec.stem / file).write_text(text)
     rows = compile_specs([load(spec)], tmp_path, ["sm_90"], targets=["triton"])
     spills = {row["kernel"]: row["spills"] for row in rows if "_hopper_" in row["kernel"]}
     assert spills.keys() == {f"_{kernel}_hopper_kernel" for kernel in kernels}

@@ -5,38 +5,36 @@ registers a thread and scores of as many, and what streams past both goes throug
 half of the accumulators, so forward has three consumers, and dk and dv keep K and V in registers. Of heads of 256
 each consumer of dk and dv has one of them, and what one computes and the other wants goes through shared memory.
 So it is of keys of 192 columns with values of 128 (latent attention), whose last 64 are tiles of their own, and a
-second product. Heads of fewer columns have tiles of the next width, filled up with zeros. What TMA cannot load or must
-not keeps the kernels for every chip: rows that only the mask hides may hold NaN. Those that are the keys past an end
-are taken: one tile has some, which are made zeros in shared memory.
+second product. Heads of fewer columns have tiles of the next width, filled up with zeros. What they ask of a plan is in
+`hopper_conditions.py`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kgen.expr.algebra import LOG2E, Algebra
 from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import TILE, Binding
-from kgen.expr.mask_form import conjuncts
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
-from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
+from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables
+from kgen.expr.softmax_form import QK
+from kgen.kernels.attention.plan.hopper_conditions import (
+    BROAD,
+    WIDTHS,
+    pair_of,
+    tailed,
+    width_of,
+    without_kernels,
+)
+from kgen.kernels.attention.plan.idioms import Idioms, documents, linear_bias
 from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
 
-WIDTHS = (64, 128)
-BROAD = 256
-"""Columns of heads of whose dk and dv a consumer has registers for one."""
-TAIL = 64
-"""Columns that keys may have more than values of 128."""
-LEAST_PAGE = 16
-"""Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""
 
 
-HEADS = Var("b", Type.INT), Var("h", Type.INT)
-PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Of an element of what is read for each pair of positions."""
 PAIR_ROOM = 2**16
 """Bytes of shared memory for its tiles."""
 
@@ -95,6 +93,10 @@ class HopperTile:
         return not self.broad and (self.BLOCK_N == HALF or not self.chained)
 
 
+NARROW_FORWARD = HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
+"""Of heads of 64."""
+
+
 @dataclass(frozen=True)
 class HopperPlan:
     """The kernels for Hopper of one plan: each where it was faster than the kernel for every chip. That of dq is only
@@ -111,14 +113,14 @@ class HopperPlan:
     """Whether keys past an end that only the mask knows may be in a tile."""
     pair: Binding | None
     """Of forward: what it reads for each pair of a query and a key."""
-    begins_anywhere: bool
-    """Of forward: whether its tiles of keys may begin at any key."""
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     width: int
     """Columns of a tile of V, and of Q and K but for their tail: TMA makes zeros of those that heads lack."""
     tail: int
     """Columns of Q and K past those of V."""
+    idioms: Mapping[str, Idioms]
+    """Of the loops over keys, of forward and of dq."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
@@ -140,18 +142,22 @@ class HopperPlan:
 
 def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     """The kernels for Hopper; None where there are none."""
+    missing = without_kernels(plan)
+    backward = plan.backward and "backward" not in missing
+    if "forward" in missing and not backward:
+        return None
     hidden = plan.kv.live != plan.kv.bound
-    if not _made_for(plan, plan.forward) or (hidden and not _ends_the_keys(plan)):
-        return None
-    width, mask, varlen = _width(plan), plan.problem.mask, plan.problem.varlen
+    width, mask, varlen = width_of(plan), plan.problem.mask, plan.problem.varlen
     assert width is not None
-    wide = width >= max(WIDTHS)
-    backward, pair = _backward(plan), _pair(plan)
-    # Of heads of 64, forward is 2 to 5 % faster with long ranges and 10 % slower with windows, dq 5 % slower.
-    forward = _forward_tile(plan, pair) if wide else _narrow_forward_tile(plan)
-    pages = plan.spec.paged_kv
-    if forward is None and not backward:
-        return None
+    wide, pair, pages = width >= max(WIDTHS), pair_of(plan), plan.spec.paged_kv
+    forward = None if "forward" in missing else _forward_tile(plan, pair) if wide else NARROW_FORWARD
+    begins_anywhere = (
+        plan.self_attention
+        and pair is None
+        and pages is None
+        and not (hidden or varlen or plan.forward.listed)
+    )
+    over_keys = {"forward": plan.forward} | ({"dq": plan.dq} if plan.dq is not None else {})
     return HopperPlan(
         forward=forward,
         dq=_dq_tile(plan, width) if backward and wide else None,
@@ -160,10 +166,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         dynamic=mask != "all" or varlen or hidden,
         hidden_keys=hidden,
         pair=pair,
-        begins_anywhere=plan.self_attention
-        and pair is None
-        and pages is None
-        and not (hidden or varlen or plan.forward.listed),
+        idioms={name: _idioms(plan, loop, begins_anywhere) for name, loop in over_keys.items()},
         page_rows=min(pages.page_size, forward.BLOCK_N)
         if pages is not None and forward is not None
         else None,
@@ -173,14 +176,21 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
     )
 
 
+def _idioms(plan: AttentionPlan, loop: TileLoop, begins_anywhere: bool) -> Idioms:
+    """The product begins with a bias where scores are multiplied by a positive number alone; documents are searched for
+    where tiles of keys may begin at any key."""
+    scaled = plan.form.core == QK and plan.form.positive
+    return Idioms(linear_bias(loop) if scaled else None, documents(loop) if begins_anywhere else None)
+
+
 def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     mask = plan.problem.mask
     # Ends of a range are masked, so short ranges want short tiles.
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
-    broad, tailed = _width(plan) == BROAD, _tailed(plan)
-    if tailed:
+    broad, wider = width_of(plan) == BROAD, tailed(plan)
+    if wider:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
     if broad:
         keys, slots, fewer = 64, 2, 0
@@ -194,15 +204,9 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
         *registers,
         fewer_values=fewer,
         broad=broad,
-        out_in_halves=broad or tailed,
+        out_in_halves=broad or wider,
         least=math.ceil(most - ROOM) if most is not None and most <= MOST else None,
     )
-
-
-def _narrow_forward_tile(plan: AttentionPlan) -> HopperTile | None:
-    if not plan.problem.light or plan.problem.varlen or plan.problem.score == "reads":
-        return None
-    return HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
 
 
 def _most(plan: AttentionPlan) -> float | None:
@@ -221,33 +225,10 @@ def _most(plan: AttentionPlan) -> float | None:
     return float(most) if most.is_number else None
 
 
-def _backward(plan: AttentionPlan) -> bool:
-    loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
-    hidden = plan.kv.live != plan.kv.bound
-    clears = not hidden or (_width(plan) != min(WIDTHS) and not _tailed(plan) and _clears_for_all(plan))
-    return bool(loops) and clears and _sums_by_row(plan) and all(_made_for(plan, loop) for loop in loops)
-
-
-def _sums_by_row(plan: AttentionPlan) -> bool:
-    """Whether gradients of buffers are sums over keys alone, of which the kernel of dq keeps one for each row."""
-    of_queries = plan.dq.gradients if plan.dq is not None else ()
-    of_keys = plan.dkdv.gradients if plan.dkdv is not None else ()
-    return all(g.along == "q" for g in of_queries) and not of_keys
-
-
-def _clears_for_all(plan: AttentionPlan) -> bool:
-    """Whether all kernels have the ends of the keys by one name, and all heads that share keys have one end."""
-    ends = [c.args[1] for c in conjuncts(plan.kv.live) if isinstance(c, Call)]
-    known = all(
-        not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
-    )
-    return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
-
-
 def _dq_tile(plan: AttentionPlan, width: int) -> HopperTile:
     if width == BROAD:
         return HopperTile(2 * HALF, HALF, 2)
-    return HopperTile(2 * HALF, HALF, 3 if _tailed(plan) else 4)
+    return HopperTile(2 * HALF, HALF, 3 if tailed(plan) else 4)
 
 
 def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
@@ -255,7 +236,7 @@ def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
         return HopperTile(HALF, 2 * HALF, 4, halves=True)
     if width == BROAD:
         return HopperTile(HALF, HALF, 2)
-    if _tailed(plan):
+    if tailed(plan):
         return HopperTile(HALF, HALF, 3)
     return HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
 
@@ -274,80 +255,5 @@ def _fused(plan: AttentionPlan) -> bool:
     end is the scale alone. Not of documents, short as they are: two kernels were ahead, or level."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     plain = all(_light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
-    registers = _width(plan) != BROAD and not _tailed(plan)
+    registers = width_of(plan) != BROAD and not tailed(plan)
     return plain and registers and not plan.problem.varlen and plan.problem.mask != "search"
-
-
-def _tailed(plan: AttentionPlan) -> bool:
-    return plan.spec.head_dim.qk > plan.spec.head_dim.v
-
-
-def _width(plan: AttentionPlan) -> int | None:
-    """The columns of a tile. Heads that do not fill it have rows that begin at multiples of 16 bytes, as TMA wants."""
-    qk, v = plan.spec.head_dim.qk, plan.spec.head_dim.v
-    if (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)):
-        return v
-    fitting = [width for width in (*WIDTHS, BROAD) if width // 2 < v <= width]
-    return fitting[0] if fitting and qk == v and v % 8 == 0 else None
-
-
-def _made_for(plan: AttentionPlan, loop: TileLoop) -> bool:
-    spec, width = plan.spec, _width(plan)
-    if width is None or spec.dtype not in ("bf16", "fp16"):
-        return False
-    tailed, paged = _tailed(plan), spec.paged_kv is not None
-    # Q, K and V leave no room for what is read for each pair.
-    if (tailed or width == BROAD) and _reads_pairs(plan, loop):
-        return False
-    # Ahead of a function of scores hidden keys are cleared: they would be in two tiles of K.
-    if tailed and (paged or (plan.form.core != QK and plan.kv.live != plan.kv.bound)):
-        return False
-    hidden = plan.q.live != plan.q.bound
-    # A list has a row for each 128 queries, as many as two consumers have.
-    lists = loop.listed and width >= max(WIDTHS) and not (spec.varlen or paged)
-    ranges = lists if loop.listed else len(loop.spans) == 1
-    elsewhere = not ranges or "forward" not in spec.passes
-    small_pages = spec.paged_kv is not None and spec.paged_kv.page_size < LEAST_PAGE
-    reads_otherwise = _reads_pairs(plan, loop) and (loop is not plan.forward or _pair(plan) is None)
-    return not (hidden or elsewhere or small_pages or reads_otherwise)
-
-
-def _reads_pairs(plan: AttentionPlan, loop: TileLoop) -> bool:
-    """Whether scores read a buffer for each pair of positions."""
-    scored = any(
-        b.place == TILE and reads(b.node) and not b.roots <= {"mask", "inner_live"}
-        for b in loop.program.bindings
-    )
-    return scored or plan.problem.score == "reads"
-
-
-def _pair(plan: AttentionPlan) -> Binding | None:
-    """What scores read for each pair of positions, if that is the one such read and TMA can have tiles of it: its last
-    indices are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
-    spec, program = plan.spec, plan.forward.program
-    found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
-    if len(found) != 1 or spec.varlen or plan.forward.listed or plan.kv.live != plan.kv.bound:
-        return None
-    (pair,) = found
-    if pair.roots & {"mask", "inner_live"} or not isinstance(pair.node, Read):
-        return None
-    if spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
-        return None
-    before, last = pair.node.indices[:-2], pair.node.indices[-2:]
-    simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
-    return pair if simple and last == (Q_IDX, KV_IDX) else None
-
-
-def _ends_the_keys(plan: AttentionPlan) -> bool:
-    """Whether the conditions on keys alone are ends of them, which the range of keys knows: what they hide from every
-    query is then past the last key of a range."""
-    ends = all(
-        isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
-        for c in conjuncts(plan.kv.live)
-    )
-    # In a list the last key is anywhere.
-    return ends and plan.problem.mask not in ("scan", "listed")
-
-
-def _is_whole(end: Node) -> bool:
-    return end.type.integral and "kv_idx" not in variables(end)

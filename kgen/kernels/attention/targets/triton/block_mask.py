@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 
+from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
@@ -12,6 +14,7 @@ from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.arguments import number_lines
+from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, printed, row, uses_of
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import wrapped
 
@@ -21,10 +24,10 @@ _TYPES = {"int": "int", "float": "float"}
 
 def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: LauncherFields) -> dict[str, object]:
     """The names of the kernels that list blocks, and of the functions around them."""
-    kernel = _kernel(mask, kernels)
+    kernel, used = _kernel(mask, kernels)
     buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
     scalars = [n for n in kernels.runtime if n in variables(mask.condition)]
-    words = set(re.findall(r"\w+", str(kernel))) | {"SQ", "SK"}
+    words = used | {"SQ", "SK"}
     sizes = [n for n in (*kernels.sizes, *scalars) if n in words]
     grouped = "GQA" in words
     strides = [p for b in buffers for p in kernels.problem if p == f"{b}_ptr" or p.startswith(f"stride_{b}_")]
@@ -63,8 +66,8 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     }
 
 
-def _kernel(mask: BlockMask, kernels: KernelFields) -> dict[str, object]:
-    """The lines of the kernel that decides what is left of each block."""
+def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], frozenset[str]]:
+    """The lines of the kernel that decides what is left of each block, and the names that they use."""
 
     def printer(program: Program) -> Printer:
         return Printer(
@@ -77,26 +80,31 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> dict[str, object]:
             kernels.helpers,
         )
 
-    def lines(bindings: list[Binding], of: Printer) -> list[str]:
-        return [f"{b.name} = {of.over(b.node, b.place.axes)}" for b in bindings]
+    def lines(bindings: list[Binding], of: Printer) -> list[Statement]:
+        return [assign(b.name, of.over(b.node, b.place.axes)) for b in bindings]
 
     decision, evaluation = printer(mask.decision), printer(mask.evaluation)
     bounds = _Bounds(mask, decision)
     possible, certain = bounds.decide(mask.pairs)
     # Blocks past the last one are the last one again.
-    possible = _both("(blocks < kv_blocks)", possible)
+    possible = _both(op("({0})", row("lt", "blocks", "kv_blocks")), possible)
     if mask.decision.results["some"] != TRUE:
-        possible = _both(f"({decision.own(mask.decision.results['some'])})", possible)
+        possible = _both(op("({0})", decision.own(mask.decision.results["some"])), possible)
     pair_lines = lines(list(mask.evaluation.bindings), evaluation)
     result = evaluation.tile(mask.evaluation.results["mask"])
-    words = set(re.findall(r"\w+", "\n".join([*pair_lines, result])))
-    passed = [n for n in ("b", "h", *kernels.problem) if n in words]
-    return {
-        "plane": _plane(mask),
-        "rows": lines(mask.decision.before_loop(), decision) + bounds.lines(in_loop=False),
-        "columns": lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True),
+    passed = [n for n in ("b", "h", *kernels.problem) if n in uses_of([*pair_lines, result])]
+    decided = [c for c in (possible, certain) if isinstance(c, Code)]
+    deciding = uses_of(decided)
+    rows = lines(mask.decision.before_loop(), decision) + bounds.lines(in_loop=False, used=deciding)
+    columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True, used=deciding)
+    plane = _plane(mask)
+    used = uses_of([*plane, *rows, *columns, *pair_lines, result, *decided]) | {*passed}
+    fields: dict[str, object] = {
+        "plane": plane,
+        "rows": rows,
+        "columns": columns,
         "possible": possible,
-        "certain": "" if certain == "False" else certain,
+        "certain": certain,
         "pair_params": ", ".join(
             ["q_start", "kv_start", *(n + ": tl.constexpr" * (n == "GQA") for n in passed)]
         ),
@@ -104,6 +112,26 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> dict[str, object]:
         "pair_lines": pair_lines,
         "mask": result,
     }
+    return printed(fields), used
+
+
+@dataclass
+class _Side:
+    """A side of a comparison, whose least and greatest values in a block decide."""
+
+    name: str
+    in_loop: bool
+    named: list[Statement]
+    value: Code
+
+    def lines(self, used: Set[str]) -> list[Statement]:
+        """What makes those that are used."""
+        form = "({0}, 1, keep_dims=True)" if self.in_loop else "({0})"
+        ends = [end for end in ("min", "max") if f"{self.name}_{end}" in used]
+        if not ends:
+            return []
+        values = tuple(op(f"{{tl}}.{end}{form}", self.value) for end in ends)
+        return [*self.named, Assign(tuple(f"{self.name}_{end}" for end in ends), values)]
 
 
 class _Bounds:
@@ -115,33 +143,33 @@ class _Bounds:
     def __init__(self, mask: BlockMask, printer: Printer) -> None:
         self.mask = mask
         self.printer = printer
-        self.found: dict[str, tuple[bool, list[str]]] = {}
+        self.found: dict[str, _Side] = {}
 
-    def lines(self, in_loop: bool) -> list[str]:
-        """The bounds that were asked for, of rows or of columns."""
-        return [line for of, lines in self.found.values() if of == in_loop for line in lines]
+    def lines(self, in_loop: bool, used: Set[str]) -> list[Statement]:
+        """The bounds that are used, of rows or of columns."""
+        return [line for side in self.found.values() if side.in_loop == in_loop for line in side.lines(used)]
 
-    def decide(self, node: Node) -> tuple[str, str]:
+    def decide(self, node: Node) -> tuple[Code | bool, Code | bool]:
         """That the condition is possible in a block, and that it is certain."""
         if node in self.mask.sides:
             if node == TRUE:
-                return "True", "True"
-            return f"({self._end(node, 'max')} != 0)", f"({self._end(node, 'min')} != 0)"
+                return True, True
+            most, least = (row("ne", self._end(node, end), 0) for end in ("max", "min"))
+            return op("({0})", most), op("({0})", least)
         if not isinstance(node, Call):
-            return "True", "False"
+            return True, False
         if node.fn in ("and", "or"):
             (p, c), (q, d) = (self.decide(a) for a in node.args)
             return (_both(p, q), _both(c, d)) if node.fn == "and" else (_either(p, q), _either(c, d))
         if node.fn not in _COMPARED:
-            return "True", "False"
-        ends = [(self._bound(a, "min"), self._bound(a, "max")) for a in node.args]
-        if any(end is None for pair in ends for end in pair):
-            return "True", "False"
-        (a, z), (b, y) = ends
-        possible, certain = (form.format(a=a, z=z, b=b, y=y) for form in _COMPARED[node.fn])
-        return f"({possible})", f"({certain})"
+            return True, False
+        (a, z), (b, y) = ((self._bound(x, "min"), self._bound(x, "max")) for x in node.args)
+        if a is None or z is None or b is None or y is None:
+            return True, False
+        possible, certain = _COMPARED[node.fn](a, z, b, y)
+        return op("({0})", possible), op("({0})", certain)
 
-    def _bound(self, node: Node, end: str) -> str | None:
+    def _bound(self, node: Node, end: str) -> Code | None:
         if not node.type.integral:
             return None
         if node in self.mask.sides:
@@ -151,54 +179,67 @@ class _Bounds:
         other = {"min": "max", "max": "min"}[end]
         if node.fn == "neg":
             inner = self._bound(node.args[0], other)
-            return None if inner is None else f"(-{inner})"
+            return None if inner is None else op("(-{0})", inner)
         left, right = (
             self._bound(a, end if node.fn == "add" or not i else other) for i, a in enumerate(node.args)
         )
-        sign = "+" if node.fn == "add" else "-"
-        return None if left is None or right is None else f"({left} {sign} {right})"
+        return None if left is None or right is None else op("({0})", row(node.fn, left, right))
 
-    def _end(self, node: Node, end: str) -> str:
+    def _end(self, node: Node, end: str) -> Code:
         """The least or greatest value of a side in a block."""
         name = self.mask.sides[node]
         result = self.mask.decision.results[name]
         place = self.mask.decision.place(result)
-        text = self.printer.own(result)
+        value = self.printer.own(result)
         if not place.axes:
-            return text if re.fullmatch(r"\w+", text) else f"({text})"
-        value = f"({text}).to(tl.int32)" if node.type is Type.BOOL else text
-        named = [] if re.fullmatch(r"\w+", value) else [f"{name} = {value}"]
-        over = f"{name if named else value}{', 1, keep_dims=True' if place.in_loop else ''}"
-        both = f"{name}_min, {name}_max = tl.min({over}), tl.max({over})"
-        self.found[name] = place.in_loop, [*named, both]
-        return f"{name}_{end}"
+            return value if _is_named(value) else op("({0})", value)
+        if node.type is Type.BOOL:
+            value = op("({0}).to({tl}.int32)", value)
+        named = list[Statement]()
+        if not _is_named(value):
+            named, value = [assign(name, value)], Name(name)
+        self.found[name] = _Side(name, place.in_loop, named, value)
+        return Name(f"{name}_{end}")
+
+
+def _is_named(value: Code) -> bool:
+    """Whether a value is a name or a number, and wants no other name."""
+    return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
 
 
 # Of a comparison, for operands within [a, z] and [b, y]: whether it can hold, and whether it must.
-_COMPARED = {
-    "lt": ("{a} < {y}", "{z} < {b}"),
-    "le": ("{a} <= {y}", "{z} <= {b}"),
-    "gt": ("{z} > {b}", "{a} > {y}"),
-    "ge": ("{z} >= {b}", "{a} >= {y}"),
-    "eq": ("({a} <= {y}) & ({b} <= {z})", "({a} == {y}) & ({b} == {z})"),
-    "ne": ("({a} != {y}) | ({b} != {z})", "({z} < {b}) | ({y} < {a})"),
+_COMPARED: dict[str, Callable[[Code, Code, Code, Code], tuple[Code, Code]]] = {
+    "lt": lambda a, z, b, y: (row("lt", a, y), row("lt", z, b)),
+    "le": lambda a, z, b, y: (row("le", a, y), row("le", z, b)),
+    "gt": lambda a, z, b, y: (row("gt", z, b), row("gt", a, y)),
+    "ge": lambda a, z, b, y: (row("ge", z, b), row("ge", a, y)),
+    "eq": lambda a, z, b, y: (
+        row("and", row("le", a, y), row("le", b, z)),
+        row("and", row("eq", a, y), row("eq", b, z)),
+    ),
+    "ne": lambda a, z, b, y: (
+        row("or", row("ne", a, y), row("ne", b, z)),
+        row("or", row("lt", z, b), row("lt", y, a)),
+    ),
 }
 
 
-def _both(a: str, b: str) -> str:
-    if "False" in (a, b):
-        return "False"
-    return b if a == "True" else a if b == "True" else f"{a} & {b}"
+def _both(a: Code | bool, b: Code | bool) -> Code | bool:
+    if a is False or b is False:
+        return False
+    return b if a is True else a if b is True else row("and", a, b)
 
 
-def _either(a: str, b: str) -> str:
-    if "True" in (a, b):
-        return "True"
-    return b if a == "False" else a if b == "False" else f"({a} | {b})"
+def _either(a: Code | bool, b: Code | bool) -> Code | bool:
+    if a is True or b is True:
+        return True
+    return b if a is False else a if b is False else op("({0})", row("or", a, b))
 
 
-def _plane(mask: BlockMask) -> list[str]:
+def _plane(mask: BlockMask) -> list[Statement]:
     """Whose rows a program makes."""
+    number = over("row", "q_blocks")
     if mask.by_batch and mask.by_head:
-        return ["b, h = row // q_blocks // HQ, row // q_blocks % HQ"]
-    return [f"{'b' if mask.by_batch else 'h'} = row // q_blocks"] * (mask.by_batch or mask.by_head)
+        head = op("{0} % {1}", number, "HQ", binds=MUL, operand=MUL)
+        return [Assign(("b", "h"), (over(number, "HQ"), head))]
+    return [assign("b" if mask.by_batch else "h", number)] * (mask.by_batch or mask.by_head)

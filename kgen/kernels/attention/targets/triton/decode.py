@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from kgen.expr.algebra import LOG2E, call
@@ -13,10 +12,26 @@ from kgen.expr.nodes import Const, Type
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.planning import Chunk
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, streamed_columns
+from kgen.targets.code import (
+    NOTHING,
+    Code,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    cdiv,
+    load,
+    maximum,
+    op,
+    over,
+    row,
+    uses_of,
+)
+from kgen.targets.triton.printer import column
 from kgen.targets.triton.text import wrapped
 
 ZERO = Const(0, Type.INT)
-_SEEN = "kv_live = tl.max(mask.to(tl.int32), 0) > 0  # some row sees it"
+_SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
 
 
 def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
@@ -27,7 +42,7 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
     spans, lines, used = _live_tiles(plan, kernels)
     rest = _row_rest(plan, kernels)
     seen = [_SEEN] if plan.hidden_by_head else []
-    guard = "kv_live[:, None]" if seen or attention.kv.live != TRUE else ""
+    guard = column("kv_live") if seen or attention.kv.live != TRUE else None
     runtime = [n for n in kernels.problem if n in kernels.runtime]
     fixed = ["B", "HQ", "SQ", "SK", *runtime, "splits"]
     return loop | {
@@ -49,7 +64,7 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "spans": spans,
         "row_rest": rest,
         "row_rest_of_rows": loop["row_rest"],
-        "tile_of_row": plan.balanced or "q_start" in rest,
+        "tile_of_row": plan.balanced or "q_start" in rest.names,
         "merged": [_merged(c) for c in attention.v_chunks],
         "no_specialize": f"do_not_specialize={fixed!r}".replace("'", '"'),
         "alone": plan.alone,
@@ -57,24 +72,27 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
     }
 
 
-def _live_tiles(plan: DecodePlan, kernels: KernelFields) -> tuple[list[dict[str, str]], list[str], list[str]]:
+def _live_tiles(
+    plan: DecodePlan, kernels: KernelFields
+) -> tuple[list[dict[str, str]], list[Statement], list[str]]:
     """The spans of a row tile in whole KV tiles, ascending and apart: names, lines, and what the lines use."""
     loop = plan.attention.forward
     printer = kernels.printer(loop)
     spans: list[dict[str, str]] = []
-    lines: list[str] = []
+    lines: list[Statement] = []
     several = len(loop.spans) > 1
     for number, span in enumerate(loop.spans, 1):
         tag = f"_{number}" if several else ""
         first, end, before = f"first{tag}", f"end{tag}", spans[-1]["end"] if spans else "0"
-        start = before
+        start: Code = Name(before)
         if span.lo != ZERO:
-            lines.append(f"kv_lo = {printer.position(span.lo)}")
-            start = f"tl.maximum(kv_lo // BLOCK_N, {before})" if spans else "kv_lo // BLOCK_N"
+            lines.append(assign("kv_lo", printer.position(span.lo)))
+            start = over("kv_lo", "BLOCK_N")
+            start = maximum(start, before) if spans else start
         lines += [
-            f"kv_hi = {printer.position(span.hi)}",
-            f"{first} = {start}",
-            f"{end} = tl.maximum(tl.cdiv(kv_hi, BLOCK_N), {first})",
+            assign("kv_hi", printer.position(span.hi)),
+            assign(first, start),
+            assign(end, maximum(cdiv("kv_hi", "BLOCK_N"), first)),
         ]
         tiles = f"{end} - {first}"
         begin, stop = ("tl.maximum(begin, 0)", f"tl.minimum(stop, {tiles})") if several else ("begin", "stop")
@@ -87,36 +105,37 @@ def _live_tiles(plan: DecodePlan, kernels: KernelFields) -> tuple[list[dict[str,
                 "rest": f"begin, stop = begin - ({tiles}), stop - ({tiles})" * (number < len(loop.spans)),
             }
         )
-    words = set(re.findall(r"\w+", "\n".join(lines)))
-    return spans, lines, [n for n in kernels.problem if n in words]
+    used = uses_of(lines)
+    return spans, lines, [n for n in kernels.problem if n in used]
 
 
-def _row_rest(plan: DecodePlan, kernels: KernelFields) -> str:
+def _row_rest(plan: DecodePlan, kernels: KernelFields) -> Code:
     """What the log-sum-exp of a single row gets back, ` + ...`; empty without."""
     rest = plan.attention.form.row_rest
     if rest is None:
-        return ""
+        return NOTHING
     alone = kernels.printer(plan.attention.forward, hoist({}, {}))
-    return f" + {alone.own(call('mul', LOG2E, rest), MUL)}"
+    return op(" + {0}", alone.own(call("mul", LOG2E, rest)), operand=MUL)
 
 
-def _page_lines(plan: DecodePlan) -> list[str]:
+def _page_lines(plan: DecodePlan) -> list[Statement]:
     """Where a tile of keys begins, or each of its keys where they are in several pages."""
     if plan.page_size is None:
         return []
-    at, guard = ("kv_start", "") if plan.page_per_tile else ("kv_idx", ", mask=kv_live, other=0")
-    size = plan.page_size
-    table = f"block_table_ptr + {at} // {size} * stride_tp"
-    return [
-        f"page = tl.load({table}{guard}).to(tl.int64)",
-        f"k_page = page * stride_kp + {at} % {size} * stride_ks",
-        f"v_page = page * stride_vp + {at} % {size} * stride_vs",
-    ]
+    at, size = "kv_start" if plan.page_per_tile else "kv_idx", plan.page_size
+    entry = row("add", "block_table_ptr", row("mul", over(at, size), "stride_tp"))
+    page = as_type(load(entry, None if plan.page_per_tile else Name("kv_live")), "int64")
+    slot = op("{0} % {1}", at, size, binds=MUL, operand=MUL)
+
+    def rows(x: str) -> Code:
+        return row("add", row("mul", "page", f"stride_{x}p"), row("mul", slot, f"stride_{x}s"))
+
+    return [assign("page", page), *(assign(f"{x}_page", rows(x)) for x in ("k", "v"))]
 
 
 def _loads(
-    plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], kernels: KernelFields, guard: str
-) -> list[dict[str, str]]:
+    plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], kernels: KernelFields, guard: Code | None
+) -> list[dict[str, Any]]:
     """The addresses of a tile of K or V, one block of columns after the other, and what guards them."""
     loads = []
     for chunk in chunks:

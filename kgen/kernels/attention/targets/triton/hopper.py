@@ -7,17 +7,16 @@ the index vectors that the templates make.
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
-from kgen.expr.softmax_form import QK
+from kgen.expr.functions import MUL
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
-from kgen.kernels.attention.plan.planning import AttentionPlan
+from kgen.kernels.attention.plan.idioms import LinearBias
+from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import (
-    linear_bias,
-    lines_needed,
     own_range,
     passed_names,
     tile_lines,
@@ -38,6 +37,27 @@ from kgen.kernels.attention.targets.triton.hopper_reads import (
 )
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import in_items
+from kgen.targets.code import (
+    GLUON,
+    Assign,
+    Code,
+    Name,
+    Op,
+    Statement,
+    assign,
+    calls,
+    codes,
+    minimum,
+    needed,
+    op,
+    over,
+    printed,
+    renamed,
+    row,
+    times,
+    uses_of,
+    walk,
+)
 from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
@@ -51,7 +71,6 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
     # Lengths of packed sequences are told with each item of work.
     known = [*problem, *("SQ", "SK") * kernels.packed]
-    scaled = plan.form.core == QK and plan.form.positive
     loops = {}
     paired = pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
     if hopper.forward is not None:
@@ -59,18 +78,23 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         if hopper.pair is not None:
             scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=hopper.pair)
             fields = fields | {"score_lines": [paired["line"], *scores["score_lines"]]}
-        loops["forward"] = _forward(fields, known, hopper, scaled)
+        loops["forward"] = _forward(fields, plan.forward, kernels, known, hopper)
     if hopper.dq is not None:
-        fields = context["dq"] | (from_first_key(context["dq"]) if hopper.begins_anywhere else {})
+        assert plan.dq is not None
+        fields, found = context["dq"], hopper.idioms["dq"]
+        if found.documents is not None:
+            fields = fields | from_first_key(fields, found.documents, plan.dq, kernels)
         begun, tailed = not hopper.broad, hopper.tail > 0
-        loops["dq"] = _of_queries(fields, known, hopper.dq, scaled, apart=False, begun=begun, tailed=tailed)
+        bias = _bias(found.bias, plan.dq, kernels)
+        loops["dq"] = _of_queries(fields, known, hopper.dq, bias, apart=False, begun=begun, tailed=tailed)
         loops["dq"] |= _rings_of_dq(hopper, fields)
         # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
         late = fields["masked"] and (kernels.packed or fields["open_ended"])
         loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
-        loops["dkdv"] = _of_keys(keys, known, hopper.dkdv)
+        hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
+        loops["dkdv"] = _of_keys(keys, known, hopper, set(hidden["passed"]) if hidden else set())
         loops["dkdv"] |= _key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
     gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
     tails = tail(hopper.tail) if hopper.tail else NO_TAIL
@@ -80,14 +104,20 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     ranges = BY_LISTS if plan.forward.listed else BY_RANGES
     for fields in loops.values():
         fields |= {
-            "kv_start": ranges["kv_start"].replace("kv_lo", fields["lo"]),
-            "q_start": ranges["q_start"].replace("q_lo", fields["lo"]),
+            "head_of": _head_of(fields["used"], kernels.packed),
+            **(
+                {"late": late | {"head_of": _head_of(late["used"], kernels.packed)}}
+                if (late := fields.get("late_consumer"))
+                else {}
+            ),
+            "kv_start": ranges["kv_start"].replace("kv_lo", str(fields["lo"])),
+            "q_start": ranges["q_start"].replace("q_lo", str(fields["lo"])),
             "first_start": ranges["kv_start"].replace("(j,", f"({fields['first']},"),
         }
     return {
         **dict.fromkeys(("forward", "dq", "dkdv")),
         **ranges,
-        **{name: _in_gluon(fields) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
+        **{name: printed(fields, GLUON) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         **_parts(hopper.forward.consumers if hopper.forward else 2),
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
@@ -108,8 +138,10 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
         "short_dkdv": short,
         "dkdv_descs": descs,
-        "dkdv_operands": re.sub(r"\b(q_desc|do_desc)", r"short_\1", descs) if short else descs,
-        "sigmoid": "tl.sigmoid(" in str(loops),
+        "dkdv_operands": descs.replace("q_desc", "short_q_desc").replace("do_desc", "short_do_desc")
+        if short
+        else descs,
+        "sigmoid": any(calls(code, "sigmoid") for code in _codes(loops)),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
         "passes_over": any(fields["past"] or fields["ahead"] for fields in loops.values()),
         "lag": _lag(hopper),
@@ -119,9 +151,9 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "accumulated": accumulated,
         "alpha_at": accumulated * 2,
         "next_alpha_at": accumulated * 2 + 2,
-        "sink_load": _in_gluon(sinks["load"]),
+        "sink_load": printed(sinks["load"], GLUON),
         **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
-        "vectors": _in_gluon(context["rows"]),
+        "vectors": printed(context["rows"], GLUON),
         "programs": {
             "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
             "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
@@ -182,16 +214,51 @@ def _parts(count: int) -> Fields:
     return {"part": {"count": count, "name": name, "NAME": name.upper()}}
 
 
-def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: bool) -> Fields:
+def _codes(value: Any) -> Iterator[Code]:
+    """Every value in what a template is given."""
+    if isinstance(value, Code):
+        yield value
+    elif isinstance(value, Statement):
+        yield from codes([value])
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _codes(part)
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A linear bias as a kernel has it."""
+
+    distance: Code
+    slope: Code
+    scale: Code
+
+
+def _bias(found: LinearBias | None, loop: TileLoop, kernels: KernelFields) -> _Bias | None:
+    if found is None:
+        return None
+    printer = kernels.printer(loop)
+    return _Bias(*(printer.own(node) for node in (found.distance, found.slope, found.scale)))
+
+
+def _forward(
+    fields: Fields,
+    of: TileLoop,
+    kernels: KernelFields,
+    problem: list[str],
+    hopper: HopperPlan,
+) -> Fields:
     """Forward, and who computes it."""
     tile = hopper.forward
     assert tile is not None
     chained, others = tile.chained, tile.consumers - 1
     registers = [tile.consumer_registers] * others + [tile.producer_registers]
-    if hopper.begins_anywhere:
-        fields = fields | from_first_key(fields)
-        fields = fields | documents(fields)
-    loop = _of_queries(fields, problem, tile, scaled, apart=True, begun=chained, tailed=hopper.tail > 0)
+    found = hopper.idioms["forward"]
+    if found.documents is not None:
+        fields = fields | from_first_key(fields, found.documents, of, kernels)
+        fields = fields | documents(fields, found.documents, of, kernels)
+    bias = _bias(found.bias, of, kernels)
+    loop = _of_queries(fields, problem, tile, bias, apart=True, begun=chained, tailed=hopper.tail > 0)
     return loop | {
         "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
@@ -209,18 +276,19 @@ def _forward(fields: Fields, problem: list[str], hopper: HopperPlan, scaled: boo
     }
 
 
-def _hidden_keys(fields: Fields, bounds: list[str], problem: list[str]) -> Fields:
+def _hidden_keys(fields: Fields, bounds: list[Statement], problem: list[str]) -> Fields:
     """How forward knows which keys of the first tile that it takes are past the end; its producer has `bounds`."""
-    (live,) = (line for line in fields["mask_lines"] if line.startswith("kv_live = "))
+    (live,) = (line for line in fields["mask_lines"] if line.defines == {"kv_live"})
     passed = passed_names([live], ["b", "h", *fields["prologue"]], problem)
     return {
         "live": live,
-        "needed": [line for line in lines_needed(fields["prologue"], [live]) if line not in bounds],
-        "last_live": re.sub(r"\bkv_idx\b", "kv_last", live.replace("kv_live", "last_live")),
+        "needed": [line for line in needed(fields["prologue"], live.uses) if line not in bounds],
+        "last_live": assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
+        "passed": passed,
         "names": ", ".join(passed),
         "params": wrapped(passed, 4),
         "args": wrapped(passed, 12),
-        "of_scores": any("_tanh(" in line for line in fields["score_lines"]),
+        "of_scores": any(calls(code, "tanh") for code in codes(fields["score_lines"])),
     }
 
 
@@ -228,37 +296,38 @@ def _of_queries(
     fields: Fields,
     problem: list[str],
     tile: HopperTile,
-    scaled: bool,
+    bias: _Bias | None,
     apart: bool,
     begun: bool,
     tailed: bool = False,
 ) -> Fields:
     """A kernel whose tiles are queries: forward, and dq.
 
-    `scaled` scores are q @ k^T times a positive number: a bias that is linear in the key, over that number, is then
-    where the product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone. `begun` has
+    Where scores are q @ k^T times a positive number, a `bias` that is linear in the key, over that number, is where the
+    product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone. `begun` has
     the first tile ahead of the loops. `tailed` keys have tiles of their last columns.
     """
     # Where dq has K and V in rings of their own, it begins with no tile.
     keys = "_keys(kv_ring, n_used)" if apart or begun else "k"
-    product = f"_times_transposed(q, {keys}, SCORES)"
-    bias = linear_bias(fields) if scaled else None
+    product = op("_times_transposed(q, {0}, SCORES)", keys)
     if bias is not None:
-        product = f"_biased_product(q, {keys}, slope * {bias.distance}, slope, SCORES)"
+        distance = times("slope", bias.distance)
+        product = op("_biased_product(q, {0}, {1}, {2}, SCORES)", keys, distance, "slope")
         fields = fields | {
-            "prologue": [*fields["prologue"], f"slope = {bias.slope} / {bias.scale}"],
+            "prologue": [*fields["prologue"], assign("slope", row("div", bias.slope, bias.scale))],
             "score_lines": [],
             "logits": "qk",
-            "scaled": f" * {bias.scale}",
+            "scaled": op(" * {0}", bias.scale),
         }
-    before = [_of_half(line, "q") for line in fields["prologue"] if not line.startswith("offs_n = ")]
+    before = [_of_half(line, "q") for line in fields["prologue"] if "offs_n" not in line.defines]
     outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
     loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
-    after += [fields.get("dqk_scale", ""), *(g["value"] for g in fields.get("row_gradients", []))]
-    prologue = lines_needed(before, [*tile_lines(fields), *after, product])
+    after += [fields.get("dqk_scale", product), *(g["value"] for g in fields.get("row_gradients", []))]
+    prologue = needed(before, uses_of([*tile_lines(fields), *after, product]))
     own = own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
-    lines, last = [*own.lines], "n_tiles - 1"
+    lines: list[Statement | str] = [*own.lines]
+    last = "n_tiles - 1"
     if own.past:
         lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - kv_lo, BLOCK_N), {last})")
     if own.ahead:
@@ -277,12 +346,12 @@ def _of_queries(
     passed = passed_names([*tile_lines(fields), product], [*outside, *before], problem)
     return loop | {
         "prologue": prologue,
-        "offs_n": any(re.search(r"\boffs_n\b", line) for line in prologue),
+        "offs_n": "offs_n" in uses_of(prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load", "vector_guard")},
         "row_gradients": fields.get("row_gradients", []),
         "row_sums": _row_sums(fields),
         "row_sum_ptrs": _row_sums(fields, "_ptr"),
-        "product": f"_plus_times_transposed({product}, q_tail, _key_tails(kv_ring, n_used))"
+        "product": op("_plus_times_transposed({0}, q_tail, _key_tails(kv_ring, n_used))", product)
         if tailed
         else product,
         "linear": bias is not None,
@@ -292,6 +361,7 @@ def _of_queries(
         "range_params": wrapped(passed, 4),
         "range_args": wrapped(passed, 12),
         "own_bounds": lines,
+        "used": uses_of([*prologue, *own.lines, *after]) | {*passed},
         "past": own.past,
         "ahead": own.ahead,
         "first": first,
@@ -300,10 +370,12 @@ def _of_queries(
     }
 
 
-def _of_half(line: str, x: str) -> str:
+def _of_half(line: Statement, x: str) -> Statement:
     """A line of a tile, as the half of one has it that may begin past the end: what it reads there is not stored."""
-    first = f"tl.minimum({x}_start, S{x[0].upper()} - 1)"
-    return re.sub(rf"\b{x}_start\b", first, line) if "tl.load(" in line else line
+    if not any(calls(code, "load") for code in codes([line])):
+        return line
+    first = minimum(f"{x}_start", row("sub", f"S{x[0].upper()}", 1))
+    return line.map(lambda code: renamed(code, {f"{x}_start": first}))
 
 
 def _rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
@@ -350,14 +422,26 @@ def _masked_loops(loop: Fields, first: str, end: str, apart: bool, begun: bool) 
     return {"masked_tile": own, "apart": own == "MASKED", "loops": loops}
 
 
-def _loads_ahead(mask_lines: list[str]) -> Fields:
+def _loads_ahead(mask_lines: list[Statement]) -> Fields:
     """What a mask reads for each key is asked for before the product is waited for, in tiles that want it."""
-    of_keys = re.compile(r"(\w+) = tl\.load\((\w+_ptr) \+ .*\bkv_idx\b.*\)")
-    loads = [m for line in mask_lines if (m := of_keys.fullmatch(line))]
+    loads = [line for line in mask_lines if isinstance(line, Assign) and _loads_keys(line.value)]
     return {
-        "mask_loads": [{"name": m[1], "buffer": m[2], "line": m[0]} for m in loads],
-        "mask_lines": [line for line in mask_lines if all(line != m[0] for m in loads)],
+        "mask_loads": [{"name": line.name, "buffer": _pointer(line.value), "line": line} for line in loads],
+        "mask_lines": [line for line in mask_lines if line not in loads],
     }
+
+
+def _loads_keys(value: Code) -> bool:
+    """Whether a value is what a buffer has for the keys of a tile."""
+    if isinstance(value, Op) and value.fn == "to float32":
+        value = value.args[0]
+    return isinstance(value, Op) and value.fn == "load" and "kv_idx" in value.names
+
+
+def _pointer(load: Code) -> str:
+    """What a load adds offsets to."""
+    names = [part.name for part in walk(load) if isinstance(part, Name)]
+    return next(name for name in names if name.endswith("_ptr"))
 
 
 def _key_products(hopper: HopperPlan, looked_up: bool) -> Fields:
@@ -388,49 +472,73 @@ def _key_products(hopper: HopperPlan, looked_up: bool) -> Fields:
 
 def _with_keys_masked(fields: Mapping[str, Any]) -> Fields:
     """The kernel of dk and dv where keys past the end, which it does not store, are masked, too: they add to dq."""
-    ends = "(kv_idx < SK)[:, None]"
-    lines = [re.sub(r"^mask = (.*)", rf"mask = {ends} & \1", line) for line in fields["mask_lines"]]
+    ends = op("({0})[:, None]", row("lt", "kv_idx", "SK"))
+    lines = [
+        line.map(lambda code: row("and", ends, code)) if line.defines == {"mask"} else line
+        for line in fields["mask_lines"]
+    ]
     return {**fields, "mask_lines": lines}
 
 
-def _of_keys(fields: Fields, problem: list[str], tile: HopperTile) -> Fields:
-    """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own."""
+def _by_column(line: Statement) -> Statement:
+    """A log-sum-exp that is linear in the query, by the columns of a tile."""
+    (value,) = codes([line])
+    moved = row("sub", "q_start", "q_idx")
+    if isinstance(value, Op) and value.fn == "sub" and value.args[0] == Name("lse"):
+        slope = value.args[1]
+        if isinstance(slope, Op) and slope.fn == "mul" and slope.args[1] == moved:
+            return assign("lse", op("_linear(lse, {0}, offs_m)", slope.args[0], fn="linear"))
+    return line
+
+
+def _head_of(used: Set[str], packed: bool) -> Statement:
+    """The head of a consumer's item, and its batch, which finds the rows of tensors that are not packed."""
+    batch, head = over("b_h", "HQ"), op("{0} % {1}", "b_h", "HQ", binds=MUL, operand=MUL)
+    return assign("h", head) if packed and "b" not in used else Assign(("b", "h"), (batch, head))
+
+
+def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set[str]) -> Fields:
+    """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own. `hidden` is
+    what tells which keys are past an end."""
+    tile = hopper.dkdv
+    assert tile is not None
     shared, by_head = ([_of_half(line, "kv") for line in fields[x]] for x in ("shared_prologue", "prologue"))
-    by_row = re.compile(r"lse = lse - (\w+) \* \(q_start - q_idx\)")
-    lse_lines = [by_row.sub(r"lse = _linear(lse, \1, offs_m)", line) for line in fields["lse_lines"]]
-    mask = next((line for line in fields["mask_lines"] if line.startswith("mask = ")), "")
+    lse_lines = [_by_column(line) for line in fields["lse_lines"]]
+    mask = [line for line in fields["mask_lines"] if line.defines == {"mask"}]
     fields = fields | {"lse_lines": lse_lines}
     loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
-    needed = lines_needed([*shared, *by_head], [*tile_lines(fields), *lse_lines, fields["dqk_scale"]])
-    own = own_range(fields, [*shared, *by_head], needed, "q", tile.BLOCK_M)
-    lines, rest = [*own.lines], "gl.maximum(n_masked - 1, 0)"
+    of_tiles, at_the_end = uses_of([*tile_lines(fields), *lse_lines]), uses_of([fields["dqk_scale"]])
+    prologue = needed([*shared, *by_head], (of_tiles if hopper.apart else of_tiles | at_the_end) | hidden)
+    # The consumer that has dk alone multiplies it at the end, and knows nothing of tiles.
+    late = needed(shared, at_the_end | hidden)
+    used_late = uses_of(late) | at_the_end | hidden
+    own = own_range(fields, [*shared, *by_head], prologue, "q", tile.BLOCK_M)
+    lines: list[Statement | str] = [*own.lines]
+    rest = "gl.maximum(n_masked - 1, 0)"
     if own.ahead:
         lines.append(f"n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, {rest})")
     if own.past:
         left = f"{rest} - n_ahead" if own.ahead else rest
         lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), {left})")
+    used = uses_of([*prologue, *own.lines]) | {*loop["passed"]} | at_the_end | hidden
     return loop | {
+        "used": used,
+        "positions": "kv_idx" in used,
+        "late_consumer": {
+            "prologue": late,
+            "positions": "kv_idx" in used_late,
+            "used": used_late,
+        },
         "tile_args": textwrap.indent(loop["tile_args"], " " * 4),
         "half_args": loop["tile_args"],
-        "shared_prologue": [line for line in needed if line in shared],
-        "prologue": [line for line in needed if line in by_head],
-        "linear": any("_linear(" in line for line in lse_lines),
+        "shared_prologue": [line for line in prologue if line in shared],
+        "prologue": [line for line in prologue if line in by_head],
+        "linear": any(calls(code, "linear") for code in codes(lse_lines)),
         "own_bounds": lines,
         "past": own.past,
         "ahead": own.ahead,
         "first": "n_ahead" if own.ahead else "0",
         "end": "n_masked - n_past" if own.past else "n_masked",
-        "mask_lines": [line for line in fields["mask_lines"] if line != mask],
-        "mask": mask,
+        "mask_lines": [line for line in fields["mask_lines"] if line not in mask],
+        "mask": mask[0] if mask else "",
     }
-
-
-def _in_gluon(value: Any) -> Any:
-    """Text that Triton would compile, as Gluon has it."""
-    if isinstance(value, str):
-        value = re.sub(r"\btl\.sigmoid\(", "_sigmoid(", value)
-        value = re.sub(r"\b(_first_at_least|_tanh|_sigmoid|_silu)\(", r"\1_hopper(", value)
-        return re.sub(r"\btl\.", "gl.", value)
-    if isinstance(value, list):
-        return [_in_gluon(v) for v in value]
-    return {k: _in_gluon(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -3,13 +3,28 @@ those of V, tiles that a block mask lists, a number for each pair of positions, 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from kgen.expr.mask_form import all_of, conjuncts
 from kgen.expr.nodes import Read
-from kgen.kernels.attention.plan.hopper import PAIR_BYTES, PAIR_ROOM, HopperPlan
+from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.kernels.attention.plan.hopper import PAIR_ROOM, HopperPlan
+from kgen.kernels.attention.plan.hopper_conditions import PAIR_BYTES
+from kgen.kernels.attention.plan.idioms import Documents
+from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Op,
+    Statement,
+    as_type,
+    assign,
+    op,
+    row,
+)
 
 Fields = dict[str, Any]
 
@@ -149,14 +164,14 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
     # With two dimensions ahead of the positions, whatever it has.
     missing = 2 - len(before)
     printer = kernels.printer(kernels.plan.forward)
-    at = ["0"] * missing + [printer.own(index) for index in before]
+    at = ["0"] * missing + [str(printer.own(index)) for index in before]
+    tile_of_pair = op("_in_registers({0}, i - {1}, {2}, SCORES)", "pair_ring", "item", slots)
     tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
     axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
     return {
         "there": True,
         "shared": "b" not in at,
-        "line": f"{pair.name} = _in_registers(pair_ring, i - item, {slots}, SCORES)"
-        + ".to(gl.float32)" * (element == 2),
+        "line": assign(pair.name, as_type(tile_of_pair, "float32") if element == 2 else tile_of_pair),
         "param": "pair_desc, ",
         "ring": "pair_ring, ",
         "rings": "pair_rings, ",
@@ -170,68 +185,47 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
     }
 
 
-def from_first_key(fields: Fields) -> Fields:
-    """A causal range that is searched for in a sorted buffer, from its first key on and not from a multiple of a tile,
-    where a mask compares just that buffer, so that a query sees itself. A tile of queries whose first and last are of
-    the same document has the mask at one end; of several documents it has it everywhere.
-    Empty for any other range."""
+def from_first_key(fields: Fields, found: Documents, loop: TileLoop, kernels: KernelFields) -> Fields:
+    """The causal range of documents, from its first key on and not from a multiple of a tile. A tile of queries whose
+    first and last are of the same document has the mask at one end; of several documents it has it everywhere."""
     (span,) = fields["spans"]
-    ends = {
-        "kv_hi = tl.minimum(q_last + 1, SK)",
-        "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N",
-    }
-    search = _SEARCH.fullmatch("\n".join(fields["searches"]))
-    if search is None or not ends <= set(span["bounds"]) or _comparison(fields) is None:
-        return {}
-    name = search["name"]
-    begins = {
-        f"kv_lo = tl.maximum({name}_first_0, 0) // BLOCK_N * BLOCK_N",
-        f"kv_full_lo = tl.maximum(tl.cdiv(tl.maximum({name}_first_1, 0), BLOCK_N) * BLOCK_N, kv_lo)",
-    }
-    if not begins <= set(span["bounds"]):
-        return {}
+    search = kernels.printer(loop).search(found.first, found.last)
+    at, stride, size, *ends = search.args
+    name = found.first.buffer.removesuffix(FIRST_AT_LEAST)
     first, last = f"{name}_of_first", f"{name}_of_last"
     known = [
-        f"{first}, {last} = {search['of_first']}, {search['of_last']}",
-        f"kv_lo = _first_key_hopper({search['row']}, {search['stride']}, {search['size']}, {first})",
+        Assign((first, last), tuple(ends)),
+        assign(
+            "kv_lo", op(f"{FIRST_KEY}({{0}}, {{1}}, {{2}}, {{3}})", at, stride, size, first, fn=FIRST_KEY)
+        ),
     ]
-    bounds = [b.replace(" // BLOCK_N * BLOCK_N", "") for b in span["bounds"] if b not in begins]
+    begins = {"kv_lo", "kv_full_lo"}
+    bounds = [b.map(_from_anywhere) for b in span["bounds"] if not begins & b.defines]
     return {
         "spans": [span | {"bounds": [*known, *bounds]}],
         "from_first_key": {"first": first, "last": last},
     }
 
 
-def documents(fields: Fields) -> Fields:
+def _from_anywhere(end: Code) -> Code:
+    """An end of a range that is not a multiple of a tile."""
+    match end:
+        case Op(fn="mul", args=(Op(fn="over", args=(Op(fn="{0}", args=(position,)), _)), _)):
+            return position
+    return end
+
+
+def documents(fields: Fields, found: Documents, loop: TileLoop, kernels: KernelFields) -> Fields:
     """The mask of such a range in two parts: within one document so is every key up to a query, and what compares
-    documents is left out. Empty for any other range."""
-    if "from_first_key" not in fields:
-        return {}
-    found = _comparison(fields)
-    assert found is not None
-    load, same = found
-    (mask,) = (line for line in fields["mask_lines"] if line.startswith("mask = "))
-    terms = mask.removeprefix("mask = ").split(" & ")
-    rest = f"mask = {' & '.join(term for term in terms if term != same)}"
-    lines = [rest if line == mask else line for line in fields["mask_lines"] if line != load]
-    parts = {"several": "n_head > 0", "load": load, "same": same[1:-1]}
+    documents is left out."""
+    printer = kernels.printer(loop)
+    rest = all_of([part for part in conjuncts(loop.program.results["mask"]) if part != found.same])
+    lines, loads = list[Statement](), list[Statement]()
+    for line in fields["mask_lines"]:
+        if line.defines == {found.of_keys.name}:
+            loads.append(line)
+        else:
+            lines.append(assign("mask", printer.tile(rest)) if line.defines == {"mask"} else line)
+    (load,) = loads
+    parts = {"several": row("gt", "n_head", 0), "load": load, "same": printer.tile(found.same)}
     return {"mask_lines": lines, "documents": parts}
-
-
-_SEARCH = re.compile(
-    r"(?P<name>\w+)_first_0, (?P=name)_first_1 = _first_at_least\((?P<row>[^,]+), (?P<stride>[^,]+), (?P<size>[^,]+), "
-    r"(?P<of_first>tl\.load\(.*\)), (?P<of_last>tl\.load\(.*\))\)"
-)
-
-
-def _comparison(fields: Fields) -> tuple[str, str] | None:
-    """What loads a row of a buffer that is searched, and the part of the mask that compares it at both positions; None
-    where the mask loads anything else."""
-    search = _SEARCH.fullmatch("\n".join(fields["searches"]))
-    loads = [line for line in fields["mask_lines"] if "tl.load(" in line]
-    masks = [line for line in fields["mask_lines"] if line.startswith("mask = ")]
-    if search is None or len(loads) != 1 or len(masks) != 1:
-        return None
-    of_keys = re.match(rf"(\w+)_kv = tl\.load\({re.escape(search['row'])} \+ kv_idx \* ", loads[0])
-    same = of_keys and f"({of_keys[1]}_q[:, None] == {of_keys[1]}_kv[None, :])"
-    return (loads[0], same) if same and same in masks[0].removeprefix("mask = ").split(" & ") else None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 from kgen.expr.differentiate import is_one
@@ -18,8 +18,26 @@ from kgen.kernels.attention.plan.tile_reads import asked_ahead
 from kgen.kernels.attention.targets.triton.placement import tma_row
 from kgen.kernels.attention.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
 from kgen.kernels.attention.targets.triton.tile_reads import read_by_rows, read_once
-from kgen.targets.triton.printer import BufferLayout, Printer
-from kgen.targets.triton.text import at_first_use, bracketed, wrapped
+from kgen.targets.code import (
+    NOTHING,
+    Assign,
+    Code,
+    If,
+    Name,
+    Run,
+    Statement,
+    assign,
+    at_first_use,
+    atom,
+    conjunction,
+    op,
+    row,
+    text,
+    times,
+    uses_of,
+)
+from kgen.targets.triton.printer import BufferLayout, Printer, column
+from kgen.targets.triton.text import wrapped
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
@@ -33,9 +51,9 @@ class _Load:
     tag: str
     columns: str
     size: int
-    guard: str = ""
-    store_guard: str = ""
-    do_guard: str = ""
+    guard: Code = NOTHING
+    store_guard: Code = NOTHING
+    do_guard: Code = NOTHING
 
 
 class KernelFields:
@@ -87,24 +105,24 @@ class KernelFields:
         for part in parts:
             rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
             turn = [str("tile" if rotates else 0)] if loop.rotated else []
-            gap = [part.get("gap", "0, 0")] if gapped else []
+            gap = [str(end) for end in part.get("gap", (0, 0))] if gapped else []
             part["options"] = "".join(f"{o}, " for o in turn + gap)
         fields = self.tile_fields(loop, printer, by_rows=descriptors)
         guards = plan.q if outer == "q" else plan.kv
         live, bound = loop.program.results["outer_live"], guards.bound
-        exists = f"{outer}_live" if guards.live == bound else printer.own(bound)
-        guard = "" if live == TRUE else f"{outer}_live[:, None]"
-        store = "" if bound == TRUE else f"{bracketed(exists)}[:, None]"
-        inner_guard = "" if loop.inner_live == TRUE else f"{inner}_live[:, None]"
-        vector = "" if bound == TRUE else f", mask={exists}"
+        exists = Name(f"{outer}_live") if guards.live == bound else printer.own(bound)
+        guard = None if live == TRUE else column(f"{outer}_live")
+        store = None if bound == TRUE else atom(exists, "{0}[:, None]")
+        inner_guard = None if loop.inner_live == TRUE else column(f"{inner}_live")
+        vector = NOTHING if bound == TRUE else op(", mask={0}", exists)
         # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
         rows = live if outer == "q" else loop.program.results["inner_live"]
-        row_guard = "" if rows == TRUE else ", mask=q_live"
+        row_guard = NOTHING if rows == TRUE or forward else op(", mask={0}, other=0.0", "q_live")
         before = self.lines_of(loop.program.before_loop(), printer)
         if live != TRUE:
-            before = at_first_use(before, [f"{outer}_live = {printer.own(live)}"])
+            before = at_first_use(before, [assign(f"{outer}_live", printer.own(live))])
         if OFFS_N in {n for b in loop.program.before_loop() for n in walk(b.node)} and inner == "kv":
-            before.insert(0, "offs_n = tl.arange(0, BLOCK_N)")
+            before.insert(0, assign("offs_n", op("{tl}.arange(0, {0})", "BLOCK_N")))
         by_head, shared = self._split_by_head(loop, before) if outer == "kv" else (before, [])
         streamed = ("q", "do") if inner == "q" else ("k", "v")
         fields |= {
@@ -118,20 +136,27 @@ class KernelFields:
             "prologue": by_head,
             "shared_prologue": shared,
             # Which keys are there may depend on the query head.
-            "held_by_head": any(line.startswith(f"{outer}_live = ") for line in by_head),
+            "held_by_head": any(f"{outer}_live" in statement.defines for statement in by_head),
             "outer_qk": [self.load(c, guard, store) for c in plan.qk_chunks],
             "outer_v": [self.load(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
-            "vector_load": f"{row_guard}, other=0.0" if row_guard and not forward else "",
-            "row_rest": self._row_rest(loop, printer, "+") if forward else "",
-            "sink": f"sink{self._row_rest(loop, printer, '-')}" if forward else "",
+            "vector_load": row_guard,
+            "row_rest": self._row_rest(loop, printer, " + {0}") or NOTHING if forward else NOTHING,
+            "sink": self._row_rest(loop, printer, "sink - {0}") or Name("sink"),
         }
         held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
         fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
         if not forward:
             fields |= self._gradient_fields(loop, printer)
-        params, args = self._tile_arguments(loop, fields, streamed, before, descriptors)
-        return fields | {"tile_params": params, "tile_args": args}
+        names, values = self._tile_arguments(loop, fields, streamed, before, descriptors)
+        annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
+        bounds = [statement for span in spans for statement in span["bounds"]]
+        return fields | {
+            "tile_params": wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
+            "tile_args": wrapped([values.get(n, n) for n in names], 8),
+            # Whether the last position of a tile is asked for.
+            "last": loop.outer.last.name in uses_of([*before, *searches, *bounds]) | {*names},
+        }
 
     def tile_fields(
         self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
@@ -141,11 +166,11 @@ class KernelFields:
         plan, program, form = self.plan, loop.program, self.plan.form
         inner = loop.inner.index.name.removesuffix("_idx")
         only_masked = ("mask", "inner_live")
-        scale = bracketed(printer.tile(program.results["qk_scale"]))
+        scale = printer.tile(program.results["qk_scale"])
         core = printer.tile(program.results["core"])
         bindings = program.in_loop(without=only_masked)
         ahead = asked_ahead(bindings) if by_rows else ()
-        row_lines, read_lines, score_lines = [], list[str](), list[str]()
+        row_lines, read_lines, score_lines = list[Statement](), list[Statement](), list[Statement]()
         for binding in bindings:
             if binding == given:
                 continue
@@ -156,19 +181,21 @@ class KernelFields:
                 lines = read_once(binding, loop, printer, lines)
             (read_lines if binding.name in ahead else score_lines).extend(lines)
         if form.max_of_core:
-            logits, scaled = ("qk" if form.core == QK else "s"), f" * {scale}"
-            score_lines += [] if form.core == QK else [f"s = {core}"]
+            logits, scaled = ("qk" if form.core == QK else "s"), atom(scale, " * {0}")
+            score_lines += [] if form.core == QK else [assign("s", core)]
         else:
-            logits, scaled = "s", ""
-            bias = f" + {printer.tile(program.results['bias'])}" if "bias" in program.results else ""
-            score_lines.append(f"s = {bracketed(core)} * {scale}{bias}")
+            logits, scaled = "s", NOTHING
+            score: Code = times(core, scale)
+            if "bias" in program.results:
+                score = row("add", score, printer.tile(program.results["bias"]))
+            score_lines.append(assign("s", score))
         # Masks come first in a tile: what scores need too is spelled in both places.
         mask_lines = self.lines_of(program.in_loop(needed_by=only_masked), printer)
         if loop.inner_live != TRUE:
-            live = f"{inner}_live = {printer.own(program.results['inner_live'])}"
+            live = assign(f"{inner}_live", printer.own(program.results["inner_live"]))
             mask_lines = at_first_use(mask_lines, [live])
         if loop.masked:
-            mask_lines.append(f"mask = {printer.tile(program.results['mask'])}")
+            mask_lines.append(assign("mask", printer.tile(program.results["mask"])))
         return {
             "masked": loop.masked,
             "mask_lines": mask_lines,
@@ -185,25 +212,24 @@ class KernelFields:
         """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
         kept = [g for g in loop.gradients if g.along != "pair"]
         scattered = [g for g in loop.gradients if g.along == "pair"]
-        products, parts, open_ended = dict[str, str](), dict[str, str](), list[str]()
+        products, parts, open_ended = dict[str, Code](), dict[str, str](), list[str]()
         for g in kept:
             parts[g.name] = "ds"
             if not is_one(g.derivative):
                 parts[g.name] = f"part_{g.name}"
-                derivative = bracketed(printer.tile(loop.program.results[f"d_{g.name}"]))
-                products[f"part_{g.name}"] = f"ds * {derivative}"
+                products[f"part_{g.name}"] = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
                 open_ended += [f"part_{g.name}"] * (loop.masked and self._may_be_nan(g.derivative))
         dqk = "ds" if is_one(loop.dscore) else "dqk"
         if dqk != "ds":
-            products[dqk] = f"ds * {bracketed(printer.tile(loop.program.results['dscore']))}"
+            products[dqk] = times("ds", printer.tile(loop.program.results["dscore"]))
             open_ended += [dqk] * (loop.masked and self._may_be_nan(loop.dscore))
         # A part that is not masked once more needs no name.
         inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
-        lines = [line for g in scattered for line in self._scattered(loop, printer, g)]
-        lines += [f"{name} = {value}" for name, value in products.items() if name not in inline]
+        lines: list[Statement] = [line for g in scattered for line in self._scattered(loop, printer, g)]
+        lines += [assign(name, value) for name, value in products.items() if name not in inline]
         if open_ended:
-            lines += ["if MASKED:", *(f"    {name} = tl.where(mask, {name}, 0.0)" for name in open_ended)]
-        lines += [f"d_{name} += tl.sum({inline.get(part, part)}, 1)" for name, part in parts.items()]
+            lines.append(If(Name("MASKED"), tuple(_where_masked(name) for name in open_ended)))
+        lines += [_summed(name, inline.get(part, Name(part))) for name, part in parts.items()]
         params = [f"d_{g.name}_ptr" for g in kept]
         for g in scattered:
             params += [
@@ -217,9 +243,9 @@ class KernelFields:
         return {
             "gradient_lines": lines,
             # The same for a kernel that masks here what others have masked before, and where there may be NaN.
-            "products": [f"{name} = {value}" for name, value in products.items()],
+            "products": [assign(name, value) for name, value in products.items()],
             "masked_late": list(dict.fromkeys([*parts.values(), dqk])),
-            "sums": [f"d_{name} += tl.sum({part}, 1)" for name, part in parts.items()],
+            "sums": [_summed(name, Name(part)) for name, part in parts.items()],
             "open_ended": bool(open_ended),
             "dqk": dqk,
             "dqk_scale": self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
@@ -227,9 +253,9 @@ class KernelFields:
             "row_gradients": [
                 {
                     "name": f"d_{g.name}",
-                    "value": f"d_{g.name}"
+                    "value": Name(f"d_{g.name}")
                     if is_one(g.factor)
-                    else f"d_{g.name} * {self.scalar(g.factor, printer)}",
+                    else times(f"d_{g.name}", self.scalar(g.factor, printer)),
                 }
                 for g in kept
             ],
@@ -238,49 +264,51 @@ class KernelFields:
             "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
         }
 
-    def _scattered(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[str]:
+    def _scattered(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[Statement]:
         """The gradient of a read with an element for each pair, added to the buffer's own where its indices say."""
-        lines: list[str] = []
-        part = self.contribution(loop, printer, g, lines)
+        lines, part = self.contribution(loop, printer, g)
         indices = tuple(loop.program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices)))
         address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
         inside = printer.guard(g.buffer, indices, ("q", "kv"))
-        factor = "" if is_one(g.factor) else f" * {self.scalar(g.factor, printer)}"
+        if not is_one(g.factor):
+            part = op("{0} * {1}", part, atom(self.scalar(g.factor, printer)))
 
-        def added(mask: str) -> str:
-            return f"tl.atomic_add({address}, {part}{factor}{', mask=' + mask if mask else ''})"
+        def added(guard: Code | None) -> Run:
+            if guard is None:
+                return Run(op("{tl}.atomic_add({0}, {1})", address, part))
+            return Run(op("{tl}.atomic_add({0}, {1}, mask={2})", address, part, guard))
 
         if not loop.masked:
             return [*lines, added(inside)]
-        both = f"mask & ({inside})" if inside else "mask"
-        return [*lines, "if MASKED:", f"    {added(both)}", "else:", f"    {added(inside)}"]
+        both = Name("mask") if inside is None else op("{0} & ({1})", "mask", inside)
+        return [*lines, If(Name("MASKED"), (added(both),), (added(inside),))]
 
-    def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient, lines: list[str]) -> str:
-        """What a tile adds to the gradient of a read, before it is summed."""
+    def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> tuple[list[Statement], Code]:
+        """What a tile adds to the gradient of a read, before it is summed, and the lines that make it."""
         if is_one(g.derivative):
-            return "ds"
-        part = f"ds * {bracketed(printer.tile(loop.program.results[f'd_{g.name}']))}"
+            return [], Name("ds")
+        part = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
         if not (loop.masked and self._may_be_nan(g.derivative)):
-            return part
-        lines += [f"part = {part}", "if MASKED:", "    part = tl.where(mask, part, 0.0)"]
-        return "part"
+            return [], part
+        return [assign("part", part), If(Name("MASKED"), (_where_masked("part"),))], Name("part")
 
     def _divisible(self, x: str) -> bool:
         return (self.plan.kv if x == "kv" else self.plan.q).bound == TRUE
 
-    def _split_by_head(self, loop: TileLoop, before: list[str]) -> tuple[list[str], list[str]]:
-        """Lines that depend on the query head, and those that do not; without groups there is nothing to split."""
+    def _split_by_head(
+        self, loop: TileLoop, before: list[Statement]
+    ) -> tuple[list[Statement], list[Statement]]:
+        """What depends on the query head, and what does not; without groups there is nothing to split."""
         if self.spec.gqa == 1:
             return [], before
         changing = {"h"}
-        by_head, shared = [], []
-        for line in before:
-            name, _, value = line.partition(" = ")
-            if changing & set(re.findall(r"\w+", value)):
-                changing.add(name)
-                by_head.append(line)
+        by_head, shared = list[Statement](), list[Statement]()
+        for statement in before:
+            if changing & statement.uses:
+                changing |= statement.defines
+                by_head.append(statement)
             else:
-                shared.append(line)
+                shared.append(statement)
         return by_head, shared
 
     def _tile_arguments(
@@ -288,10 +316,11 @@ class KernelFields:
         loop: TileLoop,
         fields: dict[str, Any],
         streamed: tuple[str, ...],
-        before: list[str],
+        before: list[Statement],
         descriptors: bool,
-    ) -> tuple[str, str]:
-        """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes."""
+    ) -> tuple[list[str], dict[str, str]]:
+        """Parameters of the tile function: what its body uses of the kernel's names; and what the kernel passes for
+        those that have other names there."""
         plan = self.plan
         backward = loop is not plan.forward
         outer = loop.outer.index.name
@@ -314,8 +343,8 @@ class KernelFields:
         body += fields.get("gradient_lines", [])
         body += [*fields["row_lines"], fields["scaled"]]
         body += [*fields["lse_lines"], fields["vector_load"]] if outer == "kv_idx" else []
-        used = set(re.findall(r"\w+", "\n".join(body)))
-        outside = [line.partition(" = ")[0] for line in before]
+        used = uses_of(body)
+        outside = [name for statement in before for name in statement.names_in_order]
         candidates = [
             "b",
             "h",
@@ -329,11 +358,7 @@ class KernelFields:
         ]
         candidates = [c for c in candidates if c != loop.inner.start.name]
         names += [c for c in dict.fromkeys(candidates) if c in used and c not in names]
-        annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
-        return (
-            wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
-            wrapped([values.get(n, n) for n in names], 8),
-        )
+        return names, values
 
     # --- printing ------------------------------------------------------------------------------------------------
 
@@ -350,20 +375,21 @@ class KernelFields:
             self.helpers,
         )
 
-    def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[str]:
-        return [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in bindings]
+    def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[Statement]:
+        return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
 
-    def _row_rest(self, loop: TileLoop, printer: Printer, sign: str) -> str:
+    def _row_rest(self, loop: TileLoop, printer: Printer, form: str) -> Code | None:
         rest = loop.program.results.get("row_rest")
-        return "" if rest is None else f" {sign} {printer.own(rest, MUL)}"
+        return None if rest is None else op(form, printer.own(rest), operand=MUL)
 
-    def _lse_lines(self, loop: TileLoop, printer: Printer) -> list[str]:
+    def _lse_lines(self, loop: TileLoop, printer: Printer) -> list[Statement]:
         """What turns the stored log-sum-exp into the one of the loop's logits."""
-        rest = self._row_rest(loop, printer, "-")
-        lines = [f"lse = lse{rest}"] if rest else []
+        rest = loop.program.results.get("row_rest")
+        lines: list[Statement] = [] if rest is None else [assign("lse", row("sub", "lse", printer.own(rest)))]
         if not self.plan.form.finite:
             # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
-            lines.append('lse = tl.where(lse == float("-inf"), float("inf"), lse)')
+            nothing = row("eq", "lse", text('float("-inf")'))
+            lines.append(assign("lse", row("where", nothing, text('float("inf")'), "lse")))
         return lines
 
     def _may_be_nan(self, node: Node) -> bool:
@@ -384,14 +410,14 @@ class KernelFields:
 
         return any(open_ended(n) for n in walk(node))
 
-    def scalar(self, node: Node, printer: Printer) -> str:
-        """A number of one (b, h), printed in full where it is used once, after a loop, but for what was read before."""
+    def scalar(self, node: Node, printer: Printer) -> Code:
+        """A number of one (b, h), written in full where it is used once, after a loop, but for what was read before."""
         alone = replace(printer, program=hoist({}, {}))
-        return bracketed(alone.own(substitute(node, _read_before(printer.program))))
+        return alone.own(substitute(node, _read_before(printer.program)))
 
-    def _scalar_product(self, factors: list[Node], printer: Printer) -> str:
-        kept = [self.scalar(f, printer) for f in factors if not is_one(f)]
-        return kept[0] if len(kept) == 1 else f"({' * '.join(kept)})"
+    def _scalar_product(self, factors: list[Node], printer: Printer) -> Code:
+        first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
+        return atom(reduce(times, rest, first))
 
     def chunk(self, chunk: Chunk) -> dict[str, Any]:
         first = chunk.start == 0
@@ -408,7 +434,7 @@ class KernelFields:
         }
 
     def _operands(
-        self, streamed: tuple[str, ...], held: tuple[str, ...], guards: dict[str, str]
+        self, streamed: tuple[str, ...], held: tuple[str, ...], guards: dict[str, Code | None]
     ) -> dict[str, Any]:
         """How a kernel loads the tiles that stream through its loop and those that it holds: by TMA, or by pointers.
 
@@ -420,7 +446,10 @@ class KernelFields:
         by_tma = [x for x in SIDES if x in streamed or (x in held and not hidden[SIDES[x]])]
         blocks = [(block, tiles[x]["rows"]) for x in by_tma for block in tiles[x]["blocks"]]
         side = SIDES[streamed[0]]
-        stream = {"by_tma": "TMA and not MASKED" if hidden[side] else "TMA", "guarded": bool(guards[side])}
+        stream = {
+            "by_tma": "TMA and not MASKED" if hidden[side] else "TMA",
+            "guarded": guards[side] is not None,
+        }
         return {
             "stream": stream | {"tiles": [tiles[x] for x in streamed]},
             **{f"{x}_stream": stream | {"tiles": [tiles[x]]} for x in streamed},
@@ -433,7 +462,7 @@ class KernelFields:
             "tma_tensors": "".join(f", {x}" for x in dict.fromkeys(block["tensor"] for block, _ in blocks)),
         }
 
-    def _operand(self, x: str, guard: str) -> dict[str, Any]:
+    def _operand(self, x: str, guard: Code | None) -> dict[str, Any]:
         """A tile of q, k, v or dO in its blocks of columns."""
         side = SIDES[x]
         rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", "h_kv")
@@ -442,7 +471,7 @@ class KernelFields:
         return {
             "rows": rows,
             "step": f"{side}_start * {stride}s",
-            "guard": f", mask={guard}, other=0.0" if guard else "",
+            "guard": guarded(guard),
             "blocks": [
                 {
                     "name": f"{x}{c.tag}",
@@ -458,23 +487,36 @@ class KernelFields:
             ],
         }
 
-    def streamed(self, chunk: Chunk, rows: str) -> _Load:
-        guard = f", mask={rows}, other=0.0" if rows else ""
-        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, guard)
+    def streamed(self, chunk: Chunk, rows: Code | None) -> _Load:
+        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, guarded(rows))
 
-    def load(self, chunk: Chunk, rows: str, store_rows: str = "") -> _Load:
-        exists = (
-            f"({chunk.columns} < {chunk.start + chunk.width})[None, :]" if chunk.width < chunk.size else ""
-        )
-        both = " & ".join(x for x in (rows, exists) if x)
-        stored = " & ".join(x for x in (store_rows, exists) if x)
+    def load(self, chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> _Load:
+        exists = None
+        if chunk.width < chunk.size:
+            exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
+        both = conjunction(x for x in (rows, exists) if x is not None)
+        stored = conjunction(x for x in (store_rows, exists) if x is not None)
         return _Load(
             chunk.tag,
             chunk.columns,
             chunk.size,
-            guard=f", mask={both}, other=0.0" if both else "",
-            store_guard=f", mask={stored}" if stored else "",
+            guard=guarded(both),
+            store_guard=NOTHING if stored is None else op(", mask={0}", stored),
         )
+
+
+def guarded(condition: Code | None) -> Code:
+    """The arguments of a load that leaves out what does not exist."""
+    return NOTHING if condition is None else op(", mask={0}, other=0.0", condition)
+
+
+def _where_masked(name: str) -> Assign:
+    return assign(name, op("{tl}.where({0}, {1}, 0.0)", "mask", name))
+
+
+def _summed(name: str, part: Code) -> Assign:
+    """What a row of a tile adds to the gradient of a buffer."""
+    return Assign((f"d_{name}",), (op("{tl}.sum({0}, 1)", part),), "+=")
 
 
 def streamed_columns(chunk: Chunk) -> str:

@@ -91,6 +91,7 @@ class LauncherFields:
             "needs_lse": f" or (torch.is_grad_enabled() and ({needs}))" if plan.backward else "",
             "paged": paged,
             "kv_sizes": self.kv_sizes(),
+            "checked_sizes": self._checked_sizes(),
             "kv_shapes": self._kv_shapes(),
             "k_shape": self._k_shape(),
             "buffer_words": self._argument_words(),
@@ -134,6 +135,15 @@ class LauncherFields:
         if self.spec.paged_kv is None:
             return "k.shape[1], k.shape[2]"
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
+
+    def _checked_sizes(self) -> str:
+        """What a call is checked by: SK only where something has that length, for pages say nothing of it."""
+        spec = self.spec
+        dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
+        promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
+        if spec.paged_kv is None or "SK" in dims or promised or self.plan.block_mask is not None:
+            return f"HKV, SK = {self.kv_sizes()}"
+        return "HKV = k.shape[2]"
 
     def _k_shape(self) -> str:
         if self.spec.varlen:
@@ -387,8 +397,10 @@ class LauncherFields:
             f"token_idx = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
             "h = torch.arange(HQ, device=q.device)[:, None]",
             f"b = torch.bucketize(token_idx, cu_seqlens_{side}[1:], right=True)",
-            f"{'q_idx' if x == 'q' else 'kv_idx'} = token_idx - cu_seqlens_{side}[b]",
         ]
+        position = "q_idx" if x == "q" else "kv_idx"
+        if position in used:
+            lines.append(f"{position} = token_idx - cu_seqlens_{side}[b]")
         lengths = (("SQ", "q"), ("SK", "k"))
         # Tokens after the last sequence have no length, and nothing to add.
         return lines + [f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used]

@@ -5,6 +5,8 @@ Kernels and launcher are the same for both but for these names.
 
 from __future__ import annotations
 
+from kgen.targets.code import as_type, row
+
 
 def placement(packed: bool, head_v: int, kv_sizes: str) -> dict[str, object]:
     """The names by which the templates find tensors: strides, first rows of a sequence, rows of vectors, shapes.
@@ -48,7 +50,7 @@ def _strides(letters: str, order: str) -> dict[str, str]:
 _DENSE: dict[str, object] = {
     "strides": _strides("qkvgow", "bhsd") | _strides("l", "bhs"),
     "first": {x: f"b * stride_{x}b" for x in "qkvgo"} | {"dk": "b * stride_ob", "dv": "b * stride_wb"},
-    "rows": "b_h.to(tl.int64) * SQ",
+    "rows": row("mul", as_type("b_h", "int64"), "SQ"),
     "head_rows": {"q": "(b * HQ + h).to(tl.int64) * SQ", "kv": "(b * HQ + h).to(tl.int64) * SK"},
     "delta": {
         "sizes": "HQ, SQ",
@@ -80,7 +82,7 @@ _PACKED: dict[str, object] = {
     "first": {x: f"q_begin * stride_{x}s" for x in "qgo"}
     | {x: f"kv_begin * stride_{x}s" for x in "kv"}
     | {"dk": "kv_begin * stride_os", "dv": "kv_begin * stride_ws"},
-    "rows": "h.to(tl.int64) * TQ + q_begin",
+    "rows": row("add", row("mul", as_type("h", "int64"), "TQ"), "q_begin"),
     "head_rows": {
         "q": "tl.cast(h, tl.int64) * TQ + q_begin",
         "kv": "tl.cast(h, tl.int64) * TK + kv_begin",

@@ -9,8 +9,23 @@ from kgen.expr.nodes import Const, Node, Read, Type, Var, walk
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    atom,
+    cdiv,
+    load,
+    maximum,
+    minimum,
+    over,
+    row,
+    text,
+)
 from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import bracketed, value_of
 
 NO_LISTS = {"list_params": "", "list_args": ""}
 
@@ -20,7 +35,7 @@ def lists_of(inner: str) -> tuple[str, str, str]:
     return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
 
 
-def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[str], list[Span]]:
+def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[Span]]:
     """Searches of sorted buffers that the bounds of a loop ask for, two of one row at a time, and the spans
     over their results."""
     rows: dict[tuple[str, tuple[Node, ...]], list[Read]] = {}
@@ -29,14 +44,14 @@ def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[str], list[Span]
             searches = rows.setdefault((node.buffer, node.indices[:-1]), [])
             searches += [node] * (node not in searches)
     names: dict[Node, Var] = {}
-    lines = []
+    lines = list[Statement]()
     for searches in rows.values():
         for first, second in zip(searches[::2], [*searches[1::2], searches[-1]], strict=False):
             for node in (first, second):
                 stem = node.buffer.removesuffix(FIRST_AT_LEAST)
                 names.setdefault(node, Var(f"{stem}_first_{len(names)}", Type.INT))
             other = names[second].name if first != second else "_"
-            lines.append(f"{names[first].name}, {other} = {printer.search(first, second)}")
+            lines.append(Assign((names[first].name, other), (printer.search(first, second),)))
     found = dict[Node, Node](names)
     return lines, [span.over(found) for span in loop.spans]
 
@@ -46,41 +61,48 @@ def span_loops(
 ) -> dict[str, Any]:
     """Tile-aligned loop bounds of one span, and the loops between them; `divisible`: no tile is cut by the length."""
     x = loop.inner.index.name.removesuffix("_idx")
-    block = "BLOCK_N" if x == "kv" else "BLOCK_M"
-    size = loop.inner.size
-    lines: list[str] = []
-    lo = "0"
+    block, size = Name("BLOCK_N" if x == "kv" else "BLOCK_M"), loop.inner.size
+    lo_name, hi, done = Name(f"{x}_lo"), Name(f"{x}_hi"), Name(f"{x}_done")
+    lines: list[Statement] = []
+
+    def down(node: Node) -> Code:
+        return in_tiles(over(atom(printer.position(node)), block), block)
+
+    # What the span before this one has visited is done.
+    lo: Code = text("0") if first else done
     if span.lo != Const(0, Type.INT):
-        lines.append(f"{x}_lo = {bracketed(printer.position(span.lo))} // {block} * {block}")
-        lo = f"{x}_lo"
-    if not first:
-        # What the span before this one has visited is done.
-        lines[-1:] = (
-            [f"{x}_lo = tl.maximum({value_of(lines[-1])}, {x}_done)"] if lo != "0" else [f"{x}_lo = {x}_done"]
-        )
-        lo = f"{x}_lo"
-    lines.append(f"{x}_hi = {printer.position(span.hi)}")
+        lo = down(span.lo) if first else maximum(down(span.lo), done)
+    if not first or span.lo != Const(0, Type.INT):
+        lines.append(assign(lo_name.name, lo))
+        lo = lo_name
+    lines.append(assign(hi.name, printer.position(span.hi)))
     if not last:
-        lines.append(f"{x}_done = tl.cdiv({x}_hi, {block}) * {block}")
+        lines.append(assign(done.name, in_tiles(cdiv(hi, block), block)))
     if not span.has_full or not loop.masked:
-        return {"bounds": lines, "loops": [{"lo": lo, "hi": f"{x}_hi", "masked": loop.masked}]}
-    full_lo, full_hi = lo, f"{x}_full_hi"
+        return {"bounds": lines, "loops": [{"lo": lo, "hi": hi, "masked": loop.masked}]}
+    full_lo, full_hi = lo, Name(f"{x}_full_hi")
     from_start = span.full_lo == span.lo == Const(0, Type.INT) and first
     if not from_start:
-        aligned = f"tl.cdiv({printer.position(span.full_lo)}, {block}) * {block}"
-        lines.append(f"{x}_full_lo = {f'tl.maximum({aligned}, {lo})' if lo != '0' else aligned}")
-        full_lo = f"{x}_full_lo"
+        aligned: Code = in_tiles(cdiv(printer.position(span.full_lo), block), block)
+        full_lo = Name(f"{x}_full_lo")
+        lines.append(assign(full_lo.name, maximum(aligned, lo) if lo == lo_name else aligned))
     if span.full_hi == span.hi == size and divisible:
-        head = {"lo": lo, "hi": f"tl.minimum({full_lo}, {x}_hi)", "masked": True}
-        rest = {"lo": full_lo, "hi": f"{x}_hi", "masked": False}
+        head = {"lo": lo, "hi": minimum(full_lo, hi), "masked": True}
+        rest = {"lo": full_lo, "hi": hi, "masked": False}
         return {"bounds": lines, "loops": [rest] if from_start else [head, rest]}
-    lines.append(f"{x}_full_hi = {bracketed(printer.position(span.full_hi))} // {block} * {block}")
+    lines.append(assign(full_hi.name, down(span.full_hi)))
     full = {"lo": full_lo, "hi": full_hi, "masked": False}
     if from_start:
-        return {"bounds": lines, "loops": [full, {"lo": full_hi, "hi": f"{x}_hi", "masked": True}]}
-    lines.append(f"{x}_gap = tl.maximum({full_hi} - {full_lo}, 0)")
-    ends = {"lo": lo, "hi": f"{x}_hi", "masked": True, "gap": f"{full_lo}, {x}_gap"}
+        return {"bounds": lines, "loops": [full, {"lo": full_hi, "hi": hi, "masked": True}]}
+    gap = Name(f"{x}_gap")
+    lines.append(assign(gap.name, maximum(row("sub", full_hi, full_lo), 0)))
+    ends = {"lo": lo, "hi": hi, "masked": True, "gap": (full_lo, gap)}
     return {"bounds": lines, "loops": [ends, full]}
+
+
+def in_tiles(number: Code, block: Code) -> Code:
+    """The position of a tile by its number."""
+    return row("mul", number, block)
 
 
 def range_fields(loop: TileLoop, outer: str, inner: str, gapped: bool) -> dict[str, str]:
@@ -103,20 +125,30 @@ def listed_loops(block_mask: BlockMask, loop: TileLoop) -> dict[str, Any]:
     """The loops over what the block mask lists for a tile: blocks with the mask, and blocks without it."""
     outer, inner = (axis.index.name.removesuffix("_idx") for axis in (loop.outer, loop.inner))
     num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
-    head = {(True, True): "(b * HQ + h)", (True, False): "b", (False, True): "h", (False, False): ""}
+    head = {
+        (True, True): row("add", row("mul", "b", "HQ"), "h"),
+        (True, False): Name("b"),
+        (False, True): Name("h"),
+        (False, False): None,
+    }
     plane = head[block_mask.by_batch, block_mask.by_head]
-    blocks = {"q": "tl.cdiv(SQ, BLOCK_SIZE)", "kv": "tl.cdiv(SK, BLOCK_SIZE)"}
-    own = f"{loop.outer.start.name} // BLOCK_SIZE"
+    blocks = {x: cdiv(f"S{x[0].upper()}", "BLOCK_SIZE") for x in ("q", "kv")}
+    own: Code = over(loop.outer.start.name, "BLOCK_SIZE")
+    if plane is not None:
+        own = row("add", row("mul", plane, blocks[outer]), own)
+    first = row("mul", as_type(Name("row"), "int64"), blocks[inner])
     lines = [
-        f"row = {plane} * {blocks[outer]} + {own}" if plane else f"row = {own}",
-        f"n_partial, n_full = tl.load({num_blocks} + row), tl.load({full_num_blocks} + row)",
-        f"{inner}_blocks = {indices} + row.to(tl.int64) * {blocks[inner]}",
+        assign("row", own),
+        Assign(
+            ("n_partial", "n_full"), tuple(load(row("add", n, "row")) for n in (num_blocks, full_num_blocks))
+        ),
+        assign(f"{inner}_blocks", row("add", indices, first)),
     ]
-    listed = f"{inner}_blocks"
+    listed = Name(f"{inner}_blocks")
     return {
         "bounds": lines,
         "loops": [
-            {"lo": listed, "hi": "n_partial", "masked": loop.masked},
-            {"lo": f"{listed} + n_partial", "hi": "n_full", "masked": False},
+            {"lo": listed, "hi": Name("n_partial"), "masked": loop.masked},
+            {"lo": row("add", listed, "n_partial"), "hi": Name("n_full"), "masked": False},
         ],
     }

@@ -7,20 +7,35 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.expr.differentiate import is_one
+from kgen.expr.functions import MUL
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Type, Var
 from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import at_first_use
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, guarded
+from kgen.targets.code import (
+    NOTHING,
+    Code,
+    If,
+    Name,
+    Statement,
+    assign,
+    at_first_use,
+    atom,
+    conjunction,
+    op,
+    over,
+    renamed,
+    row,
+)
+from kgen.targets.triton.printer import Printer, column
 
 
 @dataclass(frozen=True)
 class _Bound:
     """Whether a side of a tile ends before the tensor does, and the mask of a store where it may not."""
 
-    whole: str
-    guard: str
+    whole: Code
+    guard: Code
 
 
 def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
@@ -30,30 +45,25 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
     printer = kernels.printer(loop)
     fields = _recomputed(kernels, loop, printer)
     present = [d for d in ("b", "h") if d in g.summed]
-    at = {
-        (): ("", ""),
-        ("b",): ("outer", ""),
-        ("h",): ("", "outer"),
-        ("b", "h"): ("outer // HQ", "outer % HQ"),
-    }
-    b, h = at[tuple(present)]
+    outer: dict[str, Code] = {n: Name("outer") for n in present}
+    if len(present) == 2:
+        outer = {"b": over("outer", "HQ"), "h": op("{0} % {1}", "outer", "HQ", binds=MUL, operand=MUL)}
     name, bounds = fields["name"], _bounds(kernels.plan)
-    address = printer.address(
-        name,
-        tuple(Var({"b": "outer_b", "h": "outer_h"}.get(n, n), Type.INT) for n in g.summed),
-        ("q", "kv"),
+    indices = tuple(Var(f"outer_{n}" if n in outer else n, Type.INT) for n in g.summed)
+    address = renamed(
+        printer.address(name, indices, ("q", "kv")), {f"outer_{n}": value for n, value in outer.items()}
     )
     lines, inside = (kernels.lines_of(program.before_loop(), p) for p in (printer, _inside(printer)))
     unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
+    stored = conjunction(b.guard for b in bounds)
     return fields | {
         "stride_params": ", ".join(f"stride_{name}_{d}: tl.int64" for d in range(len(g.indices))),
-        "inside": " & ".join(f"({b.whole})" for b in bounds),
+        "inside": conjunction(op("({0})", b.whole) for b in bounds),
         "bounded": bool(bounds),
-        "given": [f"{n} = {value}" for n, value in (("b", b), ("h", h)) if value],
+        "given": [assign(n, value) for n, value in outer.items()],
         "prologue": [
-            x
+            _in_two(line, unguarded.get(line))
             for line in at_first_use(lines, _conditions(loop, printer, in_loop=False))
-            for x in _in_two(line, unguarded.get(line))
         ],
         "count": {(): "B * HQ", ("b",): "HQ", ("h",): "B", ("b", "h"): "1"}[tuple(present)],
         "summed": {
@@ -63,8 +73,8 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
             ("b", "h"): [],
         }[tuple(present)],
         "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
-        "address": address.replace("outer_b", b).replace("outer_h", h),
-        "store_guard": f", mask={' & '.join(b.guard for b in bounds)}" if bounds else "",
+        "address": address,
+        "store_guard": NOTHING if stored is None else op(", mask={0}", stored),
     }
 
 
@@ -85,12 +95,12 @@ def _recomputed(kernels: KernelFields, loop: TileLoop, printer: Printer) -> dict
     """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
     plan, program, (g,) = kernels.plan, loop.program, loop.gradients
     fields = kernels.tile_fields(loop, printer)
-    lines: list[str] = []
-    part = kernels.contribution(loop, printer, g, lines)
-    lines = [line.strip() for line in lines if line.strip() != "if MASKED:"]
+    lines, part = kernels.contribution(loop, printer, g)
+    # All of its tiles have the mask.
+    lines = [s for line in lines for s in (line.then if isinstance(line, If) else (line,))]
     q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
-    q_guard = "" if q_live == TRUE else "q_live[:, None]"
-    kv_guard = "" if kv_live == TRUE else "kv_live[:, None]"
+    q_guard = None if q_live == TRUE else column("q_live")
+    kv_guard = None if kv_live == TRUE else column("kv_live")
     # Loads need what a mask leaves of either side, too.
     mask_lines = at_first_use(
         kernels.lines_of(program.in_loop(needed_by=("mask", "inner_live", "outer_live")), printer),
@@ -107,32 +117,36 @@ def _recomputed(kernels: KernelFields, loop: TileLoop, printer: Printer) -> dict
             replace(kernels.streamed(c, kv_guard), do_guard=kernels.load(c, q_guard).guard)
             for c in plan.v_chunks
         ],
-        "vector_load": ", mask=q_live, other=0.0" if q_live != TRUE else "",
+        "vector_load": guarded(None if q_live == TRUE else Name("q_live")),
         "gradient_lines": lines,
         "part": part,
-        "factor": "" if is_one(g.factor) else f" * {kernels.scalar(g.factor, printer)}",
+        "factor": NOTHING if is_one(g.factor) else atom(kernels.scalar(g.factor, printer), " * {0}"),
     }
 
 
-def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[str]:
+def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[Statement]:
     """Which positions of each side of a tile are there, and its mask: computed in the loop, or before it."""
     program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
     own = {name: printer.own(program.results[result]) for name, result in names.items()}
     own |= {"mask": printer.tile(program.results["mask"])}
     return [
-        f"{name} = {text}"
-        for name, text in own.items()
+        assign(name, value)
+        for name, value in own.items()
         if (node := program.results[names.get(name, name)]) != TRUE and program.place(node).in_loop == in_loop
     ]
 
 
 def _bounds(plan: AttentionPlan) -> list[_Bound]:
     """Of a tile of both sides: which of its sides may reach past the end."""
-    sides = (
-        (plan.q, _Bound("q_start + BLOCK_M <= SQ", "(q_idx < SQ)[:, None]")),
-        (plan.kv, _Bound("kv_start + BLOCK_N <= SK", "(kv_idx < SK)[None, :]")),
-    )
-    return [bound for guards, bound in sides if guards.bound != TRUE]
+    sides = ((plan.q, "q", "BLOCK_M", "({0})[:, None]"), (plan.kv, "kv", "BLOCK_N", "({0})[None, :]"))
+    return [
+        _Bound(
+            row("le", row("add", f"{x}_start", block), f"S{x[0].upper()}"),
+            op(form, row("lt", f"{x}_idx", f"S{x[0].upper()}")),
+        )
+        for guards, x, block, form in sides
+        if guards.bound != TRUE
+    ]
 
 
 def _inside(printer: Printer) -> Printer:
@@ -141,6 +155,6 @@ def _inside(printer: Printer) -> Printer:
     return replace(printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest}))
 
 
-def _in_two(line: str, unguarded: str | None) -> list[str]:
+def _in_two(line: Statement, unguarded: Statement | None) -> Statement:
     """A line, or what it is in tiles that are inside of both tensors and in the others."""
-    return [line] if unguarded is None else ["if whole:", f"    {unguarded}", "else:", f"    {line}"]
+    return line if unguarded is None else If(Name("whole"), (unguarded,), (line,))

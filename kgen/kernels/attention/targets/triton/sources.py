@@ -19,6 +19,7 @@ from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pair_fields
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.code import as_type, load, op, printed, row
 from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
 from kgen.targets.triton.tritons import FIELDS
 
@@ -70,7 +71,9 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
         # As rounded as in dP = dO @ V^T, from which delta is subtracted.
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
-        "delta_loads": [kernels.load(c, "(q_idx < SQ)[:, None]") for c in plan.v_chunks],
+        "delta_loads": [
+            kernels.load(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks
+        ],
         "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
         **placement(spec.varlen, spec.head_dim.v, launcher.kv_sizes()),
@@ -82,9 +85,11 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "decode_few": decode is not None and not decode.alone,
         "decode": False,
     }
-    context |= _loops(plan, kernels)
+    loops = _loops(plan, kernels)
+    context |= printed(loops)
     free = kernels if on_hopper is plan else KernelFields(on_hopper)
-    hopper = hopper_fields(on_hopper, free, context if free is kernels else context | _loops(on_hopper, free))
+    of_hopper = loops if free is kernels else _loops(on_hopper, free)
+    hopper = hopper_fields(on_hopper, free, context | of_hopper)
     context |= {
         "hopper": hopper,
         "hopper_forward": hopper is not None and hopper["forward"] is not None,
@@ -98,7 +103,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     helpers = kernels.helpers | (free.helpers if hopper is not None else set())
     if decode is not None:
         packed = KernelFields(decode.attention)
-        context["decode"] = decode_fields(decode, packed)
+        context["decode"] = printed(decode_fields(decode, packed))
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields() | FIELDS
     context["decode_kernels"] = decode is not None
@@ -149,7 +154,9 @@ def _sinks(spec: AttentionSpec) -> dict[str, object]:
     there = spec.sinks
     return {
         "there": there,
-        "load": "tl.load(sinks_ptr + h * stride_sinks).to(tl.float32) * LOG2E",
+        "load": row(
+            "mul", as_type(load(row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))), "float32"), "LOG2E"
+        ),
         "params": "sinks_ptr, stride_sinks," if there else "",
         "args": "sinks, *sinks.stride(), " if there else "",
         "gradient_params": "lse_ptr, sinks_ptr, stride_sinks, d_sinks_ptr," if there else "",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kgen.expr.algebra import call
+from kgen.expr.differentiate import is_one
 from kgen.expr.hoist import Place, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Type
@@ -17,8 +18,8 @@ from kgen.kernels.chunk_output.plan.tiles import tile_tables
 from kgen.kernels.chunk_output.targets.triton.launcher import launcher_fields, layouts
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import bracketed
+from kgen.targets.code import NOTHING, Code, Name, assign, atom, lines_of, row, times
+from kgen.targets.triton.printer import Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
 
 ROW = Place(False, ("q",))
@@ -109,9 +110,9 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "helpers": defaultdict(bool, dict.fromkeys(helpers, True)),
         "common": decay.fields,
         "gradient": gradient.fields,
-        "exponent": decay.power(decay.c),
-        "difference": decay.power(f"{decay.c}[:, None] - {decay.c}[None, :]"),
-        "difference_t": decay.power(f"{decay.c}[None, :] - {decay.c}[:, None]"),
+        "exponent": decay.power(Name(decay.c)),
+        "difference": decay.power(row("sub", column(decay.c), along_row(decay.c))),
+        "difference_t": decay.power(row("sub", along_row(decay.c), column(decay.c))),
         "slope": gradient.slope,
         "has_dg": plan.slope is not None,
         "state_cast": "" if spec.state == spec.dtype else ".to(q_ptr.dtype.element_ty)",
@@ -128,11 +129,11 @@ class _Decay:
     fields: dict[str, Any]
     c: str
     natural: bool
-    slope: str
+    slope: Code
 
-    def power(self, exponent: str) -> str:
+    def power(self, exponent: Code) -> Code:
         """The argument of `exp2` for an exponent of the spec's base."""
-        return f"LOG2E * {bracketed(exponent)}" if self.natural else exponent
+        return times("LOG2E", exponent) if self.natural else exponent
 
 
 def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _Decay:
@@ -148,15 +149,15 @@ def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _De
         roots["slope"] = (plan.slope if plan.natural else _scaled(plan.slope, factor), ROW)
     program = hoist(roots, {"i": ROW, "g": ROW}, reserved=_NAMES)
     printer = Printer(program, "q", {}, IndexRanges({}, frozenset()), frozenset(), False, helpers)
-    lines = [f"{b.name} = {printer.over(b.node, b.place.axes)}" for b in program.bindings]
+    lines = [assign(b.name, printer.over(b.node, b.place.axes)) for b in program.bindings]
     if "c" in roots:
-        lines.append(f"c = {_row(program, program.results['c'], printer)}")
-    slope = printer.own(program.results["slope"]) if "slope" in roots else "1"
+        lines.append(assign("c", _row(program, program.results["c"], printer)))
+    slope = program.results.get("slope")
     return _Decay(
-        fields | {"lines": lines},
+        fields | {"lines": lines_of(lines)},
         "c" if "c" in roots else "g",
         plan.natural,
-        "" if slope in ("1", "1.0") else f" * {bracketed(slope)}",
+        NOTHING if slope is None or is_one(slope) else atom(printer.own(slope), " * {0}"),
     )
 
 
@@ -164,9 +165,9 @@ def _scaled(node: Node, factor: Const) -> Node:
     return factor if node == Const(1, Type.INT) else call("mul", factor, node)
 
 
-def _row(program: Program, node: Node, printer: Printer) -> str:
+def _row(program: Program, node: Node, printer: Printer) -> Code:
     """A value as a float32 vector over the tokens of the chunk."""
-    text = printer.own(node)
+    own = printer.own(node)
     if program.place(node).axes:
-        return f"({text}).to(tl.float32)" if node.type.integral else text
-    return f"tl.zeros([BT], tl.float32) + {bracketed(text)}"
+        return row("float", own) if node.type.integral else own
+    return atom(own, "{tl}.zeros([BT], {tl}.float32) + {0}")

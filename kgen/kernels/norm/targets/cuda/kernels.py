@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from kgen.expr.nodes import Const, Node, Type, variables
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value
@@ -33,6 +33,51 @@ TAKEN = frozenset(
     huge_val infinity int_max int_min m_e m_pi nan null
     """.split()  # noqa: SIM905
 )
+
+
+OF_FILE = ("bf16", "fp16", "fp8_e4m3")
+"""Types that the file defines, which C has not."""
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter of a kernel: a number, or a pointer to elements of a type."""
+
+    type: str
+    name: str
+    is_pointer: bool = False
+    const: str = ""
+
+    @property
+    def device(self) -> str:
+        """As the kernel has it."""
+        return f"{self.const}{self.type}{'* __restrict__' * self.is_pointer} {self.name}"
+
+    @property
+    def host(self) -> str:
+        """As its C launcher has it."""
+        own = "void" if self.is_pointer and self.type in OF_FILE else self.type
+        return f"{self.const}{own}{'*' * self.is_pointer} {self.name}"
+
+
+Params = list[list[Param]]
+"""Parameters, a line at a time."""
+
+
+def pointer(element: str, name: str, const: bool = False) -> Param:
+    """One to tensor elements, or to floats."""
+    return Param(element, name, is_pointer=True, const="const " * const)
+
+
+def _device(params: Params) -> str:
+    return ",\n".join(", ".join(p.device for p in line) for line in params)
+
+
+class Body(NamedTuple):
+    """Lines, and the operands that they read an element of."""
+
+    lines: list[str]
+    reads: frozenset[str]
 
 
 class KernelFields:
@@ -81,7 +126,7 @@ class KernelFields:
 
     def _body(
         self, operands: Sequence[Operand], values: Sequence[Value], ends: Sequence[tuple[str, Node]]
-    ) -> list[str]:
+    ) -> Body:
         """Lines that compute `ends`, statements with a hole for their tree, and only what these need before."""
         needed = {n for _, tree in ends for n in variables(tree)}
         kept: list[Value] = []
@@ -89,15 +134,15 @@ class KernelFields:
             if value.name in needed:
                 kept.append(value)
                 needed |= set(variables(value.tree))
-        scalars = [self._scalar(o) for o in operands if o.along != "row" and o.name in needed]
+        read = [o for o in operands if o.along != "row" and o.name in needed]
         statements = [form.format(self.printer.real(tree)) for form, tree in ends]
-        return [*scalars, *(self._value(v) for v in reversed(kept)), *statements]
+        lines = [*map(self._scalar, read), *(self._value(v) for v in reversed(kept)), *statements]
+        return Body(lines, frozenset(o.name for o in read))
 
-    def _reads(self, operands: Iterable[Operand], lines: Sequence[str]) -> list[dict[str, str]]:
+    def _reads(self, operands: Iterable[Operand], body: Body) -> list[dict[str, str]]:
         """The accesses that some lines use."""
-        text = "\n".join(lines)
-        names = [self.local(o.name) for o in operands if o.along != "row"]
-        return [{"name": n, "read": f"read_{n}(v)"} for n in names if re.search(rf"\b{n}_at\b", text)]
+        names = [self.local(o.name) for o in operands if o.name in body.reads]
+        return [{"name": n, "read": f"read_{n}(v)"} for n in names]
 
     # --- operands ---
 
@@ -141,17 +186,18 @@ class KernelFields:
             for o in operands
         ]
 
-    def _params(self, loads: Iterable[Operand], outputs: Sequence[str], sizes: Sequence[str]) -> str:
-        lines = []
+    def _params(self, loads: Iterable[Operand], outputs: Sequence[Param], sizes: Sequence[Param]) -> Params:
+        lines: Params = []
         for o in loads:
-            stride = f", long long {self.local(o.name)}_stride" if o.along == "element" else ""
-            lines.append(f"const {TYPES[o.dtype]}* __restrict__ {self.local(o.name)}_ptr{stride}")
-        lines += [*outputs, ", ".join(sizes)]
-        lines += [f"{SCALARS[p.scalar]} {self.local(n)}" for n, p in self.runtime.items()]
-        return ",\n".join(lines)
+            name = self.local(o.name)
+            stride = [Param("long long", f"{name}_stride")] if o.along == "element" else []
+            lines.append([pointer(TYPES[o.dtype], f"{name}_ptr", const=True), *stride])
+        lines += [*([output] for output in outputs), [*sizes]]
+        return lines + [[Param(SCALARS[p.scalar], self.local(n))] for n, p in self.runtime.items()]
 
-    def _sizes(self) -> list[str]:
-        return ["long long rows", "long long width_", *(["long long heads"] if self.spec.heads else [])]
+    def _sizes(self) -> list[Param]:
+        names = ["rows", "width_", *(["heads"] if self.spec.heads else [])]
+        return [Param("long long", name) for name in names]
 
     # --- kernels ---
 
@@ -160,15 +206,15 @@ class KernelFields:
         streams = self._streams(o for o in f.loads if o.along == "element")
         h_lines = self._body(f.loads, [], [(f"const float h = {self._rounding(f.h)};", f.h.tree)])
         out_lines = self._body(f.loads, f.normed, [("outs[i] = {};", f.out.tree)])
-        outputs = [f"{TYPES[self.spec.dtypes['output']]}* __restrict__ out_ptr"]
+        outputs = [pointer(TYPES[self.spec.dtypes["output"]], "out_ptr")]
         if self.spec.quantize:
-            const = "const " if self.spec.quantize.scale == "per_tensor" else ""
-            outputs.append(f"{const}float* __restrict__ scale_ptr")
+            given = self.spec.quantize.scale == "per_tensor"
+            outputs.append(pointer("float", "scale_ptr", const=given))
         if plan.stores_h:
-            outputs.append(f"{TYPES[self.spec.dtypes['residual']]}* __restrict__ h_ptr")
-        outputs += [f"float* __restrict__ {s}_ptr" for s in plan.saves]
+            outputs.append(pointer(TYPES[self.spec.dtypes["residual"]], "h_ptr"))
+        outputs += [pointer("float", f"{s}_ptr") for s in plan.saves]
         loads = sorted(f.loads, key=lambda o: ("element", "column", "row").index(o.along))
-        params = self._params(loads, outputs, [*self._sizes(), "float eps"])
+        params = self._params(loads, outputs, [*self._sizes(), Param("float", "eps")])
         vectors = [f"{self.local(o.name)}_ptr" for o in f.loads if o.along == "column"]
         dtypes = self.spec.dtypes
         stored = [("out", dtypes["output"]), *([("h", dtypes["residual"])] if plan.stores_h else [])]
@@ -182,8 +228,8 @@ class KernelFields:
             "rows": self._rows(o for o in f.loads if o.along == "row"),
             "early": self._reads(f.loads, h_lines),
             "late": self._reads(f.loads, out_lines),
-            "h_lines": h_lines,
-            "out_lines": out_lines,
+            "h_lines": h_lines.lines,
+            "out_lines": out_lines.lines,
             "saves": bool(plan.saves),
             "saves_mean": "mean" in plan.saves,
             "null_words": "; those of statistics, which backward alone needs, may be null"
@@ -196,18 +242,17 @@ class KernelFields:
             "early_words": "a row is on its way" if self.spec.heads else "the first row is on its way",
             "early_once": "" if self.spec.heads else " && round == 0",
             "parts": 2 if plan.layer else 1,
-            "params": params,
+            "params": _device(params),
             "loads": loads,
         }
 
-    def _host(self, params: str, ours: Sequence[str]) -> dict[str, str]:
+    def _host(self, params: Params, ours: Sequence[str]) -> dict[str, str]:
         """The same for the C launcher: typed, without those in `ours`, which callers do not give; then by name."""
-        lines = [line.replace(" __restrict__", "") for line in params.split(",\n")]
-        lines = [line for line in lines if line.split()[-1] not in ours]
-        # C has no types of ours.
-        lines = [re.sub(r"\b(bf16|fp16|fp8_e4m3)\*", "void*", line) for line in lines]
-        names = [part.split()[-1] for line in params.split(",\n") for part in line.split(", ")]
-        return {"host_params": ",\n".join(lines), "host_names": ", ".join(names)}
+        lines = [line for line in params if line[-1].name not in ours]
+        return {
+            "host_params": ",\n".join(", ".join(p.host for p in line) for line in lines),
+            "host_names": ", ".join(p.name for line in params for p in line),
+        }
 
     def _host_alignment(self, streams: Sequence[dict[str, str]], pointers: Sequence[str]) -> dict[str, str]:
         strides = [f"{s['name']}_stride" for s in streams]
@@ -260,20 +305,22 @@ class KernelFields:
             for i, g in enumerate(b.columns)
         ]
         if plan.stores_h:
-            h_lines = [self._scalar(o) for o in b.loads if o.name == "h"]
+            h = [o for o in b.loads if o.name == "h"]
+            h_lines = Body([self._scalar(o) for o in h], frozenset(o.name for o in h))
         else:
-            h = plan.forward.h
-            h_lines = self._body(loads, [], [(f"const float h = {self._rounding(h)};", h.tree)])
-        saved = [f"const float* __restrict__ {s}_ptr" for s in plan.saves]
+            made = plan.forward.h
+            h_lines = self._body(loads, [], [(f"const float h = {self._rounding(made)};", made.tree)])
+        saved = [pointer("float", f"{s}_ptr", const=True) for s in plan.saves]
         outputs = [
             *saved,
-            *(f"{TYPES[g.dtype]}* __restrict__ d{self.local(g.of)}_ptr" for g in (*b.elements, *b.rows)),
+            *(pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr") for g in (*b.elements, *b.rows)),
         ]
-        outputs += [f"float* __restrict__ {s['name']}_part" for s in sums]
-        outputs += ["float* __restrict__ scratch_ptr"] * bool(scratch)
-        finalize = [f"const float* __restrict__ {s['name']}_part" for s in sums]
-        finalize += [f"{s['element']}* __restrict__ {s['name']}_ptr" for s in sums]
-        params = self._params(loads, outputs, [*self._sizes(), *(["float eps"] if recomputes else [])])
+        outputs += [pointer("float", f"{s['name']}_part") for s in sums]
+        outputs += [pointer("float", "scratch_ptr")] * bool(scratch)
+        finalize: Params = [[pointer("float", f"{s['name']}_part", const=True)] for s in sums]
+        finalize += [[pointer(s["element"], f"{s['name']}_ptr")] for s in sums]
+        eps = [Param("float", "eps")] * recomputes
+        params = self._params(loads, outputs, [*self._sizes(), *eps])
         ours = [*(f"{s['name']}_part" for s in sums), "scratch_ptr"]
         host = self._host(params, ours)
         host["host_params"] += "".join(
@@ -316,9 +363,9 @@ class KernelFields:
                 for x in self._columns(columns, "head")
                 if x["name"] in {r["name"] for r in self._reads(loads, alone)}
             ],
-            "first_lines": first,
-            "second_lines": second,
-            "column_lines": alone,
+            "first_lines": first.lines,
+            "second_lines": second.lines,
+            "column_lines": alone.lines,
             "means": means,
             "means_count": str(len(means)),
             "parts": str(len(means)),
@@ -333,11 +380,11 @@ class KernelFields:
             "scratch": [{"name": n, "index": str(i)} for i, n in enumerate(scratch)],
             "recomputes": recomputes,
             "statistic_parts": 2 if plan.layer else 1,
-            "h_lines": h_lines,
+            "h_lines": h_lines.lines,
             "early": self._reads(loads, h_lines),
             "heads": bool(spec.heads) and bool(columns),
             "held_words": " of a head" if spec.heads else "",
-            "params": params,
-            "finalize_params": ",\n".join([*finalize, "long long parts, long long width"]),
+            "params": _device(params),
+            "finalize_params": _device([*finalize, [Param("long long", n) for n in ("parts", "width")]]),
             "loads": loads,
         }

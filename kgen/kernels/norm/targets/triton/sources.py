@@ -197,7 +197,7 @@ class _Fields:
         return text if gradient.of in ("weight", "bias") else f"tl.where(live, {text}, 0.0)"
 
     def _print(self, node: Node) -> str:
-        return self.printer.tile(node)
+        return str(self.printer.tile(node))
 
 
 def _formula(plan: NormPlan) -> list[str]:

@@ -1,0 +1,225 @@
+"""What kernels for Hopper ask of a plan, each condition with what is said where it does not hold.
+
+They are made for tiles of 64, 128 or 256 columns of 16 bits that TMA loads whole. What TMA cannot load or must not
+keeps the kernels for every chip: rows that only the mask hides may hold NaN. Those that are the keys past an end are
+taken: one tile has some, which are made zeros in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from kgen.expr.hoist import TILE, Binding
+from kgen.expr.mask_form import conjuncts
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, variables
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
+from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+
+WIDTHS = (64, 128)
+BROAD = 256
+"""Columns of heads of whose dk and dv a consumer has registers for one."""
+TAIL = 64
+"""Columns that keys may have more than values of 128."""
+LEAST_PAGE = 16
+"""Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
+
+HEADS = Var("b", Type.INT), Var("h", Type.INT)
+PAIR_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of an element of what is read for each pair of positions."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What has to hold of a plan and one of its loops, and the words for that it does not."""
+
+    holds: Callable[[AttentionPlan, TileLoop], bool]
+    otherwise: str
+
+    def words(self, plan: AttentionPlan) -> str:
+        """Why there are no kernels."""
+        return self.otherwise.format(qk=plan.spec.head_dim.qk, v=plan.spec.head_dim.v, dtype=plan.spec.dtype)
+
+
+OF_ALL = (
+    Condition(lambda plan, loop: "forward" in plan.spec.passes, "the spec decodes alone"),
+    Condition(
+        lambda plan, loop: plan.spec.dtype in ("bf16", "fp16"),
+        "its products are of 16 bits, and not of {dtype}",
+    ),
+    Condition(
+        lambda plan, loop: width_of(plan) is not None,
+        "keys of {qk} and values of {v} columns fit none of its tiles (64, 128, 256; 192 with values of 128)",
+    ),
+    Condition(
+        lambda plan, loop: plan.q.live == plan.q.bound,
+        "the mask hides queries by their position alone, and TMA would load what they hold",
+    ),
+    Condition(
+        lambda plan, loop: plan.kv.live == plan.kv.bound or _ends_the_keys(plan),
+        "the mask hides keys by their position alone that are not those past an end, and TMA would load what they hold",
+    ),
+    Condition(
+        lambda plan, loop: loop.listed or len(loop.spans) == 1,
+        "the mask leaves several ranges of keys",
+    ),
+    Condition(
+        # A list has a row for each 128 queries, as many as two consumers have.
+        lambda plan, loop: not loop.listed or (width_of(plan) or 0) >= max(WIDTHS),
+        "blocks of the block mask are larger than its tiles for heads of {v} columns",
+    ),
+    Condition(
+        lambda plan, loop: not (loop.listed and (plan.spec.varlen or plan.spec.paged_kv is not None)),
+        "the block mask lists blocks of packed sequences or of pages",
+    ),
+    Condition(
+        lambda plan, loop: plan.spec.paged_kv is None or plan.spec.paged_kv.page_size >= LEAST_PAGE,
+        f"pages of fewer than {LEAST_PAGE} keys are too many for a tile",
+    ),
+    Condition(
+        lambda plan, loop: not (tailed(plan) and plan.spec.paged_kv is not None),
+        "pages hold keys that are wider than values",
+    ),
+    Condition(
+        # They would be in two tiles of K.
+        lambda plan, loop: not (tailed(plan) and plan.form.core != QK and plan.kv.live != plan.kv.bound),
+        "a function of scores would see keys past an end, of keys that are wider than values",
+    ),
+    Condition(
+        lambda plan, loop: not ((tailed(plan) or width_of(plan) == BROAD) and _reads_pairs(plan, loop)),
+        "what the score reads for each pair has no room in shared memory beside heads of {qk} columns",
+    ),
+    Condition(
+        lambda plan, loop: (
+            loop is not plan.forward or not _reads_pairs(plan, loop) or pair_of(plan) is not None
+        ),
+        "what the score reads for each pair is not one read of fp32 or 16 bits at [..., q_idx, kv_idx]",
+    ),
+)
+"""Of every kernel."""
+
+OF_NARROW_FORWARD = (
+    Condition(
+        # Forward is 2 to 5 % faster with long ranges and 10 % slower with windows.
+        lambda plan, loop: plan.problem.light and not plan.problem.varlen,
+        "heads of {v} columns have short ranges, where the kernels for every chip are faster",
+    ),
+    Condition(
+        lambda plan, loop: plan.problem.score != "reads",
+        "heads of {v} columns leave no room for what the score reads",
+    ),
+)
+"""Of forward for heads of 64."""
+
+OF_BACKWARD = (
+    Condition(
+        lambda plan, loop: not _reads_pairs(plan, loop),
+        "the score reads a buffer for each pair",
+    ),
+    Condition(
+        lambda plan, loop: plan.kv.live == plan.kv.bound or width_of(plan) != min(WIDTHS),
+        "heads of {v} columns have their keys in registers, where those past an end cannot be cleared",
+    ),
+    Condition(
+        lambda plan, loop: plan.kv.live == plan.kv.bound or not tailed(plan),
+        "keys past an end are in two tiles of keys that are wider than values",
+    ),
+    Condition(
+        lambda plan, loop: plan.kv.live == plan.kv.bound or _clears_for_all(plan),
+        "query heads that share keys have ends of their own",
+    ),
+    Condition(
+        # Of gradients of buffers the kernel of dq keeps one for each row.
+        lambda plan, loop: _sums_by_row(plan),
+        "a gradient of a buffer is no sum over keys alone",
+    ),
+)
+"""Of dq, and of dk and dv."""
+
+
+def without_kernels(plan: AttentionPlan) -> dict[str, str]:
+    """Passes that have no kernels for Hopper, and why; none without those of forward's conditions."""
+    forward = _first(OF_ALL, plan, [plan.forward])
+    narrow = forward is None and (width_of(plan) or 0) < max(WIDTHS)
+    backward = forward
+    if backward is None and plan.dq is not None and plan.dkdv is not None:
+        backward = _first((*OF_ALL, *OF_BACKWARD), plan, [plan.dq, plan.dkdv])
+    if narrow:
+        forward = _first(OF_NARROW_FORWARD, plan, [plan.forward])
+    found = {"forward": forward, "backward": backward if plan.backward else None}
+    return {name: why for name, why in found.items() if why is not None}
+
+
+def _first(conditions: Iterable[Condition], plan: AttentionPlan, loops: list[TileLoop]) -> str | None:
+    failing = (c.words(plan) for c in conditions if not all(c.holds(plan, loop) for loop in loops))
+    return next(failing, None)
+
+
+def tailed(plan: AttentionPlan) -> bool:
+    """Whether keys have columns past those of values."""
+    return plan.spec.head_dim.qk > plan.spec.head_dim.v
+
+
+def width_of(plan: AttentionPlan) -> int | None:
+    """The columns of a tile. Heads that do not fill it have rows that begin at multiples of 16 bytes, as TMA wants."""
+    qk, v = plan.spec.head_dim.qk, plan.spec.head_dim.v
+    if (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)):
+        return v
+    fitting = [width for width in (*WIDTHS, BROAD) if width // 2 < v <= width]
+    return fitting[0] if fitting and qk == v and v % 8 == 0 else None
+
+
+def pair_of(plan: AttentionPlan) -> Binding | None:
+    """What scores read for each pair of positions, if that is the one such read and TMA can have tiles of it: its last
+    indices are q_idx and kv_idx, and what comes before them is the same for all of a tile."""
+    spec, program = plan.spec, plan.forward.program
+    found = [b for b in program.bindings if b.place == TILE and reads(b.node)]
+    if len(found) != 1 or spec.varlen or plan.forward.listed or plan.kv.live != plan.kv.bound:
+        return None
+    (pair,) = found
+    if pair.roots & {"mask", "inner_live"} or not isinstance(pair.node, Read):
+        return None
+    if spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
+        return None
+    before, last = pair.node.indices[:-2], pair.node.indices[-2:]
+    simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
+    return pair if simple and last == (Q_IDX, KV_IDX) else None
+
+
+def _reads_pairs(plan: AttentionPlan, loop: TileLoop) -> bool:
+    """Whether scores read a buffer for each pair of positions."""
+    scored = any(
+        b.place == TILE and reads(b.node) and not b.roots <= {"mask", "inner_live"}
+        for b in loop.program.bindings
+    )
+    return scored or plan.problem.score == "reads"
+
+
+def _sums_by_row(plan: AttentionPlan) -> bool:
+    of_queries = plan.dq.gradients if plan.dq is not None else ()
+    of_keys = plan.dkdv.gradients if plan.dkdv is not None else ()
+    return all(g.along == "q" for g in of_queries) and not of_keys
+
+
+def _clears_for_all(plan: AttentionPlan) -> bool:
+    """Whether all kernels have the ends of the keys by one name, and all heads that share keys have one end."""
+    ends = [c.args[1] for c in conjuncts(plan.kv.live) if isinstance(c, Call)]
+    known = all(
+        not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
+    )
+    return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
+
+
+def _ends_the_keys(plan: AttentionPlan) -> bool:
+    """Whether the conditions on keys alone are ends of them, which the range of keys knows: what they hide from every
+    query is then past the last key of a range."""
+    ends = all(
+        isinstance(c, Call) and c.fn in ("lt", "le") and c.args[0] == KV_IDX and _is_whole(c.args[1])
+        for c in conjuncts(plan.kv.live)
+    )
+    # In a list the last key is anywhere.
+    return ends and plan.problem.mask not in ("scan", "listed")
+
+
+def _is_whole(end: Node) -> bool:
+    return end.type.integral and "kv_idx" not in variables(end)

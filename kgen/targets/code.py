@@ -1,0 +1,378 @@
+"""What kernels are made of, as trees: values and statements, which a language spells once, at the end.
+
+A plan's expressions (`kgen/expr/nodes.py`) say what is computed. A `Code` says how a kernel has it: a name is a row or
+a column of a tile, a read is a load at an address behind a guard. What uses which name, what can be moved or left out,
+is asked of these trees. `str` of any of them is Triton; `spell` and `lines` take another language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
+
+from kgen.expr.functions import ADD, ATOM, COMPARE, MODULES, MUL, TABLE, TERNARY, Spelling, in_modules
+
+TRITON, GLUON = "triton", "gluon"
+
+
+class Code:
+    """A value: a `Name`, or an `Op` of other values."""
+
+    names: frozenset[str]
+    """Every name in it."""
+
+    def __str__(self) -> str:
+        return spell(self)
+
+    def __format__(self, spec: str) -> str:
+        return format(spell(self), spec)
+
+
+@dataclass(frozen=True)
+class Name(Code):
+    """A variable, a parameter or a constant of a kernel."""
+
+    name: str
+
+    @cached_property
+    def names(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({self.name})
+
+    __str__, __format__ = Code.__str__, Code.__format__
+
+
+@dataclass(frozen=True)
+class Op(Code):
+    """An operation, told from others by `fn`, and how each language spells it."""
+
+    fn: str
+    args: tuple[Code, ...]
+    spelled: Mapping[str, Spelling] = field(compare=False, repr=False)
+
+    @cached_property
+    def names(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset().union(*(a.names for a in self.args))
+
+    __str__, __format__ = Code.__str__, Code.__format__
+
+
+def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
+    """The text of a value, in brackets if it binds less tightly than its `context`."""
+    if isinstance(code, Name):
+        return code.name
+    assert isinstance(code, Op)
+    own = code.spelled[language]
+    # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
+    infix = own.binds in (ADD, MUL, COMPARE)
+    contexts = (min(own.operand + (infix and i > 0), ATOM) for i in range(len(code.args)))
+    text = own.form.format(*(spell(a, language, c) for a, c in zip(code.args, contexts, strict=True)))
+    return f"({text})" if own.binds < context else text
+
+
+@cache
+def _spelled(form: str, binds: int, operand: int) -> Mapping[str, Spelling]:
+    return {language: Spelling(text, binds, operand) for language, text in in_modules(form).items()}
+
+
+def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, operand: int = TERNARY) -> Op:
+    """An operation spelled by a format over its operands, as `functions.in_modules` takes it."""
+    operands = tuple(a if isinstance(a, Code) else Name(str(a)) for a in args)
+    return Op(fn or form, operands, _spelled(form, binds, operand))
+
+
+def row(fn: str, *args: Code | str | int, fast: bool = False) -> Op:
+    """A function or operator of the table."""
+    of = TABLE[fn]
+    spelled = {name: (of.fast.get(name) if fast else None) or of.spelled[name] for name in MODULES}
+    return Op(fn, tuple(a if isinstance(a, Code) else Name(str(a)) for a in args), spelled)
+
+
+def text(value: str, binds: int = ATOM) -> Op:
+    """A number or another constant, as it is written."""
+    return op(value.replace("{", "{{").replace("}", "}}"), fn=value, binds=binds)
+
+
+NOTHING = text("")
+"""An argument, or a term, that is left out."""
+
+
+def walk(code: Code) -> Iterator[Code]:
+    """A value and all values in it, the whole first."""
+    yield code
+    if isinstance(code, Op):
+        for a in code.args:
+            yield from walk(a)
+
+
+def calls(code: Code, *fns: str) -> bool:
+    """Whether any of these operations is in a value."""
+    return any(isinstance(part, Op) and part.fn in fns for part in walk(code))
+
+
+def rewritten(code: Code, change: Callable[[Code], Code | None]) -> Code:
+    """A value with each of its parts that `change` replaces, from the outside in."""
+    changed = change(code)
+    if changed is not None:
+        return changed
+    if not isinstance(code, Op):
+        return code
+    args = tuple(rewritten(a, change) for a in code.args)
+    return code if args == code.args else replace(code, args=args)
+
+
+def renamed(code: Code, values: Mapping[str, Code]) -> Code:
+    """A value with other values in place of names."""
+    return rewritten(code, lambda part: values.get(part.name) if isinstance(part, Name) else None)
+
+
+class Statement:
+    """A statement of a kernel."""
+
+    defines: frozenset[str]
+    """The names that it gives values to."""
+    uses: frozenset[str]
+    """The names whose values it takes."""
+
+    @property
+    def names_in_order(self) -> tuple[str, ...]:
+        """What it defines, as it is written."""
+        return tuple(sorted(self.defines))
+
+    def lines(self, language: str = TRITON) -> list[str]:
+        """Its text, a line at a time."""
+        raise NotImplementedError
+
+    def map(self, change: Callable[[Code], Code]) -> Statement:
+        """The same with other values."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Assign(Statement):
+    """`names = values`, or `name += value`: as many values as names, or one that gives all of them."""
+
+    names: tuple[str, ...]
+    values: tuple[Code, ...]
+    sign: str = "="
+    note: str = field(default="", compare=False)
+
+    @cached_property
+    def defines(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset(self.names)
+
+    @cached_property
+    def uses(self) -> frozenset[str]:  # type: ignore[override]
+        own = frozenset[str]() if self.sign == "=" else self.defines
+        return own.union(*(v.names for v in self.values))
+
+    @property
+    def names_in_order(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
+    def name(self) -> str:
+        """The one name."""
+        (name,) = self.names
+        return name
+
+    @property
+    def value(self) -> Code:
+        """The one value."""
+        (value,) = self.values
+        return value
+
+    def lines(self, language: str = TRITON) -> list[str]:
+        values = ", ".join(spell(v, language) for v in self.values)
+        note = f"  # {self.note}" if self.note else ""
+        return [f"{', '.join(self.names)} {self.sign} {values}{note}"]
+
+    def map(self, change: Callable[[Code], Code]) -> Assign:
+        return replace(self, values=tuple(change(v) for v in self.values))
+
+
+@dataclass(frozen=True)
+class Run(Statement):
+    """A call for its effect."""
+
+    value: Code
+    defines = frozenset[str]()
+
+    @property
+    def uses(self) -> frozenset[str]:  # type: ignore[override]
+        return self.value.names
+
+    def lines(self, language: str = TRITON) -> list[str]:
+        return [spell(self.value, language)]
+
+    def map(self, change: Callable[[Code], Code]) -> Run:
+        return replace(self, value=change(self.value))
+
+
+@dataclass(frozen=True)
+class If(Statement):
+    """What is done where a condition holds, and elsewhere."""
+
+    test: Code
+    then: tuple[Statement, ...]
+    other: tuple[Statement, ...] = ()
+    note: str = ""
+
+    @cached_property
+    def defines(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset().union(*(s.defines for s in (*self.then, *self.other)))
+
+    @cached_property
+    def uses(self) -> frozenset[str]:  # type: ignore[override]
+        return self.test.names.union(*(s.uses for s in (*self.then, *self.other)))
+
+    def lines(self, language: str = TRITON) -> list[str]:
+        note = f"  # {self.note}" if self.note else ""
+        found = [f"if {spell(self.test, language)}:{note}", *_indented(self.then, language)]
+        return [*found, "else:", *_indented(self.other, language)] if self.other else found
+
+    def map(self, change: Callable[[Code], Code]) -> If:
+        test = change(self.test)
+        then, other = (tuple(s.map(change) for s in part) for part in (self.then, self.other))
+        return replace(self, test=test, then=then, other=other)
+
+
+def _indented(statements: Iterable[Statement], language: str) -> list[str]:
+    return [f"    {line}" for s in statements for line in s.lines(language)]
+
+
+def assign(name: str, value: Code | str, note: str = "") -> Assign:
+    """`name = value`, and a comment."""
+    return Assign((name,), (value if isinstance(value, Code) else Name(value),), note=note)
+
+
+def lines_of(statements: Iterable[Statement], language: str = TRITON) -> list[str]:
+    """The text of statements, a line at a time."""
+    return [line for s in statements for line in s.lines(language)]
+
+
+def uses_of(parts: Iterable[Statement | Code]) -> frozenset[str]:
+    """The names that statements and values take."""
+    return frozenset().union(*(p.names if isinstance(p, Code) else p.uses for p in parts))
+
+
+def codes(statements: Iterable[Statement]) -> list[Code]:
+    """The values of statements."""
+    found: list[Code] = []
+
+    def keep(code: Code) -> Code:
+        found.append(code)
+        return code
+
+    for statement in statements:
+        statement.map(keep)
+    return found
+
+
+def with_names(statement: Statement, names: Mapping[str, str]) -> Statement:
+    """A statement with other names, of what it defines, too."""
+    if isinstance(statement, If):
+        then, other = (
+            tuple(with_names(s, names) for s in part) for part in (statement.then, statement.other)
+        )
+        return replace(statement, test=_with(statement.test, names), then=then, other=other)
+    changed = statement.map(lambda code: _with(code, names))
+    if not isinstance(changed, Assign):
+        return changed
+    return replace(changed, names=tuple(names.get(name, name) for name in changed.names))
+
+
+def _with(code: Code, names: Mapping[str, str]) -> Code:
+    return renamed(code, {name: Name(other) for name, other in names.items()})
+
+
+def needed(statements: Iterable[Statement], by: Iterable[str]) -> list[Statement]:
+    """The statements whose names others use, directly or not."""
+    used, found = set(by), list[Statement]()
+    for statement in reversed(list(statements)):
+        if used & statement.defines:
+            used |= statement.uses | statement.defines
+            found.insert(0, statement)
+    return found
+
+
+def at_first_use(statements: Iterable[Statement], definitions: Iterable[Statement]) -> list[Statement]:
+    """Statements with each definition ahead of the first that uses it, or at the end."""
+    found = list(statements)
+    for definition in definitions:
+        uses = (i for i, s in enumerate(found) if definition.defines & s.uses)
+        found.insert(next(uses, len(found)), definition)
+    return found
+
+
+# Values that kernels are made of beside the functions of the table.
+
+
+def minimum(a: Code | str | int, b: Code | str | int) -> Op:
+    return op("{tl}.minimum({0}, {1})", a, b, fn="minimum")
+
+
+def maximum(a: Code | str | int, b: Code | str | int) -> Op:
+    return op("{tl}.maximum({0}, {1})", a, b, fn="maximum")
+
+
+def cdiv(a: Code | str, b: Code | str) -> Op:
+    """Of integers, rounded up."""
+    return op("{tl}.cdiv({0}, {1})", a, b, fn="cdiv")
+
+
+def over(a: Code | str, b: Code | str | int) -> Op:
+    """Of integers that are not negative, rounded down."""
+    return op("{0} // {1}", a, b, fn="over", binds=MUL, operand=MUL)
+
+
+def total(first: Code, *rest: Code) -> Code:
+    """A sum."""
+    for term in rest:
+        first = row("add", first, term)
+    return first
+
+
+def conjunction(conditions: Iterable[Code]) -> Code | None:
+    """That all conditions hold; None of none."""
+    found: Code | None = None
+    for condition in conditions:
+        found = condition if found is None else row("and", found, condition)
+    return found
+
+
+def load(address: Code, guard: Code | None = None) -> Op:
+    """What lies at an address, and zero where the guard does not hold."""
+    if guard is None:
+        return op("{tl}.load({0})", address, fn="load")
+    return op("{tl}.load({0}, mask={1}, other=0)", address, guard, fn="load")
+
+
+def times(a: Code | str, b: Code | str) -> Op:
+    """A product whose factors are in brackets unless they are names or calls."""
+    return op("{0} * {1}", a, b, fn="mul", binds=MUL, operand=ATOM)
+
+
+def atom(value: Code | str, form: str = "{0}") -> Op:
+    """A value in brackets unless it is a name or a call, in a form around it."""
+    return op(form, value, operand=ATOM)
+
+
+def printed(value: Any, language: str = TRITON) -> Any:
+    """What a template is given: the text of values, the lines of statements, and whatever else as it is."""
+    if isinstance(value, Code):
+        return spell(value, language)
+    if isinstance(value, Statement):
+        return "\n".join(value.lines(language))
+    if isinstance(value, dict):
+        return {name: printed(v, language) for name, v in value.items()}
+    if isinstance(value, list | tuple):
+        parts = (v.lines(language) if isinstance(v, Statement) else [printed(v, language)] for v in value)
+        return type(value)(line for part in parts for line in part)
+    return value
+
+
+def as_type(value: Code | str, dtype: str) -> Op:
+    """A tensor in another type of Triton's."""
+    return op(f"{{0}}.to({{tl}}.{dtype})", value, fn=f"to {dtype}", operand=ATOM)

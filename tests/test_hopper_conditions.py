@@ -1,0 +1,136 @@
+"""Why a spec has no kernels for Hopper, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.plan.hopper import plan_hopper
+from kgen.kernels.attention.plan.hopper_conditions import (
+    OF_ALL,
+    OF_BACKWARD,
+    OF_NARROW_FORWARD,
+    without_kernels,
+)
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.spec.load import Loaded, loads
+
+LENS = "buffers: {lens: {shape: [B], dtype: int32}}\n"
+PAIR = "buffers: {w: {shape: [HQ, SQ, SK], dtype: fp32}}\n"
+PAGED = "paged_kv: {page_size: 8}\npasses: [forward]\n"
+BOTH = "passes: [forward, backward]\n"
+LATENT = "head_dim: {qk: 192, v: 128}\n"
+
+REFUSED = [
+    (f"dtype: fp32\n{BOTH}", "forward", "its products are of 16 bits, and not of fp32"),
+    ("head_dim: 20\n", "forward", "keys of 20 and values of 20 columns fit none of its tiles"),
+    ("head_dim: {qk: 256, v: 128}\n", "forward", "keys of 256 and values of 128 columns fit none"),
+    ("mask_mod: q_idx > 5\n", "forward", "the mask hides queries by their position alone"),
+    ("mask_mod: kv_idx > 5\n", "forward", "the mask hides keys by their position alone"),
+    ("mask_mod: abs(q_idx - kv_idx) < 64 or kv_idx < 64\n", "forward", "several ranges of keys"),
+    (f"{PAGED}head_dim: 128\n", "forward", "pages of fewer than 16 keys"),
+    (
+        f"paged_kv: {{page_size: 64}}\npasses: [forward]\n{LATENT}",
+        "forward",
+        "pages hold keys that are wider",
+    ),
+    (
+        f"{LATENT}{LENS}mask_mod: kv_idx < lens[b]\nscore_mod: 30 * tanh(score / 30)\n",
+        "forward",
+        "a function of scores would see keys past an end",
+    ),
+    (
+        f"head_dim: 256\n{PAIR}score_mod: score + w[h, q_idx, kv_idx]\n",
+        "forward",
+        "beside heads of 256 columns",
+    ),
+    (
+        f"{PAIR}score_mod: score + w[h, kv_idx, q_idx]\nlengths: {{q: any, kv: any}}\n",
+        "forward",
+        "one read of fp32",
+    ),
+    (
+        f"{PAIR}score_mod: score + w[h, q_idx, kv_idx]\n{BOTH}",
+        "backward",
+        "the score reads a buffer for each pair",
+    ),
+    (
+        "head_dim: 64\nmask_mod: abs(q_idx - kv_idx) < 64\n",
+        "forward",
+        "heads of 64 columns have short ranges",
+    ),
+    (
+        f"head_dim: 64\n{LENS}mask_mod: kv_idx < lens[b]\n{BOTH}",
+        "backward",
+        "have their keys in registers",
+    ),
+    (f"{LATENT}{LENS}mask_mod: kv_idx < lens[b]\n{BOTH}", "backward", "two tiles of keys that are wider"),
+    (
+        "gqa: 4\nbuffers: {ends: {shape: [HQ], dtype: int32}}\nmask_mod: kv_idx < ends[h]\n" + BOTH,
+        "backward",
+        "query heads that share keys have ends of their own",
+    ),
+    (
+        "buffers: {x: {shape: [SK], dtype: fp32, grad: true}}\nscore_mod: score + x[kv_idx]\n" + BOTH,
+        "backward",
+        "a gradient of a buffer is no sum over keys alone",
+    ),
+]
+
+
+def spec(more: str) -> Loaded:
+    head = {"head_dim": "head_dim: 128\n", "dtype": "dtype: bf16\n"}
+    given = "".join(line for name, line in head.items() if not f"\n{more}".count(f"\n{name}:"))
+    return loads(f"kernel: attention\nname: n\n{given}targets: {{triton: {{}}}}\n{more}", "n.yaml")
+
+
+@pytest.mark.parametrize(("more", "of", "why"), REFUSED)
+def test_why_there_are_none(more: str, of: str, why: str) -> None:
+    loaded = spec(more)
+    plan = plan_attention(loaded)
+    missing, hopper = without_kernels(plan), plan_hopper(plan)
+    assert why in missing[of]
+    assert f"{missing[of]}." in explain(loaded)
+    if of == "forward":
+        assert hopper is None or hopper.forward is None
+    else:
+        assert hopper is not None
+        assert hopper.dkdv is None
+
+
+def test_each_condition_is_told_apart() -> None:
+    words = [c.otherwise for c in (*OF_ALL, *OF_BACKWARD, *OF_NARROW_FORWARD)]
+    assert len(set(words)) == len(words)
+
+
+@pytest.mark.parametrize("more", [BOTH, f"mask_mod: q_idx >= kv_idx\n{BOTH}", f"head_dim: 64\n{BOTH}"])
+def test_where_there_are_some(more: str) -> None:
+    assert without_kernels(plan_attention(spec(more))) == {}
+    assert "No kernels for Hopper" not in explain(spec(more))
+
+
+ALIBI = "buffers: {s: {shape: [HQ], dtype: fp32}}\nmask_mod: q_idx >= kv_idx\n"
+DOCS = "buffers: {doc: {shape: [SK], dtype: int32, sorted: true}}\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "bias", "documents"),
+    [
+        (f"{ALIBI}score_mod: score + s[h] * (kv_idx - q_idx)\n", True, False),
+        # Of a soft cap, the product is no place to begin; nor is there one slope of two.
+        (f"{ALIBI}score_mod: 30 * tanh(score / 30) + s[h] * kv_idx\n", False, False),
+        (f"{ALIBI}score_mod: score + s[h] * kv_idx + exp2(kv_idx * 0.01)\n", False, False),
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx >= kv_idx\n", False, True),
+        # Nothing is left out of a mask that compares more, or that a query may be hidden from by itself.
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] + 1 and q_idx >= kv_idx\n", False, False),
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx] and q_idx > kv_idx\n", False, False),
+        (f"{DOCS}mask_mod: doc[q_idx] == doc[kv_idx]\n", False, False),
+    ],
+)
+def test_what_is_better_done_otherwise(more: str, bias: bool, documents: bool) -> None:
+    hopper = plan_hopper(plan_attention(spec(more)))
+    assert hopper is not None
+    found = hopper.idioms["forward"]
+    assert (found.bias is not None, found.documents is not None) == (bias, documents)
+    text = explain(spec(more))
+    assert ("The bias grows by the same" in text, "Documents are sorted" in text) == (bias, documents)
