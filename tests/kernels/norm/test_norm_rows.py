@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 INSTRUCTIONS = {
     r'asm\("cvt\.rn\.bf16x2\.f32 [^"]*"[^;]*;': "for (int j : {i, i + 1}) y.at[j].bits = to_bf16(x[j]);",
@@ -50,10 +49,16 @@ def test_rows_of_any_beginning_and_stride(tmp_path):
         "-w",
         "-fno-strict-aliasing",
         "-fsanitize=address",
-        f"-I{TESTS}",
+        f"-I{ROOT / 'tests'}",
         f"-I{tmp_path}",
     ]
-    command = [compiler, *options, str(TESTS / "norm_rows.cpp"), "-o", str(tmp_path / "rows")]
+    command = [
+        compiler,
+        *options,
+        str(Path(__file__).with_name("norm_rows.cpp")),
+        "-o",
+        str(tmp_path / "rows"),
+    ]
     subprocess.run(command, check=True, capture_output=True, text=True)
     environment = os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=0:detect_leaks=0"}
     done = subprocess.run([tmp_path / "rows"], env=environment, capture_output=True, text=True)

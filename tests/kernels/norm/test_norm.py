@@ -21,7 +21,7 @@ from kgen.spec.load import Loaded, load, loads
 from kgen.verify.evaluate import evaluate
 from kgen.verify.verifying import verify_specs
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 STOCK = [p for p in sorted((ROOT / "specs").glob("*.yaml")) if load(p).spec.kernel == "norm"]
 CORNERS = sorted((ROOT / "tests" / "specs").glob("norm_*.yaml"))
 HEAD = "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\n"

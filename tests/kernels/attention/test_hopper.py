@@ -22,7 +22,7 @@ from kgen.spec.load import load, loads
 from kgen.verify.compiling import compile_specs
 from kgen.verify.toolchain import import_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 ALL = {"forward", "dq", "dkdv"}
 FUSED = ALL | {"backward"}
 

@@ -15,15 +15,15 @@ from kgen.kernels.attention.explaining import explain
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.spec.load import load, loads
 
-TESTS = Path(__file__).parent
-SPECS = sorted((TESTS.parent / "specs").glob("*.yaml"))
+ROOT = Path(__file__).resolve().parents[3]
+SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 ATTENTION = [path for path in SPECS if "kernel: attention" in path.read_text()]
-GOLDEN = sorted((TESTS / "explained").glob("*.txt"))
+GOLDEN = sorted((Path(__file__).parent / "explained").glob("*.txt"))
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda p: p.stem)
 def test_word_for_word(golden: Path) -> None:
-    text = explain(load(TESTS.parent / "specs" / f"{golden.stem}.yaml"))
+    text = explain(load(ROOT / "specs" / f"{golden.stem}.yaml"))
     # Tiles are tuned more often than anything is said about expressions.
     assert text.partition("\nSizes of tiles")[0] == golden.read_text(encoding="utf-8")
 
@@ -78,6 +78,6 @@ def test_forward_only_and_unclassified_masks() -> None:
 
 
 def test_searches_are_explained() -> None:
-    text = explain(load(TESTS.parent / "specs/document_causal.yaml"))
+    text = explain(load(ROOT / "specs/document_causal.yaml"))
     assert "first_at_least(doc, doc[q_start])" in text
     assert "a binary search" in text

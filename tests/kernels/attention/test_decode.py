@@ -16,7 +16,7 @@ from kgen.kernels.attention.verify.cache import NO_PAGE, lengths
 from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import Loaded, loads
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 HEAD = "kernel: attention\nname: sample\ndtype: bf16\nhead_dim: 128\n"
 CAUSAL = "mask_mod: q_idx >= kv_idx\n"
 PER_BATCH = "lengths: {kv: {per_batch: true}}\n"

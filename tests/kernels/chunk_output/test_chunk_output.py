@@ -25,7 +25,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.toolchain import import_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 H, HV, K, V, BT = 2, 4, 3, 5, 4
 HEAD = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 128\n"

@@ -9,7 +9,7 @@ from kgen.bench.running import bench_specs
 from kgen.kernels.norm.bench.shape import ODD_WIDTHS, SMALL, WIDTHS, Shape
 from kgen.spec.load import load
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_sizes() -> None:

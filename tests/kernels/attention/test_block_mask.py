@@ -20,7 +20,7 @@ from kgen.kernels.attention.verify.block_mask import _listed, block_kinds
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 LISTED = [ROOT / "specs" / f"{name}.yaml" for name in ("block_sparse", "natten_2d", "causal_images")]
 LISTED += [ROOT / "tests/specs" / f"{name}.yaml" for name in ("clusters", "listed_anyway", "listed_heads")]
 

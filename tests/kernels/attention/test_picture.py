@@ -14,7 +14,7 @@ from kgen.kernels.attention.plan.positions import positioned
 from kgen.spec.load import load, loads
 from kgen.verify.evaluate import evaluate
 
-SPECS = sorted((Path(__file__).parent.parent / "specs").glob("*.yaml"))
+SPECS = sorted((Path(__file__).resolve().parents[3] / "specs").glob("*.yaml"))
 MASKED_SPECS = [
     path
     for path in SPECS

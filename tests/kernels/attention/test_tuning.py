@@ -24,7 +24,7 @@ from kgen.spec.load import load
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 BIG, SMALL, OTHER = Tile(128, 128, 8, 3, True), Tile(64, 64, 4, 3, True), Tile(64, 32, 4, 2)
 CLASS = Class(90, 16, 128, 128, "triangle", "plain", "forward")
 
