@@ -10,7 +10,7 @@ from kgen.expr.hoist import Binding, Place, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Node, Var, reads, substitute, variables
 from kgen.expr.show import show
-from kgen.expr.softmax_form import QK
+from kgen.expr.softmax_form import QK, SCORE
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
@@ -18,6 +18,7 @@ from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.picture import FULL, MASKED, SKIPPED, picture
 from kgen.kernels.attention.plan.planning import AttentionPlan, ReadGradient, TileLoop, plan_attention
+from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.plan.tile_reads import element_bounds
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.spec.load import Loaded
@@ -29,7 +30,7 @@ def explain(loaded: Loaded, length: int | None = None) -> str:
     """The steps from a spec to its kernels, as plain text; with a picture of the tiles for SQ = SK = `length`."""
     plan = plan_attention(loaded)
     sections = {
-        "As read": _as_read(plan),
+        "As read": _as_read(plan, positioned(loaded).trees),
         "Softmax": _softmax(plan),
         "Where it is computed, in the forward kernel": _places(plan.forward),
         "Tiles that are visited": _visits(plan),
@@ -43,10 +44,15 @@ def explain(loaded: Loaded, length: int | None = None) -> str:
     return "\n\n".join([title, *texts]) + "\n"
 
 
-def _as_read(plan: AttentionPlan) -> Iterator[str]:
+def _as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[str]:
     spec = plan.spec
-    yield f"  score_mod = {show(plan.score_mod) if plan.score_mod is not None else 'score'}"
-    yield f"  mask_mod  = {show(plan.mask_mod) if plan.mask_mod is not None else 'True'}"
+    score, mask = written.get("score_mod", SCORE), written.get("mask_mod", TRUE)
+    yield f"  score_mod = {show(score)}"
+    yield f"  mask_mod  = {show(mask)}"
+    if plan.score_mod is not None and plan.score_mod != score:
+        yield f"  In one form for all its spellings, score_mod = {show(plan.score_mod)}"
+    if plan.mask_mod is not None and plan.mask_mod != mask:
+        yield f"  In one form for all its spellings, mask_mod = {show(plan.mask_mod)}"
     for name, param in spec.params.items():
         yield (
             f"  {name} = {param.value}, compiled in"

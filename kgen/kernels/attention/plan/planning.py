@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kgen.expr.algebra import LOG2E, Algebra, call
+from kgen.expr.canonical import canonical
 from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
 from kgen.expr.hoist import OUTSIDE, TILE, Place, Program, hoist, place_of
@@ -159,7 +160,7 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
     alone is planned then.
     """
-    return _Planner(positioned(loaded), packed).plan()
+    return _Planner(positioned(replace(loaded, trees=canonical(loaded.trees))), packed).plan()
 
 
 def without_promises(loaded: Loaded) -> Loaded:

@@ -1,0 +1,293 @@
+"""Pass: one form for spellings of one thing, before anything is planned.
+
+`kv_idx <= q_idx`, `not (kv_idx > q_idx)` and `q_idx - kv_idx > -1` are `q_idx >= kv_idx`; `where(mask, score, -inf)` is
+a mask; `score - s * (q_idx - kv_idx)` is `score + s * (kv_idx - q_idx)`. Equal to what was written for every input, but
+for the order in which reals are rounded: comparisons of integers are taken not to wrap, as expressions promise.
+
+    masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order
+    distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` below `abs`, which a causal mask leaves out
+    sums        multiples of one factor by distances are one term; what has the score comes first
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+
+from kgen.expr.affine import POSITIONS, Affine, affine, order
+from kgen.expr.algebra import call
+from kgen.expr.mask_form import TRUE, all_of, any_of, conjuncts, disjuncts, normalize
+from kgen.expr.nodes import Call, Const, Node, Type, Var, children, reads, rebuild, transform, variables, walk
+from kgen.expr.show import show
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.expr.wrapping import may_wrap
+
+INEQUALITIES = ("lt", "le", "gt", "ge")
+SIZES = frozenset({"SQ", "SK"})
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+
+
+def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
+    """The expressions of attention, `score_mod` and `mask_mod`, in one form."""
+    found = dict(trees)
+    if "score_mod" in found:
+        found["score_mod"], hidden = _without_infinities(found["score_mod"])
+        if hidden:
+            found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *hidden])
+    known = _distances(condition(found.get("mask_mod", TRUE)))
+    found = {name: transform(tree, lambda node: _unsigned(node, known)) for name, tree in found.items()}
+    if "mask_mod" in found:
+        found["mask_mod"] = condition(found["mask_mod"])
+    if "score_mod" in found:
+        found["score_mod"] = value(found["score_mod"])
+    return found
+
+
+def _without_infinities(score: Node) -> tuple[Node, list[Node]]:
+    """A score without what makes it -inf, and the conditions of that being left out."""
+    match score:
+        case Call("where", (test, kept, lost)) if _is_minus_infinity(lost):
+            rest, hidden = _without_infinities(kept)
+            return rest, [test, *hidden]
+        case Call("where", (test, lost, kept)) if _is_minus_infinity(lost):
+            rest, hidden = _without_infinities(kept)
+            return rest, [call("not", test), *hidden]
+    return score, []
+
+
+def _is_minus_infinity(node: Node) -> bool:
+    return node == Call("neg", (Var("inf", Type.FLOAT),), Type.FLOAT)
+
+
+# --- masks ------------------------
+
+
+def condition(mask: Node) -> Node:
+    """A truth value in one form."""
+    # Moving terms across may leave an `abs` alone on its side, which is two comparisons then.
+    return _condition(normalize(_condition(normalize(mask))))
+
+
+def _condition(node: Node) -> Node:
+    if not isinstance(node, Call):
+        return node
+    if node.fn in ("and", "or"):
+        every = node.fn == "and"
+        parts = [p for a in node.args for p in (conjuncts if every else disjuncts)(_condition(a))]
+        parts = sorted(dict.fromkeys(parts), key=lambda part: _condition_order(part, every))
+        return all_of(parts) if every else any_of(parts)
+    if node.fn == "not":
+        return call("not", _condition(node.args[0]))
+    args = tuple(value(a) for a in node.args)
+    if node.fn in _MIRRORED and all(a.type.integral for a in args):
+        return _compared(node.fn, affine(args[0]) + affine(args[1]).times(-1), rebuild(node, args))
+    if node.fn in _MIRRORED and isinstance(args[0], Const) and not isinstance(args[1], Const):
+        return Call(_MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
+    return rebuild(node, args)
+
+
+def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, str]:
+    """Of conditions that all have to hold, what reads a buffer first and what has alternatives last; of alternatives
+    the other way round. Then what is of one side, and what is short."""
+    compound = isinstance(node, Call) and node.fn in ("and", "or")
+    sides = variables(node) & {*POSITIONS}
+    first = (compound, not reads(node)) if every else (bool(reads(node)), not compound)
+    return *first, len(sides) == 2, sum(1 for _ in walk(node)), show(node)
+
+
+def _compared(fn: str, total: Affine, written: Node) -> Node:
+    """A comparison of a sum with zero: what moves with positions, with the rest."""
+    if not total.terms or _is_large(total):
+        return written
+    if fn in ("lt", "le"):
+        total = total.times(-1)
+    if fn in ("lt", "gt"):
+        total += Affine({}, -1)  # above zero is at least one
+    divisor = total.divisor()
+    if fn in INEQUALITIES or total.number % divisor == 0:
+        total = Affine({n: f // divisor for n, f in total.terms.items()}, total.number // divisor)
+    left, right = _sides(total)
+    upper = left.terms[left.first()] < 0
+    if upper:
+        left, right = left.times(-1), right.times(-1)
+    if fn in ("eq", "ne"):
+        return _written(fn, left, right)
+    if upper:
+        return _below(left, right)
+    return _above(left, right)
+
+
+def _is_large(total: Affine) -> bool:
+    """Whether a number or a factor of a sum is beyond 32 bits."""
+    return max(map(abs, (total.number, *total.terms.values()))) >= 2**31
+
+
+def _sides(total: Affine) -> tuple[Affine, Affine]:
+    """Two sums whose difference it is: positions, with the sizes that a distance is counted from; and the rest."""
+    both = total.of_positions() == {*POSITIONS}
+    moving = [
+        n
+        for n in total.terms
+        if variables(n) & {*POSITIONS} or (both and variables(n) and variables(n) <= SIZES)
+    ]
+    moving = moving or [total.first()]
+    left = Affine({n: f for n, f in total.terms.items() if n in moving})
+    rest = Affine({n: f for n, f in total.terms.items() if n not in moving}, total.number)
+    return left, rest.times(-1)
+
+
+def _above(left: Affine, right: Affine) -> Node:
+    """left >= right."""
+    if (right.terms or _has_both_signs(left)) and right.number == 1:
+        return _written("gt", left, right + Affine({}, -1))
+    return _written("ge", left, right)
+
+
+def _below(left: Affine, right: Affine) -> Node:
+    """left <= right."""
+    if right.number == 0 and (right.terms or _has_both_signs(left)):
+        return _written("le", left, right)
+    return _written("lt", left, right + Affine({}, 1))
+
+
+def _has_both_signs(left: Affine) -> bool:
+    return {f > 0 for f in left.terms.values()} == {True, False}
+
+
+def _written(fn: str, left: Affine, right: Affine) -> Node:
+    if not right.terms and not right.number and _has_both_signs(left):
+        # Sizes stay with the queries, whose position among the keys they give.
+        moved = {n: f for n, f in left.terms.items() if f < 0 and not variables(n) <= SIZES}
+        right, left = (
+            Affine({n: -f for n, f in moved.items()}),
+            left + Affine({n: -f for n, f in moved.items()}),
+        )
+    return Call(fn, (left.tree(), right.tree()), Type.BOOL)
+
+
+# --- values ------------------------
+
+
+def value(node: Node) -> Node:
+    """A number in one form."""
+    if not isinstance(node, Call):
+        return rebuild(node, tuple(value(index) for index in children(node)))
+    if node.fn == "where":
+        test, a, b = node.args
+        return call("where", condition(test), value(a), value(b))
+    if node.type is Type.BOOL:
+        return _condition(node)
+    if node.type.integral:
+        return _integer(node)
+    if node.fn in ("add", "sub", "neg"):
+        return _sum(node)
+    return rebuild(node, tuple(value(a) for a in node.args))
+
+
+def _integer(node: Call) -> Node:
+    if node.fn in ("add", "sub", "neg"):
+        total = affine(rebuild(node, tuple(value(a) for a in node.args)), expands=False)
+        return node if _is_large(total) or may_wrap(node) else total.tree()
+    args = tuple(value(a) for a in node.args)
+    if node.fn == "abs":
+        (x,) = args
+        return call("abs", _directed(x, 1))
+    if node.fn in ("min", "max"):
+        return call(node.fn, *sorted(args, key=lambda a: (isinstance(a, Const), order(a))))
+    return rebuild(node, args)
+
+
+def _directed(x: Node, sign: int) -> Node:
+    """A difference of positions as `q_idx - kv_idx`, or the other way round for a negative sign."""
+    total = affine(x)
+    if may_wrap(x) or total.of_positions() != {*POSITIONS}:
+        return x
+    return total.times(sign if total.terms[total.first()] > 0 else -sign).tree()
+
+
+def _distances(mask: Node) -> list[Affine]:
+    """What the mask has at zero or above: q_idx - kv_idx of a causal one."""
+    above = [
+        c for c in conjuncts(mask) if isinstance(c, Call) and c.fn in ("ge", "gt") and c.args[0].type.integral
+    ]
+    return [affine(c.args[0]) + affine(c.args[1]).times(-1) for c in above]
+
+
+def _unsigned(node: Node, known: list[Affine]) -> Node:
+    """A distance without `abs`, where the mask has it at zero or above."""
+    if not isinstance(node, Call) or node.fn != "abs" or not node.type.integral:
+        return node
+    distance = affine(node.args[0])
+    return next((d.tree() for d in known if distance in (d, d.times(-1))), node)
+
+
+def _sum(node: Node) -> Node:
+    """A sum of reals: multiples of one factor by distances are one term, and what has the score comes first."""
+    others: list[tuple[int, Node]] = []
+    slopes: dict[tuple[Node, ...], Affine] = {}
+    for sign, term in _terms(node, 1):
+        factors, distance = _slope(term)
+        if distance is None:
+            others.append((sign, term))
+        else:
+            slopes[factors] = slopes.get(factors, Affine({})) + distance.times(sign)
+    parts = others + [
+        _term(factors, total) for factors, total in slopes.items() if total.terms or total.number
+    ]
+    if not parts:
+        return Const(0.0, Type.FLOAT)
+    (sign, first), *rest = sorted(parts, key=lambda part: (part[0] < 0, not _has_score(part[1])))
+    return reduce(
+        lambda total, part: call("add" if part[0] > 0 else "sub", total, part[1]),
+        rest,
+        first if sign > 0 else call("neg", first),
+    )
+
+
+def _has_score(node: Node) -> bool:
+    return "score" in variables(node)
+
+
+def _terms(node: Node, sign: int) -> list[tuple[int, Node]]:
+    match node:
+        case Call("add", (a, b), Type.FLOAT):
+            return _terms(a, sign) + _terms(b, sign)
+        case Call("sub", (a, b), Type.FLOAT):
+            return _terms(a, sign) + _terms(b, -sign)
+        case Call("neg", (a,), Type.FLOAT):
+            return _terms(a, -sign)
+    return [(sign, value(node))]
+
+
+def _slope(term: Node) -> tuple[tuple[Node, ...], Affine | None]:
+    """The factors of a product with one sum of positions, and that sum with the product's sign; None of any other."""
+    sign, factors = _product(term)
+    sums = [
+        f
+        for f in factors
+        if f.type.integral
+        and not may_wrap(f)
+        and len(terms := affine(f).terms) > 0
+        and {*terms} <= {Q_IDX, KV_IDX}
+    ]
+    if len(sums) != 1 or len(factors) == 1:
+        return (), None
+    return tuple(f for f in factors if f is not sums[0]), affine(sums[0]).times(sign)
+
+
+def _product(node: Node) -> tuple[int, list[Node]]:
+    match node:
+        case Call("mul", (a, b), Type.FLOAT):
+            (s, left), (t, right) = _product(a), _product(b)
+            return s * t, left + right
+        case Call("neg", (a,), Type.FLOAT):
+            sign, factors = _product(a)
+            return -sign, factors
+    return 1, [node]
+
+
+def _term(factors: tuple[Node, ...], total: Affine) -> tuple[int, Node]:
+    """A product as it is written: the sum last, with keys in it positive."""
+    lead = KV_IDX if KV_IDX in total.terms else total.first() if total.terms else None
+    sign = -1 if lead is not None and total.terms[lead] < 0 else 1
+    return sign, reduce(lambda a, b: call("mul", a, b), [*factors, total.times(sign).tree()])
