@@ -8,16 +8,25 @@ reaches a printer.
 
 from __future__ import annotations
 
+import math
 from functools import cache, reduce
 from typing import Any
 
 import sympy as sp
 
+from kgen.expr.float_range import operations, stays_in_range
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 
 # Scalars that are known to be positive: sizes of non-empty tensors, the softmax scale, and log2(e).
 _POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
+
+MOST_OPERATIONS = 200
+"""Of an expression that sympy simplifies: of what is larger it takes seconds, and nothing is left to simplify."""
+MOST_TERMS = 1000
+"""Of a polynomial that is expanded: more take sympy seconds, and tell no more."""
+
+_INT32 = range(-(2**31), 2**31)
 
 LOG2E = Var("LOG2E", Type.FLOAT)
 
@@ -33,7 +42,8 @@ def opaque(name: str) -> Any:
         partial = row.derivative(apply, *self.args)[argindex - 1]
         return sp.Integer(0) if partial is None else sp.sympify(partial)
 
-    members: dict[str, Any] = {"fdiff": fdiff}
+    # Of numbers alone it is none, or sympy would look for its digits, in vain and ever longer.
+    members: dict[str, Any] = {"fdiff": fdiff, "is_number": False}
     if name == "where":
         members["_eval_derivative"] = _where_derivative
         members["eval"] = classmethod(lambda cls, c, a, b: a if a == b else None)
@@ -66,6 +76,9 @@ class Algebra:
     def __init__(self, positive: frozenset[str] = frozenset()) -> None:
         self._types: dict[str, Type] = {}
         self._reads: dict[str, Type] = {}
+        self._fractions: dict[str, Any] = {}
+        self._expressions: dict[Node, Any] = {}
+        self._trees: dict[Any, Node] = {}
         self._positive = positive
 
     def symbol(self, var: Var) -> Any:
@@ -80,11 +93,16 @@ class Algebra:
         though the derivative is a constant."""
         value, x = self.to_sympy(node), self.symbol(var)
         slope = value.diff(x)
-        linear = not slope.has(x) and sp.expand(value - slope * x - value.subs(x, 0)) == 0
+        linear = not slope.has(x) and vanishes(value - slope * x - value.subs(x, 0))
         return slope if linear else None
 
     def to_sympy(self, node: Node) -> Any:
         """The tree as a sympy expression."""
+        if node not in self._expressions:
+            self._expressions[node] = self._to_sympy(node)
+        return self._expressions[node]
+
+    def _to_sympy(self, node: Node) -> Any:
         if isinstance(node, Const):
             return _number(node)
         if isinstance(node, Var):
@@ -106,13 +124,51 @@ class Algebra:
                 return -a
         return opaque(node.fn)(*args)
 
+    def collected(self, expr: Any) -> Any:
+        """With common factors before the sum, but for those of fractions: 0.123 * x + 0.1 * y stays what it is, and
+        does not become 0.001 * (123 * x + 100 * y)."""
+        apart, functions = _without_functions(expr)
+        named = {n: self._fraction(n) for n in apart.atoms(sp.Rational) if not n.is_Integer}
+        return sp.factor_terms(apart.xreplace(named)).xreplace(functions)
+
+    def _fraction(self, number: Any) -> Any:
+        """The name of a fraction, which becomes a number again in trees: sympy multiplies sums by numbers out."""
+        name = repr(float(abs(number)))
+        self._fractions[name] = abs(number)
+        return sp.sign(number) * sp.Symbol(name, positive=True)
+
+    def simplified(self, expr: Any, written: Node, beside: Node | None = None) -> Node:
+        """The sympy expression as a tree; `written`, its equal, where that alone is short or stays within fp32.
+
+        `beside` is computed with it: where it is out of range, the tree may be.
+        """
+        tree = self.to_tree(expr)
+        # The derivative of a product of n factors has, multiplied out, n * n of them.
+        if operations(tree) > 2 * operations(written):
+            return written
+        known = written if beside is None else call("add", written, beside)
+        return tree if self.stays_in_range(tree, known) else written
+
+    def takes(self, node: Node) -> bool:
+        """Whether an expression is of a size that sympy simplifies in no time."""
+        return operations(node) <= MOST_OPERATIONS
+
+    def stays_in_range(self, rewritten: Node, written: Node) -> bool:
+        """Whether no intermediate of `rewritten` leaves fp32, or 32 bits, where none of `written` does."""
+        return stays_in_range(rewritten, written, self._positive)
+
     def to_tree(self, expr: Any) -> Node:
         """The sympy expression as a typed tree; terms and factors come in sympy's canonical order."""
-        if expr.is_Integer:
-            return Const(int(expr), Type.INT)
-        if expr.is_Rational or expr.is_Float:
-            return Const(float(expr), Type.FLOAT)
+        if expr not in self._trees:
+            self._trees[expr] = self._to_tree(expr)
+        return self._trees[expr]
+
+    def _to_tree(self, expr: Any) -> Node:
+        if expr.is_Number:
+            return _constant(expr)
         if expr.is_Symbol:
+            if expr.name in self._fractions:
+                return _constant(self._fractions[expr.name])
             if expr.name in ("True", "False"):
                 return Const(expr.name == "True", Type.BOOL)
             return Var(expr.name, self._types.get(expr.name, Type.FLOAT))
@@ -138,22 +194,85 @@ class Algebra:
         return total
 
     def _product(self, expr: Any) -> Node:
-        numerator, denominator = expr.as_numer_denom()
-        if denominator != 1 and not denominator.is_Number:
-            return call("div", self.to_tree(numerator), self.to_tree(denominator))
+        # Never over a common denominator: of 1.7 * x + 0.1, that would be integers as large as the denominators'
+        # product, and a sum that overflows where the written one does not.
         coefficient, rest = expr.as_coeff_Mul()
-        if coefficient == -1:
-            return call("neg", self.to_tree(rest))
-        factors: list[Node] = [] if coefficient == 1 else [self.to_tree(coefficient)]
-        for factor in sp.Mul.make_args(rest) if not rest.is_Mul else rest.as_ordered_factors():
+        upper: list[Any] = []
+        lower: list[Any] = []
+        for factor in rest.as_ordered_factors():
             base, power = factor.as_base_exp()
-            factors += [self.to_tree(base)] * int(power)
+            (upper if power > 0 else lower).append(base ** abs(power))
+        numerator = self._factors(coefficient, upper)
+        return call("div", numerator, self._factors(sp.Integer(1), lower)) if lower else numerator
+
+    def _factors(self, coefficient: Any, powers: list[Any]) -> Node:
+        factors: list[Node] = []
+        for factor in sp.Mul(*powers).as_ordered_factors() if powers else ():
+            base, power = factor.as_base_exp()
+            factors.append(_power(self.to_tree(base), int(power)))
+        if coefficient == -1 and factors:
+            return call("neg", reduce(lambda a, b: call("mul", a, b), factors))
+        if coefficient != 1 or not factors:
+            factors.insert(0, self.to_tree(coefficient))
         return reduce(lambda a, b: call("mul", a, b), factors)
+
+
+def expanded(expr: Any) -> Any | None:
+    """The sum of products, `None` where that would be more of them than can be of use; arguments of functions are left
+    as they are."""
+    apart, functions = _without_functions(expr)
+    return sp.expand(apart).xreplace(functions) if _terms(apart) <= MOST_TERMS else None
+
+
+def vanishes(expr: Any) -> bool:
+    """Whether a value is known to be zero everywhere."""
+    return bool(expanded(expr) == 0)
+
+
+def _without_functions(expr: Any) -> tuple[Any, dict[Any, Any]]:
+    """The expression with a symbol for each application of a function that is not within another, and those."""
+    symbols: dict[Any, Any] = {}
+
+    def apart(part: Any) -> Any:
+        if part.is_Function:
+            return symbols.setdefault(
+                part, sp.Symbol(f"#{len(symbols)}", real=part.is_real, positive=part.is_positive)
+            )
+        return part.func(*map(apart, part.args)) if part.args else part
+
+    return apart(expr), {name: function for function, name in symbols.items()}
+
+
+def _terms(expr: Any) -> int:
+    """At most how many terms an expression has once it is expanded."""
+    counts = [_terms(a) for a in expr.args]
+    if expr.is_Mul:
+        return math.prod(counts)
+    if expr.is_Pow:
+        power = abs(int(expr.exp))
+        return math.comb(counts[0] + power - 1, power)
+    return sum(counts) if counts else 1
+
+
+def _power(base: Node, power: int) -> Node:
+    """The power as multiplications, halves first."""
+    if power < 4:
+        return reduce(lambda a, b: call("mul", a, b), [base] * power)
+    half = _power(base, power // 2)
+    square = call("mul", half, half)
+    return call("mul", square, base) if power % 2 else square
 
 
 def call(name: str, *args: Node) -> Call:
     """Apply a row of the table to trees; the result's type is the row's."""
     return Call(name, args, TABLE[name].typed(tuple(a.type for a in args)))
+
+
+def _constant(number: Any) -> Const:
+    """A number as kernels have it: reals, and what no int32 holds, are floats."""
+    if number.is_Integer and int(number) in _INT32:
+        return Const(int(number), Type.INT)
+    return Const(float(number), Type.FLOAT)
 
 
 def _number(node: Const) -> Any:

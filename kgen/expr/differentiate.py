@@ -2,22 +2,37 @@
 
 Repeated reads of one buffer are separate variables: each distinct read has its own derivative, and the
 gradient of the buffer is the sum over its reads.
+
+Sympy takes the derivative and collects its terms. Where that leaves fp32, as the square of a divisor may, the chain
+rule alone does: of `a / b` it makes `(da - a / b * db) / b`, which is in range where `a / b` is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import sympy as sp
 
-from kgen.expr.algebra import Algebra
-from kgen.expr.nodes import Const, Node, Read, Var
-from kgen.expr.softmax_form import QK, SCALE, SCORE
+from kgen.expr.algebra import Algebra, call
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children
+from kgen.expr.softmax_form import with_scores
+
+_ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
 
 
 def derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Node:
     """d(node) / d(wrt); `Const(0)` where it does not depend on `wrt`."""
-    return algebra.to_tree(_derivative(node, wrt, algebra))
+    written = chain_rule(node, wrt)
+    if not algebra.takes(node):
+        return written
+    expr, target = algebra.to_sympy(node), algebra.to_sympy(wrt)
+    stand_in = sp.Symbol("wrt", real=True)
+    found = expr.xreplace({target: stand_in}).diff(stand_in).xreplace({stand_in: target})
+    # Kernels compute the value, too: where that overflows, so may its derivative.
+    return algebra.simplified(found, written, beside=node)
 
 
 def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
@@ -25,14 +40,111 @@ def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
 
     `Const(0)` where it does not depend on `wrt`.
     """
-    score, qk, scale = (algebra.symbol(v) for v in (SCORE, QK, SCALE))
-    return algebra.to_tree(_derivative(score_mod, wrt, algebra).subs(score, scale * qk))
+    return with_scores(derivative(score_mod, wrt, algebra))
 
 
-def _derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Any:
-    expr, target = algebra.to_sympy(node), algebra.to_sympy(wrt)
-    stand_in = sp.Symbol("wrt", real=True)
-    return expr.xreplace({target: stand_in}).diff(stand_in).xreplace({stand_in: target})
+def chain_rule(node: Node, wrt: Var | Read) -> Node:
+    """d(node) / d(wrt) as the function table has it, with nothing collected but zeros and ones."""
+    known: dict[int, _Operand] = {}
+
+    def of(part: Node) -> _Operand:
+        if id(part) not in known:
+            known[id(part)] = _Operand(_ONE) if part == wrt else _chained(part, of)
+        return known[id(part)]
+
+    return of(node).node
+
+
+def _chained(node: Node, of: Callable[[Node], _Operand]) -> _Operand:
+    if not isinstance(node, Call):
+        return _Operand(_ZERO)
+    args, value = [_Operand(a) for a in node.args], _Operand(node)
+    changes = [of(a) for a in node.args]
+    if all(is_zero(c.node) for c in changes):
+        return _Operand(_ZERO)
+    if node.fn == "where":
+        return _applied("where", args[0], *changes[1:])
+    if node.fn == "div":
+        return (changes[0] - value * changes[1]) / args[1]
+    if node.fn == "mul" and args[0] == args[1]:
+        return args[0] * 2 * changes[0]
+    row = TABLE[node.fn]
+    total = _Operand(_ZERO)
+    if row.derivative is None:
+        return total
+    for partial, change in zip(row.derivative(_applied, *args), changes, strict=True):
+        if partial is not None:
+            total = total + partial * change
+    return total
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tree that the derivatives of the function table compute with; minus signs move outwards."""
+
+    node: Node
+
+    def __add__(self, other: Any) -> _Operand:
+        a, b = self.node, _tree(other)
+        if is_zero(a) or is_zero(b):
+            return _Operand(b if is_zero(a) else a)
+        if _is_negated(b):
+            return _Operand(call("sub", a, *children(b)))
+        return _Operand(call("sub", b, *children(a)) if _is_negated(a) else call("add", a, b))
+
+    def __sub__(self, other: Any) -> _Operand:
+        return self + -_Operand(_tree(other))
+
+    def __rsub__(self, other: Any) -> _Operand:
+        return _Operand(_tree(other)) - self
+
+    def __neg__(self) -> _Operand:
+        if isinstance(self.node, Const):
+            return _Operand(Const(-self.node.value, self.node.type))
+        return _Operand(*children(self.node)) if _is_negated(self.node) else _Operand(call("neg", self.node))
+
+    def __mul__(self, other: Any) -> _Operand:
+        a, b = self.node, _tree(other)
+        if is_zero(a) or is_zero(b):
+            return _Operand(_ZERO)
+        if _is_negated(b) or _is_minus_one(b):
+            return -(self * -_Operand(b))
+        if _is_negated(a) or _is_minus_one(a):
+            return -(-self * _Operand(b))
+        return _Operand(b if is_one(a) else a if is_one(b) else call("mul", a, b))
+
+    def __rmul__(self, other: Any) -> _Operand:
+        return _Operand(_tree(other)) * self
+
+    def __truediv__(self, other: Any) -> _Operand:
+        a, b = self.node, _tree(other)
+        if _is_negated(a):
+            return -(-self / _Operand(b))
+        return self if is_zero(a) or is_one(b) else _Operand(call("div", a, b))
+
+    def __rtruediv__(self, other: Any) -> _Operand:
+        return _Operand(_tree(other)) / self
+
+    def __pow__(self, power: int) -> _Operand:
+        return self if power == 1 else self ** (power - 1) * self
+
+
+def _is_minus_one(node: Node) -> bool:
+    return isinstance(node, Const) and node.value == -1
+
+
+def _is_negated(node: Node) -> bool:
+    return isinstance(node, Call) and node.fn == "neg"
+
+
+def _applied(name: str, *args: Any) -> _Operand:
+    return _Operand(call(name, *map(_tree, args)))
+
+
+def _tree(value: Any) -> Node:
+    if isinstance(value, _Operand):
+        return value.node
+    return Const(value, Type.INT if isinstance(value, int) else Type.FLOAT)
 
 
 def is_one(node: Node) -> bool:

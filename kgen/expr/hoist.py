@@ -10,12 +10,25 @@ its own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 
 from kgen.expr.algebra import call
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables
+from kgen.expr.float_range import stays_in_range
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    children,
+    distinct,
+    rebuild,
+    transform,
+    variables,
+)
 
 _SCORES = frozenset({"qk", "score"})
 
@@ -72,11 +85,15 @@ class Program:
         return [b for b in loop if not b.roots <= set(without)]
 
 
-def place_of(node: Node, places: Mapping[str, Place]) -> Place:
-    """The place of a value: where the innermost of its variables lives."""
+def place_of(node: Node, places: Mapping[str, Place], known: dict[Node, Place] | None = None) -> Place:
+    """The place of a value: where the innermost of its variables lives. `known` keeps those that were found."""
+    known = {} if known is None else known
     if isinstance(node, Var):
         return places.get(node.name, OUTSIDE)
-    return reduce(lambda a, b: a | b, (place_of(c, places) for c in children(node)), OUTSIDE)
+    if node not in known:
+        found = (place_of(c, places, known) for c in children(node))
+        known[node] = reduce(lambda a, b: a | b, found, OUTSIDE)
+    return known[node]
 
 
 def hoist(
@@ -87,7 +104,7 @@ def hoist(
     `roots` maps the name of a result to its expression and the place where it is used; `places` holds the
     variables (those not listed are constants of the kernel); bindings take no names in `reserved`.
     """
-    grouped = {name: (regroup(node, places), place) for name, (node, place) in roots.items()}
+    grouped = {name: (_grouped(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
     builder = _Builder(dict(places), uses, set(reserved) | set(places))
     results = {name: builder.operand(node, place, name) for name, (node, place) in grouped.items()}
@@ -98,28 +115,37 @@ def hoist(
     return Program(bindings, results, builder.places)
 
 
+def _grouped(node: Node, places: Mapping[str, Place]) -> Node:
+    grouped = regroup(node, places)
+    if grouped == node or all(n.type is not Type.FLOAT for n in distinct(node)):
+        return grouped
+    # Of (qk * 1e-30) * (slopes[h] * 1e-30), the numbers alone would be a product that fp32 does not have.
+    return grouped if stays_in_range(grouped, node) else node
+
+
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
     """Chains of one associative operation with operands of one place next to each other, outermost first.
 
     Exact for integers and truth values; for reals it changes the order of roundings.
     """
-    return transform(node, lambda n: _regrouped(n, places))
+    known: dict[Node, Place] = {}
+    return transform(node, lambda n: _regrouped(n, lambda part: place_of(part, places, known)))
 
 
-def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
+def _regrouped(node: Node, place: Callable[[Node], Place]) -> Node:
     if isinstance(node, Call) and node.fn == "div":
         dividend, divisor = node.args
         # One division further out, one multiplication here. Only of scores: floor(kv_idx / 3) would see it.
-        if variables(dividend) & _SCORES and place_of(divisor, places) < place_of(dividend, places):
+        if variables(dividend) & _SCORES and place(divisor) < place(dividend):
             node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
         return node
-    plus, minus = _chain(node, "add" if node.fn == "sub" else node.fn)
     operation = "add" if node.fn == "sub" else node.fn
+    plus, minus = _chain(node, operation, _repeated(node) if operation == "mul" else frozenset())
     by_place: dict[Place, tuple[list[Node], list[Node]]] = {}
     for sign, operands in ((0, plus), (1, minus)):
         for operand in operands:
-            by_place.setdefault(place_of(operand, places), ([], []))[sign].append(operand)
+            by_place.setdefault(place(operand), ([], []))[sign].append(operand)
     if len(by_place) == 1:
         return node
     groups = [by_place[p] for p in sorted(by_place, key=lambda p: (p.in_loop, len(p.axes), p.axes))]
@@ -137,13 +163,26 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
     return total
 
 
-def _chain(node: Node, operation: str) -> tuple[list[Node], list[Node]]:
-    """The operands of a chain, those added (or multiplied) and those subtracted."""
-    if isinstance(node, Call) and node.fn == operation:
-        (p, m), (q, n) = (_chain(a, operation) for a in node.args)
+def _repeated(product: Node) -> frozenset[Node]:
+    """The products that a product is made of more than once. They are computed once, and are no factors of their own:
+    of (qk * scale)**8, qk**8 may overflow."""
+    found: Counter[Node] = Counter()
+    waiting = [product]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Call) and part.fn == "mul":
+            found[part] += 1
+            waiting += part.args if found[part] == 1 else ()
+    return frozenset(part for part, count in found.items() if count > 1)
+
+
+def _chain(node: Node, operation: str, whole: frozenset[Node]) -> tuple[list[Node], list[Node]]:
+    """The operands of a chain, those added (or multiplied) and those subtracted; those in `whole` as they are."""
+    if isinstance(node, Call) and node.fn == operation and node not in whole:
+        (p, m), (q, n) = (_chain(a, operation, whole) for a in node.args)
         return p + q, m + n
     if operation == "add" and isinstance(node, Call) and node.fn == "sub":
-        (p, m), (q, n) = (_chain(a, operation) for a in node.args)
+        (p, m), (q, n) = (_chain(a, operation, whole) for a in node.args)
         return p + n, m + q
     return [node], []
 
@@ -174,13 +213,14 @@ class _Builder:
         self.bound: dict[str, Node] = {}
         self._names: dict[Node, str] = {}
         self._uses = uses
+        self._known: dict[Node, Place] = {}
         self._taken = taken
 
     def operand(self, node: Node, user: Place, role: str) -> Node:
         """`node` as an operand of something computed at `user`: itself, or the name it is bound to."""
         if node in self._names:
             return Var(self._names[node], node.type)
-        place = place_of(node, self.places)
+        place = place_of(node, self.places, self._known)
         rebuilt = rebuild(node, tuple(self.operand(c, place, role) for c in children(node)))
         if isinstance(node, (Const, Var)):
             return node

@@ -26,8 +26,8 @@ from typing import Any
 
 import sympy as sp
 
-from kgen.expr.algebra import LOG2E, Algebra
-from kgen.expr.nodes import Call, Node, Read, Type, Var, children, variables
+from kgen.expr.algebra import LOG2E, Algebra, call, expanded, vanishes
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, substitute, variables
 
 QK = Var("qk", Type.FLOAT)
 SCALE = Var("scale", Type.FLOAT)
@@ -35,6 +35,7 @@ Q_IDX = Var("q_idx", Type.INT)
 KV_IDX = Var("kv_idx", Type.INT)
 Q_START = Var("q_start", Type.INT)
 SCORE = Var("score", Type.FLOAT)
+ONE = Const(1, Type.INT)
 INF = Var("inf", Type.FLOAT)
 
 
@@ -59,31 +60,51 @@ class SoftmaxForm:
 
 
 def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
-    """The form of a `score_mod` over `score, b, h, q_idx, kv_idx`."""
+    """The form of a `score_mod` over `score, b, h, q_idx, kv_idx`; `score_mod` as written where that form leaves fp32
+    at scores for which `score_mod` does not."""
+    written = with_scores(score_mod)
+    finite = not _may_be_infinite(score_mod, algebra)
+    as_written = SoftmaxForm(written, LOG2E, None, None, positive=True, finite=finite)
+    if not algebra.takes(score_mod):
+        return as_written
+    form = _form(score_mod, algebra, finite)
+    whole: Node = call("mul", form.multiplier, form.core)
+    for term in (form.bias, form.row_rest and call("mul", LOG2E, form.row_rest)):
+        whole = whole if term is None else call("add", whole, term)
+    return form if algebra.stays_in_range(whole, call("mul", LOG2E, written)) else as_written
+
+
+def with_scores(node: Node) -> Node:
+    """The value with the score as the loop has it, `qk * scale`."""
+    return substitute(node, {SCORE: call("mul", QK, SCALE)})
+
+
+def _form(score_mod: Node, algebra: Algebra, finite: bool) -> SoftmaxForm:
     score = algebra.symbol(SCORE)
     expr = algebra.to_sympy(score_mod)
     scored = sp.Add(*[t for t in sp.Add.make_args(expr) if t.has(score)])
     bias, row_rest = _drop(expr - scored, algebra)
 
-    qk, scale, log2e = (algebra.symbol(v) for v in (QK, SCALE, LOG2E))
+    scale, log2e = algebra.symbol(SCALE), algebra.symbol(LOG2E)
     slope, offset = scored.diff(score), scored.subs(score, 0)
     # A derivative without `score` does not make a value affine (that of `floor` is zero): compare the value
     # itself. Nor does one with it, though it may add up: score * floor(score).
-    if not slope.has(score) and sp.expand(scored - slope * score - offset) == 0:
+    if not slope.has(score) and vanishes(scored - slope * score - offset):
         bias += offset
-        core, multiplier = qk, slope * scale * log2e
+        core: Node = QK
+        multiplier = slope * scale * log2e
     else:
         factor, rest = _peel(scored, algebra, positive=True)
-        core, multiplier = rest.subs(score, scale * qk), factor * log2e
+        core, multiplier = with_scores(algebra.to_tree(rest)), factor * log2e
     positive = _scalar(multiplier, algebra) and bool(multiplier.is_positive)
     tree = algebra.to_tree
     return SoftmaxForm(
-        core=tree(core),
+        core=core,
         multiplier=tree(multiplier),
         bias=tree(_times(log2e, bias)) if bias != 0 else None,
         row_rest=tree(row_rest) if row_rest != 0 else None,
         positive=positive,
-        finite=not _may_be_infinite(score_mod, algebra),
+        finite=finite,
     )
 
 
@@ -95,25 +116,44 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     if not bias.has(kv):
         return sp.Integer(0), bias
     # Separable as the user wrote it: keep that form, at the tile's first row.
-    if bias.has(q):
-        rest = sp.expand(bias - bias.subs(q, q_start))
-        if not rest.has(kv):
-            return bias.subs(q, q_start), sp.factor_terms(rest)
-    terms = sp.Add.make_args(sp.expand(bias))
-    row = sp.Add(*[t for t in terms if not t.has(kv)])
-    if row == 0:
-        return bias, row
-    separable = sp.Add(*[t for t in terms if not (t.has(kv) and t.has(q))])
-    kept = separable.subs(q, q_start)
-    rest = sp.expand(separable - kept)
-    return sp.factor_terms(sp.expand(bias - separable) + sp.factor_terms(kept)), sp.factor_terms(rest)
+    if bias.has(q) and (rest := _separated(bias, algebra)) is not None:
+        return bias.subs(q, q_start), algebra.collected(rest)
+    # Or term by term, as they are written: products of sums that are multiplied out, (kv_idx - q_idx)**2, would be
+    # squares of positions, in whose difference fp32 has no digits left.
+    kept, dropped = [], []
+    for term in _terms(bias, algebra):
+        rest = _separated(term, algebra)
+        kept.append(term if rest is None else term.subs(q, q_start))
+        dropped.append(0 if rest is None else rest)
+    row_rest = sp.Add(*dropped)
+    return (
+        (bias, row_rest) if row_rest == 0 else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
+    )
+
+
+def _separated(bias: Any, algebra: Algebra) -> Any | None:
+    """By how much a value changes from the tile's first row, where that is the same for all keys."""
+    kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
+    rest = expanded(bias - bias.subs(q, q_start))
+    return None if rest is None or rest.has(kv) else rest
+
+
+def _terms(bias: Any, algebra: Algebra) -> list[Any]:
+    """What a value is the sum of, with scalar factors multiplied in."""
+    terms: list[Any] = []
+    for term in sp.Add.make_args(bias):
+        factor, rest = _peel(term, algebra)
+        terms += [factor * t for t in sp.Add.make_args(rest)]
+    return terms
 
 
 def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
     """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the
     rest."""
-    factor, rest = _peel(algebra.to_sympy(node), algebra, keep=keep)
-    return algebra.to_tree(factor), algebra.to_tree(rest)
+    if not algebra.takes(node):
+        return ONE, node
+    factor, rest = (algebra.to_tree(part) for part in _peel(algebra.to_sympy(node), algebra, keep=keep))
+    return (factor, rest) if algebra.stays_in_range(call("mul", factor, rest), node) else (ONE, node)
 
 
 def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, ...] = ()) -> tuple[Any, Any]:

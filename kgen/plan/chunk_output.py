@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.expr.algebra import Algebra
+from kgen.expr.differentiate import derivative
 from kgen.expr.nodes import Node, Read, Type, Var, reads, substitute
 from kgen.spec.chunk_output import GATES, ChunkOutputSpec
 from kgen.spec.load import Loaded
@@ -66,10 +67,11 @@ def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
     algebra = Algebra()
     read = {r.buffer for r in reads(decay)}
     gates = tuple(name for name in GATES if name in read)
-    exponent = algebra.to_tree(algebra.to_sympy(substitute(decay, _values())))
+    written = substitute(decay, _values())
+    exponent = algebra.simplified(algebra.to_sympy(written), written)
     slope = None
     if "backward" in spec.passes and "g" in read:
-        slope = algebra.to_tree(algebra.to_sympy(exponent).diff(algebra.symbol(GATE_VARS["g"])))
+        slope = derivative(exponent, GATE_VARS["g"], algebra)
     return ChunkOutputPlan(spec, decay, exponent, slope, gates)
 
 

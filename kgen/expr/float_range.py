@@ -1,0 +1,237 @@
+"""Check: whether a rewritten expression stays within fp32 wherever the written one does.
+
+What algebra makes is equal in real numbers, and may still be worse in fp32: (score / 1e6)**8 is 1e-48 * score**8, of
+which neither factor is a number of fp32. So both are evaluated at the same points, with scores and parameters of many
+magnitudes. Where each intermediate of the written expression is a normal number of fp32, or zero, so must each of the
+rewritten one be; and integers must fit in 32 bits likewise.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from functools import cache, lru_cache
+from random import Random
+from typing import Any
+
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children
+
+POINTS = 64
+_MOST, _LEAST = (2 - 2**-23) * 2.0**127, 2.0**-126
+_SAFE, _SLACK = 2.0**64, 2.0**8
+_INT32 = range(-(2**31), 2**31)
+_SCALE = 0.125
+_TILE = 128
+
+
+class _OutOfRangeError(Exception):
+    """An intermediate overflows, or is no number."""
+
+
+@lru_cache(maxsize=1024)
+def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = frozenset()) -> bool:
+    """Whether no intermediate of `rewritten` comes nearer to the ends of fp32, or leaves 32 bits, at a point where
+    none of `written` does.
+
+    Names in `positive` have values greater than zero.
+    """
+    new, old = _Steps(rewritten), _Steps(written)
+    if not all(n.type is not Type.FLOAT or _is_normal(n.value) for n in new.numbers - old.numbers):
+        return False
+    for point in _points(positive):
+        allowed, needed = old.magnitudes(point), new.magnitudes(point)
+        if allowed is not None and (needed is None or not _is_within(needed, allowed)):
+            return False
+    return True
+
+
+def operations(node: Node) -> int:
+    """How many distinct parts a tree has."""
+    return len(_Steps(node))
+
+
+def _is_within(needed: tuple[float, float], allowed: tuple[float, float]) -> bool:
+    # Points are few, and at most of them nothing is near the ends: it is growth that tells.
+    if needed[1] > max(allowed[1], _SAFE) * _SLACK:
+        return False
+    vanishes = allowed[0] < _LEAST
+    return vanishes or needed[0] >= max(_LEAST, min(allowed[0], 1 / _SAFE) / _SLACK)
+
+
+class _Steps:
+    """The distinct parts of a tree, operands first: derivatives have most of theirs many times."""
+
+    def __init__(self, root: Node) -> None:
+        self._steps: list[tuple[Node, tuple[int, ...]]] = []
+        places: dict[object, int] = {}
+        known: dict[int, int] = {}
+
+        def place(node: Node) -> int:
+            if id(node) not in known:
+                operands = tuple(map(place, children(node)))
+                name = node.fn if isinstance(node, Call) else node.buffer if isinstance(node, Read) else ""
+                same = (type(node), name, operands) if operands else node
+                if same not in places:
+                    places[same] = len(self._steps)
+                    self._steps.append((node, operands))
+                known[id(node)] = places[same]
+            return known[id(node)]
+
+        place(root)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def numbers(self) -> set[Const]:
+        """The constants among them."""
+        return {node for node, _ in self._steps if isinstance(node, Const)}
+
+    def magnitudes(self, point: _Point) -> tuple[float, float] | None:
+        """The least and the greatest intermediate besides zero; `None` where one overflows or is no number."""
+        values: list[Any] = []
+        least, greatest = 1.0, 1.0
+        try:
+            for node, operands in self._steps:
+                value = _computed(node, [values[i] for i in operands], point)
+                values.append(value)
+                if node.type is Type.INT and value not in _INT32:
+                    return None
+                size = abs(value)
+                if node.type is not Type.FLOAT or size == 0 or _hides(value):
+                    continue
+                if not size <= _MOST:
+                    return None
+                least, greatest = min(least, size), max(greatest, size)
+        except (_OutOfRangeError, ArithmeticError, ValueError):
+            return None
+        return least, greatest
+
+
+def _computed(node: Node, args: list[Any], point: _Point) -> Any:
+    if isinstance(node, Const):
+        return node.value
+    if isinstance(node, Var):
+        return point.variable(node)
+    if isinstance(node, Read):
+        return point.named(f"{node.buffer}{args}", node.type)
+    value = VALUES[node.fn](*args)
+    # Infinity that the user wrote hides a pair; any other is an overflow.
+    if _hides(value) and not any(map(_hides, args)):
+        raise _OutOfRangeError
+    return value
+
+
+@cache
+def _points(positive: frozenset[str]) -> tuple[_Point, ...]:
+    return tuple(_Point(number, positive) for number in range(POINTS))
+
+
+class _Point:
+    """A value for each name and each element of a buffer, by chance but the same in every run."""
+
+    def __init__(self, number: int, positive: frozenset[str]) -> None:
+        self._number = number
+        self._positive = positive
+        self._drawn: dict[str, tuple[float, float]] = {}
+
+    def variable(self, var: Var) -> Any:
+        """The value of a name."""
+        match var.name:
+            case "inf":
+                return math.inf
+            case "LOG2E":
+                return math.log2(math.e)
+            case "scale":
+                return _SCALE
+            case "score":
+                return self._score()
+            case "qk":
+                return self._score() / _SCALE
+            case "q_start":
+                return self._position("q_idx") // _TILE * _TILE
+            case "q_idx":
+                return self._position("q_idx")
+            case "kv_idx":
+                # One half of the keys are near the query.
+                return self._position("kv_idx" if self._number & 2 else "q_idx")
+        return self.named(var.name, var.type)
+
+    def named(self, name: str, type_: Type) -> Any:
+        """The value of what has no meaning of its own: a parameter, or an element of a buffer."""
+        if type_ is Type.INT:
+            return 1 + int(64 * self._chance(name)[0])
+        if type_ is Type.BOOL:
+            return self._chance(name)[0] < 0.5
+        return self._real(name, 20 if self._number % 3 == 0 else 6)
+
+    def _score(self) -> float:
+        # From 2**-14 to 2**14, either sign in turn.
+        magnitude: float = 2.0 ** (28 * self._number / (POINTS - 1) - 14)
+        return magnitude if self._number & 1 else -magnitude
+
+    def _position(self, name: str) -> int:
+        return int(2**17 * self._chance(name)[0])
+
+    def _real(self, name: str, exponent: int) -> float:
+        size, sign = self._chance(name)
+        magnitude: float = 2.0 ** ((2 * size - 1) * exponent)
+        return magnitude if name in self._positive or sign < 0.5 else -magnitude
+
+    def _chance(self, name: str) -> tuple[float, float]:
+        if name not in self._drawn:
+            draw = Random(f"{self._number} {name}")
+            self._drawn[name] = draw.random(), draw.random()
+        return self._drawn[name]
+
+
+def _is_normal(value: float) -> bool:
+    return value == 0 or _LEAST <= abs(value) <= _MOST
+
+
+def _hides(value: Any) -> bool:
+    return isinstance(value, float) and math.isinf(value)
+
+
+def _sigmoid(x: float) -> float:
+    return 0.5 * (1 + math.tanh(0.5 * x))
+
+
+VALUES: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "and": lambda a, b: a and b,
+    "or": lambda a, b: a or b,
+    "not": operator.not_,
+    "where": lambda c, a, b: a if c else b,
+    "min": min,
+    "max": max,
+    "abs": abs,
+    "exp": math.exp,
+    "exp2": lambda x: 2.0**x,
+    "log": math.log,
+    "log2": math.log2,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "tanh": math.tanh,
+    "sigmoid": _sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
+    "sin": math.sin,
+    "cos": math.cos,
+    "floor": math.floor,
+    "clamp": lambda x, lo, hi: min(max(x, lo), hi),
+    "float": float,
+}
+"""The functions of the table for one number each."""
