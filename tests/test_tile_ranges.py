@@ -259,6 +259,25 @@ def test_one_condition_that_cannot_be_classified_leaves_the_others() -> None:
     assert not span.has_full
 
 
+MANY = {
+    "differences": " and ".join(f"kv_idx - q_idx != {i}" for i in range(20)),
+    "alternatives": " and ".join(f"(q_idx >= kv_idx + {i} or kv_idx > {i})" for i in range(60)),
+    "nested": " or ".join(f"(q_idx > {i} and (kv_idx < {i} or q_idx == {i}))" for i in range(9)),
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_too_many_alternatives_leave_the_other_bounds(name: str) -> None:
+    """They are counted before they are made: twenty differences have a million."""
+    text = f"q_idx >= kv_idx and ({MANY[name]})"
+    check(text, 1, 33, 29, 4, 8, {})
+    finder = RangeFinder(KV_AXIS, Q_AXIS, Algebra(POSITIVE), POSITIVE, SORTED.__contains__)
+    (span,) = finder.spans(mask(text))
+    (causal,) = finder.spans(mask("q_idx >= kv_idx"))
+    assert (span.lo, span.hi, span.has_full) == (causal.lo, causal.hi, False)
+    assert finder.unclassified(mask(text))
+
+
 def test_spans_are_few_and_ascend() -> None:
     for text in (EXACT | SEVERAL).values():
         for inner, outer in DIRECTIONS.values():

@@ -19,6 +19,7 @@ the spec declares sorted; for those the end of the range is found by a binary se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -73,6 +74,9 @@ class _Range:
     full: tuple[Node | None, Node | None] | None
 
 
+_LINEAR = frozenset({"add", "sub", "neg", "mul"})
+_MONOTONE = _LINEAR | {"min", "max", "floordiv"}
+
 _ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
 _UNKNOWN = _Range((None, None), None)
 
@@ -96,17 +100,13 @@ class RangeFinder:
     def spans(self, mask: Node) -> tuple[Span, ...]:
         """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
         alternatives = _disjunctive(normalize(mask))
-        if alternatives is None:
-            return (self._span([_UNKNOWN]),)
         spans = [self._span([self._atom(a) for a in atoms]) for atoms in alternatives]
         return _ascending(_merged(spans))
 
     def unclassified(self, mask: Node) -> tuple[Node, ...]:
-        """The conditions that the spans of a mask take no account of; all of it where its alternatives are too many,
-        or stand in no known order."""
+        """The conditions that the spans of a mask take no account of, as of too many alternatives; all of it where its
+        alternatives stand in no known order."""
         alternatives = _disjunctive(normalize(mask))
-        if alternatives is None:
-            return (mask,)
         ranges = {atom: self._atom(atom) for atoms in alternatives for atom in atoms}
         if found := tuple(atom for atom, known in ranges.items() if known.full is None):
             return found
@@ -207,7 +207,7 @@ class RangeFinder:
             if inside is None or not fixed or not self.is_sorted(node.buffer):
                 return None
             return tuple(Read(node.buffer, (*node.indices[:-1], i), node.type) for i in inside)  # type: ignore[return-value]
-        if not isinstance(node, Call):
+        if not isinstance(node, Call) or node.fn not in _MONOTONE:
             return None
         parts = [self._bounds(a) for a in node.args]
         known = [p for p in parts if p is not None]
@@ -310,29 +310,36 @@ class RangeFinder:
 
     def _tidy(self, node: Node) -> Node:
         """Like terms collected."""
-        return self.algebra.to_tree(self.algebra.to_sympy(node))
+        tidy = self.algebra.to_tree(self.algebra.to_sympy(node))
+        return tidy if tidy.type is node.type else node
 
 
-def _disjunctive(mask: Node) -> list[list[Node]] | None:
-    """The mask as alternatives of conditions, `None` when there are too many."""
-    alternatives: list[list[Node]] = [[]]
+def _disjunctive(mask: Node) -> list[list[Node]]:
+    """The mask as at most `MOST_SPANS` alternatives of conditions.
+
+    A condition of more alternatives is left as one, of which nothing is known: bounds of the others stay.
+    """
     if isinstance(mask, Call) and mask.fn == "or":
-        parts = [_disjunctive(m) for m in disjuncts(mask)]
-        if any(p is None for p in parts):
-            return None
-        alternatives = [atoms for part in parts for atoms in part or []]
-    else:
-        for condition in conjuncts(mask):
-            if isinstance(condition, Call) and condition.fn == "or":
-                choices = _disjunctive(condition)
-            elif isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type is Type.INT:
-                choices = [[call("lt", *condition.args)], [call("gt", *condition.args)]]
-            else:
-                choices = [[condition]]
-            if choices is None:
-                return None
-            alternatives = [a + c for a, c in product(alternatives, choices)]
-    return alternatives if len(alternatives) <= MOST_SPANS else None
+        found = [atoms for part in disjuncts(mask) for atoms in _disjunctive(part)]
+        return found if len(found) <= MOST_SPANS else [[mask]]
+    conditions = conjuncts(mask)
+    choices = [_choices(c) for c in conditions]
+    # `!=` gives way first: it hides one position, and moves no bound.
+    for kind in ("ne", "or"):
+        if math.prod(map(len, choices)) > MOST_SPANS:
+            choices = [
+                [[c]] if isinstance(c, Call) and c.fn == kind else found
+                for c, found in zip(conditions, choices, strict=True)
+            ]
+    return [[atom for part in parts for atom in part] for parts in product(*choices)]
+
+
+def _choices(condition: Node) -> list[list[Node]]:
+    if isinstance(condition, Call) and condition.fn == "or":
+        return _disjunctive(condition)
+    if isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type is Type.INT:
+        return [[call("lt", *condition.args)], [call("gt", *condition.args)]]
+    return [[condition]]
 
 
 def _merged(spans: list[Span]) -> list[Span]:
@@ -416,7 +423,7 @@ def _linear(node: Node, x: str) -> tuple[int, Node] | None:
         return 0, node
     if isinstance(node, Var):
         return 1, _ZERO
-    if not isinstance(node, Call):
+    if not isinstance(node, Call) or node.fn not in _LINEAR:
         return None
     parts = [_linear(a, x) for a in node.args]
     match node.fn, parts:
