@@ -73,6 +73,11 @@ class Function:
         """FLOAT for a function whose result is real whatever its operands are; `None` where it follows them."""
         return FLOAT if self.typed is _real else None
 
+    @property
+    def copies(self) -> int:
+        """How many times a kernel has the text of its operand: `abs(x)` is `max(x, -x)`."""
+        return max(self.spelled[target].form.count("{0}") for target in ("triton", "cuda"))
+
 
 LN2 = math.log(2)
 

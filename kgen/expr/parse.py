@@ -79,7 +79,8 @@ class _Span(NamedTuple):
 
 
 class _Built(NamedTuple):
-    """A tree with its size and depth: locals are inlined, so a tree may be far larger than its objects."""
+    """A tree with its size, as kernels write it, and depth: locals are inlined, so a tree may be far larger than its
+    objects."""
 
     node: Node
     size: int
@@ -719,12 +720,17 @@ class _Builder:
         except TypeRuleError as error:
             raise _error(span, "wrong-type", f"`{symbol}` {error}", error.hint) from None
         tree = Call(row, tuple(argument.node for argument in arguments), type_)
-        return self.limited(_grown(tree, arguments), span)
+        grown = _grown(tree, tuple(arguments) * TABLE[row].copies)
+        if TABLE[row].copies == 1:
+            return self.limited(grown, span)
+        return self.limited(grown, span, f"kernels write the operand of `{symbol}` twice: nest it less")
 
-    def limited(self, built: _Built, span: _Span) -> _Built:
+    def limited(
+        self, built: _Built, span: _Span, hint: str = "use fewer local names that build on each other"
+    ) -> _Built:
         if built.size > MAX_NODES:
             message = f"the expression has more than {MAX_NODES} terms once its local names are written out"
-            raise _error(span, "too-large", message, "use fewer local names that build on each other")
+            raise _error(span, "too-large", message, hint)
         if built.depth > MAX_DEPTH:
             raise _too_deep(span)
         return built

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 
 from kgen.expr.algebra import call
@@ -169,6 +170,7 @@ _RESERVED = frozenset(
 _RESERVED |= {"q_blocks", "q_last", "q_start", "kv_start", "row", "start", "undecided"}
 
 
+@lru_cache(maxsize=1024)
 def period(node: Node) -> int | None:
     """After how many positions, of queries or of keys, a value is the same again: 1 if it depends on neither, `None`
     if it is not known to repeat."""
