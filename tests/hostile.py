@@ -238,8 +238,9 @@ def _fields() -> dict[str, list[str | bytes]]:
     return found
 
 
-_BALANCED = [f"({' + '.join(f'y * exp(y * {8 * i + j}.0)' for j in range(8))})" for i in range(24)]
-"""Few enough to be read, and twice as many once they are differentiated."""
+_CONDITIONS = [("q_idx > {}", "kv_idx > {}")[i % 2].format(i) for i in range(499)]
+_BALANCED = [f"({' and '.join(_CONDITIONS[i : i + 20])})" for i in range(0, 499, 20)]
+"""Few enough to be read, and one chain for each side once they are regrouped."""
 
 
 def _expressions() -> dict[str, list[str | bytes]]:
@@ -273,7 +274,7 @@ def _expressions() -> dict[str, list[str | bytes]]:
             "1 / (1 + $ + $**2 + $**3)**8",
             truth=False,
         ),
-        "sums_of_products": _field("norm", "output_mod", " + ".join(_BALANCED)),
+        "many_conditions": _field("attention", "mask_mod", " and ".join(_BALANCED)),
         "products_of_many": _texts("*".join(["($ * $ * $)"] * 25), truth=False),
         "locals_that_double": _texts(
             _growing(40, "$", "{0} + {0}"), _growing(40, "$", "exp({0}) * {0}"), _growing(9, "$", "{0} * {0}")

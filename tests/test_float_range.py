@@ -253,3 +253,15 @@ def test_the_chain_rule_alone(text: str) -> None:
     as_good(rule, rule, autograd(tree, torch.float32), autograd(tree, torch.float64), good)
     for read in reads(tree):
         assert not isinstance(chain_rule(tree, read), Const) or read.buffer not in text
+
+
+def test_numbers_stay_those_that_were_written() -> None:
+    """Over a common denominator they would be integers of many digits."""
+    form = softmax_form(
+        score("20.5 * score / (20.5 + abs(score) * 1.7 + (score * 0.123456789 + 0.1)**2)"), Algebra()
+    )
+    numbers = {node.value for node in walk(form.core) if isinstance(node, Const)}
+    assert numbers == {0.123456789, 0.1, 1.7, 20.5}
+    form = softmax_form(score("score + 0.123456789 * kv_idx - 0.1 * q_idx"), Algebra())
+    assert form.bias is not None
+    assert {n.value for n in walk(form.bias) if isinstance(n, Const)} == {0.123456789, 0.1}

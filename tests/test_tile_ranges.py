@@ -275,6 +275,7 @@ MANY = {
     "and in or": " or ".join(f"(kv_idx < q_idx - {i} and kv_idx > q_idx - {i + 3})" for i in range(0, 60, 5)),
     "the same again": " and ".join(["(kv_idx < q_idx or kv_idx > q_idx + 5)"] * 60),
     "not": "not (" + " or ".join(f"kv_idx == q_idx + {3 * i}" for i in range(20)) + ")",
+    "nested": " or ".join(f"(q_idx > {i} and (kv_idx < {i} or q_idx == {i}))" for i in range(9)),
 }
 
 

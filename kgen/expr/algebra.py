@@ -15,14 +15,16 @@ from typing import Any
 
 import sympy as sp
 
-from kgen.expr.float_range import stays_in_range
+from kgen.expr.float_range import operations, stays_in_range
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, distinct, substitute
 from kgen.expr.wrapping import may_wrap
 
 # Scalars that are known to be positive: sizes of non-empty tensors, the softmax scale, and log2(e).
 _POSITIVE = frozenset({"B", "HQ", "HKV", "SQ", "SK", "scale", "LOG2E"})
 
+MOST_OPERATIONS = 200
+"""Of an expression that sympy simplifies: of what is larger it takes seconds, and nothing is left to simplify."""
 MOST_TERMS = 1000
 """Of a polynomial that is expanded: more take sympy seconds, and tell no more."""
 
@@ -42,7 +44,8 @@ def opaque(name: str) -> Any:
         partial = row.derivative(apply, *self.args)[argindex - 1]
         return sp.Integer(0) if partial is None else sp.sympify(partial)
 
-    members: dict[str, Any] = {"fdiff": fdiff}
+    # Of numbers alone it is none, or sympy would look for its digits, in vain and ever longer.
+    members: dict[str, Any] = {"fdiff": fdiff, "is_number": False}
     if name == "where":
         members["_eval_derivative"] = _where_derivative
         members["eval"] = classmethod(lambda cls, c, a, b: a if a == b else None)
@@ -57,8 +60,9 @@ def _where_derivative(self: Any, symbol: Any) -> Any:
 @cache
 def _whole(node: Node) -> Any:
     """The sympy function that stands for an integer that may wrap, made a real number; it is flat."""
-    names = tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Var)))
-    members = {"tree": node, "names": names, "fdiff": lambda self, argindex=1: sp.Integer(0)}
+    names = tuple(n for n in distinct(node) if isinstance(n, Var))
+    members: dict[str, Any] = {"tree": node, "names": names, "is_number": False}
+    members["fdiff"] = lambda self, argindex=1: sp.Integer(0)
     return type(f"whole_{zlib.crc32(repr(node).encode()):08x}", (sp.Function,), members)
 
 
@@ -84,6 +88,7 @@ class Algebra:
         self._types: dict[str, Type] = {}
         self._reads: dict[str, Type] = {}
         self._fractions: dict[str, Any] = {}
+        self._expressions: dict[Node, Any] = {}
         self._positive = positive
 
     def symbol(self, var: Var) -> Any:
@@ -103,6 +108,11 @@ class Algebra:
 
     def to_sympy(self, node: Node) -> Any:
         """The tree as a sympy expression."""
+        if node not in self._expressions:
+            self._expressions[node] = self._to_sympy(node)
+        return self._expressions[node]
+
+    def _to_sympy(self, node: Node) -> Any:
         if isinstance(node, Const):
             return _number(node)
         if isinstance(node, Var):
@@ -146,10 +156,21 @@ class Algebra:
         self._fractions[name] = abs(number)
         return sp.sign(number) * sp.Symbol(name, positive=True)
 
-    def simplified(self, expr: Any, written: Node) -> Node:
-        """The sympy expression as a tree; `written`, which it equals, where only that stays within fp32."""
+    def simplified(self, expr: Any, written: Node, beside: Node | None = None) -> Node:
+        """The sympy expression as a tree; `written`, its equal, where that alone is short or stays within fp32.
+
+        `beside` is computed with it: where it is out of range, the tree may be.
+        """
         tree = self.to_tree(expr)
-        return tree if self.stays_in_range(tree, written) else written
+        # The derivative of a product of n factors has, multiplied out, n * n of them.
+        if operations(tree) > 2 * operations(written):
+            return written
+        known = written if beside is None else call("add", written, beside)
+        return tree if self.stays_in_range(tree, known) else written
+
+    def takes(self, node: Node) -> bool:
+        """Whether an expression is of a size that sympy simplifies in no time."""
+        return operations(node) <= MOST_OPERATIONS
 
     def stays_in_range(self, rewritten: Node, written: Node) -> bool:
         """Whether no intermediate of `rewritten` leaves fp32, or 32 bits, where none of `written` does."""

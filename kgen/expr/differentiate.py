@@ -17,7 +17,7 @@ import sympy as sp
 
 from kgen.expr.algebra import Algebra, call
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children
 from kgen.expr.softmax_form import with_scores
 
 _ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
@@ -25,10 +25,14 @@ _ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
 
 def derivative(node: Node, wrt: Var | Read, algebra: Algebra) -> Node:
     """d(node) / d(wrt); `Const(0)` where it does not depend on `wrt`."""
+    written = chain_rule(node, wrt)
+    if not algebra.takes(node):
+        return written
     expr, target = algebra.to_sympy(node), algebra.to_sympy(wrt)
     stand_in = sp.Symbol("wrt", real=True)
     found = expr.xreplace({target: stand_in}).diff(stand_in).xreplace({stand_in: target})
-    return algebra.simplified(found, chain_rule(node, wrt))
+    # Kernels compute the value, too: where that overflows, so may its derivative.
+    return algebra.simplified(found, written, beside=node)
 
 
 def differentiate(score_mod: Node, wrt: Var | Read, algebra: Algebra) -> Node:
@@ -76,27 +80,37 @@ def _chained(node: Node, of: Callable[[Node], _Operand]) -> _Operand:
 
 @dataclass(frozen=True)
 class _Operand:
-    """A tree that the derivatives of the function table compute with."""
+    """A tree that the derivatives of the function table compute with; minus signs move outwards."""
 
     node: Node
 
     def __add__(self, other: Any) -> _Operand:
         a, b = self.node, _tree(other)
-        return _Operand(b if is_zero(a) else a if is_zero(b) else call("add", a, b))
+        if is_zero(a) or is_zero(b):
+            return _Operand(b if is_zero(a) else a)
+        if _is_negated(b):
+            return _Operand(call("sub", a, *children(b)))
+        return _Operand(call("sub", b, *children(a)) if _is_negated(a) else call("add", a, b))
 
     def __sub__(self, other: Any) -> _Operand:
-        return self if is_zero(_tree(other)) else self + -_Operand(_tree(other))
+        return self + -_Operand(_tree(other))
 
     def __rsub__(self, other: Any) -> _Operand:
         return _Operand(_tree(other)) - self
 
     def __neg__(self) -> _Operand:
-        return self * -1
+        if isinstance(self.node, Const):
+            return _Operand(Const(-self.node.value, self.node.type))
+        return _Operand(*children(self.node)) if _is_negated(self.node) else _Operand(call("neg", self.node))
 
     def __mul__(self, other: Any) -> _Operand:
         a, b = self.node, _tree(other)
         if is_zero(a) or is_zero(b):
             return _Operand(_ZERO)
+        if _is_negated(b) or _is_minus_one(b):
+            return -(self * -_Operand(b))
+        if _is_negated(a) or _is_minus_one(a):
+            return -(-self * _Operand(b))
         return _Operand(b if is_one(a) else a if is_one(b) else call("mul", a, b))
 
     def __rmul__(self, other: Any) -> _Operand:
@@ -104,6 +118,8 @@ class _Operand:
 
     def __truediv__(self, other: Any) -> _Operand:
         a, b = self.node, _tree(other)
+        if _is_negated(a):
+            return -(-self / _Operand(b))
         return self if is_zero(a) or is_one(b) else _Operand(call("div", a, b))
 
     def __rtruediv__(self, other: Any) -> _Operand:
@@ -111,6 +127,14 @@ class _Operand:
 
     def __pow__(self, power: int) -> _Operand:
         return self if power == 1 else self ** (power - 1) * self
+
+
+def _is_minus_one(node: Node) -> bool:
+    return isinstance(node, Const) and node.value == -1
+
+
+def _is_negated(node: Node) -> bool:
+    return isinstance(node, Call) and node.fn == "neg"
 
 
 def _applied(name: str, *args: Any) -> _Operand:

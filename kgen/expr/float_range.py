@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from functools import cache, lru_cache
 from random import Random
 from typing import Any
 
-from kgen.expr.nodes import Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children
 
 POINTS = 64
 _MOST, _LEAST = (2 - 2**-23) * 2.0**127, 2.0**-126
@@ -28,21 +29,26 @@ class _OutOfRangeError(Exception):
     """An intermediate overflows, or is no number."""
 
 
+@lru_cache(maxsize=1024)
 def stays_in_range(rewritten: Node, written: Node, positive: frozenset[str] = frozenset()) -> bool:
     """Whether no intermediate of `rewritten` comes nearer to the ends of fp32, or leaves 32 bits, at a point where
     none of `written` does.
 
     Names in `positive` have values greater than zero.
     """
-    numbers = {n for n in walk(rewritten) if isinstance(n, Const)} - set(walk(written))
-    if not all(n.type is not Type.FLOAT or _is_normal(n.value) for n in numbers):
+    new, old = _Steps(rewritten), _Steps(written)
+    if not all(n.type is not Type.FLOAT or _is_normal(n.value) for n in new.numbers - old.numbers):
         return False
-    for number in range(POINTS):
-        point = _Point(number, positive)
-        allowed, needed = point.magnitudes(written), point.magnitudes(rewritten)
+    for point in _points(positive):
+        allowed, needed = old.magnitudes(point), new.magnitudes(point)
         if allowed is not None and (needed is None or not _is_within(needed, allowed)):
             return False
     return True
+
+
+def operations(node: Node) -> int:
+    """How many distinct parts a tree has."""
+    return len(_Steps(node))
 
 
 def _is_within(needed: tuple[float, float], allowed: tuple[float, float]) -> bool:
@@ -50,7 +56,76 @@ def _is_within(needed: tuple[float, float], allowed: tuple[float, float]) -> boo
     if needed[1] > max(allowed[1], _SAFE) * _SLACK:
         return False
     vanishes = allowed[0] < _LEAST
-    return vanishes or _LEAST <= needed[0] >= min(allowed[0], 1 / _SAFE) / _SLACK
+    return vanishes or needed[0] >= max(_LEAST, min(allowed[0], 1 / _SAFE) / _SLACK)
+
+
+class _Steps:
+    """The distinct parts of a tree, operands first: derivatives have most of theirs many times."""
+
+    def __init__(self, root: Node) -> None:
+        self._steps: list[tuple[Node, tuple[int, ...]]] = []
+        places: dict[object, int] = {}
+        known: dict[int, int] = {}
+
+        def place(node: Node) -> int:
+            if id(node) not in known:
+                operands = tuple(map(place, children(node)))
+                name = node.fn if isinstance(node, Call) else node.buffer if isinstance(node, Read) else ""
+                same = (type(node), name, operands) if operands else node
+                if same not in places:
+                    places[same] = len(self._steps)
+                    self._steps.append((node, operands))
+                known[id(node)] = places[same]
+            return known[id(node)]
+
+        place(root)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @property
+    def numbers(self) -> set[Const]:
+        """The constants among them."""
+        return {node for node, _ in self._steps if isinstance(node, Const)}
+
+    def magnitudes(self, point: _Point) -> tuple[float, float] | None:
+        """The least and the greatest intermediate besides zero; `None` where one overflows or is no number."""
+        values: list[Any] = []
+        least, greatest = 1.0, 1.0
+        try:
+            for node, operands in self._steps:
+                value = _computed(node, [values[i] for i in operands], point)
+                values.append(value)
+                if node.type is Type.INT and value not in _INT32:
+                    return None
+                size = abs(value)
+                if node.type is not Type.FLOAT or size == 0 or _hides(value):
+                    continue
+                if not size <= _MOST:
+                    return None
+                least, greatest = min(least, size), max(greatest, size)
+        except (_OutOfRangeError, ArithmeticError, ValueError):
+            return None
+        return least, greatest
+
+
+def _computed(node: Node, args: list[Any], point: _Point) -> Any:
+    if isinstance(node, Const):
+        return node.value
+    if isinstance(node, Var):
+        return point.variable(node)
+    if isinstance(node, Read):
+        return point.named(f"{node.buffer}{args}", node.type)
+    value = VALUES[node.fn](*args)
+    # Infinity that the user wrote hides a pair; any other is an overflow.
+    if _hides(value) and not any(map(_hides, args)):
+        raise _OutOfRangeError
+    return value
+
+
+@cache
+def _points(positive: frozenset[str]) -> tuple[_Point, ...]:
+    return tuple(_Point(number, positive) for number in range(POINTS))
 
 
 class _Point:
@@ -61,42 +136,8 @@ class _Point:
         self._positive = positive
         self._drawn: dict[str, tuple[float, float]] = {}
 
-    def magnitudes(self, node: Node) -> tuple[float, float] | None:
-        """The least and the greatest intermediate besides zero; `None` where one overflows or is no number."""
-        known: dict[int, Any] = {}
-        try:
-            self._value(node, known)
-        except (_OutOfRangeError, ArithmeticError, ValueError):
-            return None
-        sizes = [abs(v) for v in known.values() if isinstance(v, float) and v != 0 and not _hides(v)]
-        return min(sizes, default=1.0), max(sizes, default=1.0)
-
-    def _value(self, node: Node, known: dict[int, Any]) -> Any:
-        # By identity: local names that build on each other make trees whose parts are shared.
-        if id(node) not in known:
-            value = known[id(node)] = self._computed(node, known)
-            if node.type is Type.INT and value not in _INT32:
-                raise _OutOfRangeError
-            if node.type is Type.FLOAT and not (abs(value) <= _MOST or _hides(value)):
-                raise _OutOfRangeError
-        return known[id(node)]
-
-    def _computed(self, node: Node, known: dict[int, Any]) -> Any:
-        if isinstance(node, Const):
-            return node.value
-        if isinstance(node, Var):
-            return self._variable(node)
-        if isinstance(node, Read):
-            at = ", ".join(str(self._value(i, known)) for i in node.indices)
-            return self._named(f"{node.buffer}[{at}]", node.type)
-        args = [self._value(a, known) for a in node.args]
-        value = VALUES[node.fn](*args)
-        # Infinity that the user wrote hides a pair; any other is an overflow.
-        if _hides(value) and not any(map(_hides, args)):
-            raise _OutOfRangeError
-        return value
-
-    def _variable(self, var: Var) -> Any:
+    def variable(self, var: Var) -> Any:
+        """The value of a name."""
         match var.name:
             case "inf":
                 return math.inf
@@ -115,9 +156,10 @@ class _Point:
             case "kv_idx":
                 # One half of the keys are near the query.
                 return self._position("kv_idx" if self._number & 2 else "q_idx")
-        return self._named(var.name, var.type)
+        return self.named(var.name, var.type)
 
-    def _named(self, name: str, type_: Type) -> Any:
+    def named(self, name: str, type_: Type) -> Any:
+        """The value of what has no meaning of its own: a parameter, or an element of a buffer."""
         if type_.integral:
             return 1 + int(64 * self._chance(name)[0])
         if type_ is Type.BOOL:

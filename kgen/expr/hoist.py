@@ -16,7 +16,19 @@ from functools import reduce
 
 from kgen.expr.algebra import call
 from kgen.expr.float_range import stays_in_range
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, rebuild, transform, variables, walk
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    children,
+    distinct,
+    rebuild,
+    transform,
+    variables,
+)
 from kgen.expr.wrapping import may_wrap, wrapped
 
 _SCORES = frozenset({"qk", "score"})
@@ -74,11 +86,15 @@ class Program:
         return [b for b in loop if not b.roots <= set(without)]
 
 
-def place_of(node: Node, places: Mapping[str, Place]) -> Place:
-    """The place of a value: where the innermost of its variables lives."""
+def place_of(node: Node, places: Mapping[str, Place], known: dict[Node, Place] | None = None) -> Place:
+    """The place of a value: where the innermost of its variables lives. `known` keeps those that were found."""
+    known = {} if known is None else known
     if isinstance(node, Var):
         return places.get(node.name, OUTSIDE)
-    return reduce(lambda a, b: a | b, (place_of(c, places) for c in children(node)), OUTSIDE)
+    if node not in known:
+        found = (place_of(c, places, known) for c in children(node))
+        known[node] = reduce(lambda a, b: a | b, found, OUTSIDE)
+    return known[node]
 
 
 def hoist(
@@ -102,9 +118,10 @@ def hoist(
 
 def _grouped(node: Node, places: Mapping[str, Place]) -> Node:
     grouped = regroup(node, places)
+    if grouped == node or all(n.type is not Type.FLOAT for n in distinct(node)):
+        return grouped
     # Of (qk * 1e-30) * (slopes[h] * 1e-30), the numbers alone would be a product that fp32 does not have.
-    real = any(part.type is Type.FLOAT for part in walk(node))
-    return node if real and grouped != node and not stays_in_range(grouped, node) else grouped
+    return grouped if stays_in_range(grouped, node) else node
 
 
 def regroup(node: Node, places: Mapping[str, Place]) -> Node:
@@ -113,14 +130,15 @@ def regroup(node: Node, places: Mapping[str, Place]) -> Node:
     Exact for integers, which wrap, and truth values; for reals it changes the order of roundings, and never makes
     one of parts of an integer that may wrap.
     """
-    return transform(node, lambda n: _regrouped(n, places))
+    known: dict[Node, Place] = {}
+    return transform(node, lambda n: _regrouped(n, lambda part: place_of(part, places, known)))
 
 
-def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
+def _regrouped(node: Node, place: Callable[[Node], Place]) -> Node:
     if isinstance(node, Call) and node.fn == "div":
         dividend, divisor = node.args
         # One division further out, one multiplication here. Only of scores: floor(kv_idx / 3) would see it.
-        if variables(dividend) & _SCORES and place_of(divisor, places) < place_of(dividend, places):
+        if variables(dividend) & _SCORES and place(divisor) < place(dividend):
             node = call("mul", dividend, call("div", Const(1, Type.INT), divisor))
     if not isinstance(node, Call) or node.fn not in ("add", "sub", "mul", "and"):
         return node
@@ -140,7 +158,7 @@ def _regrouped(node: Node, places: Mapping[str, Place]) -> Node:
     by_place: dict[Place, tuple[list[Node], list[Node]]] = {}
     for sign, operands in ((0, plus), (1, minus)):
         for operand in operands:
-            by_place.setdefault(place_of(operand, places), ([], []))[sign].append(operand)
+            by_place.setdefault(place(operand), ([], []))[sign].append(operand)
     if len(by_place) == 1:
         return node
     groups = [by_place[p] for p in sorted(by_place, key=lambda p: (p.in_loop, len(p.axes), p.axes))]
@@ -214,13 +232,14 @@ class _Builder:
         self.bound: dict[str, Node] = {}
         self._names: dict[Node, str] = {}
         self._uses = uses
+        self._known: dict[Node, Place] = {}
         self._taken = taken
 
     def operand(self, node: Node, user: Place, role: str) -> Node:
         """`node` as an operand of something computed at `user`: itself, or the name it is bound to."""
         if node in self._names:
             return Var(self._names[node], node.type)
-        place = place_of(node, self.places)
+        place = place_of(node, self.places, self._known)
         rebuilt = rebuild(node, tuple(self.operand(c, place, role) for c in children(node)))
         if isinstance(node, (Const, Var)):
             return node

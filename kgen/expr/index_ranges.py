@@ -6,13 +6,16 @@ Bounds are linear forms over sizes (each at least 1): `kv_idx` is at most `SK - 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kgen.expr.nodes import Call, Const, Node, Var
 
 POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "kv_start"})
 """Indices that are never negative, whatever bounds them above."""
+
+MOST_BOUNDS = 16
+"""Of one value that are looked at."""
 
 Linear = Mapping[str, int]
 """Coefficients by size name; the key `""` holds the constant."""
@@ -29,6 +32,9 @@ class IndexRanges:
     greatest: Mapping[str, Linear]
     sizes: frozenset[str]
     definitions: Mapping[str, Node] = field(default_factory=dict)
+    _known: dict[tuple[str, Node], list[Linear]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def not_negative(self, index: Node) -> bool:
         """Whether `index >= 0` for certain."""
@@ -43,6 +49,18 @@ class IndexRanges:
         )
 
     def _low(self, node: Node) -> list[Linear]:
+        return self._found(("low", node), self._lower)
+
+    def _high(self, node: Node) -> list[Linear]:
+        return self._found(("high", node), self._upper)
+
+    def _found(self, key: tuple[str, Node], find: Callable[[Node], list[Linear]]) -> list[Linear]:
+        if key not in self._known:
+            # Sums of maxima have a bound for each choice: some of them are enough.
+            self._known[key] = find(key[1])[:MOST_BOUNDS]
+        return self._known[key]
+
+    def _lower(self, node: Node) -> list[Linear]:
         if isinstance(node, Const):
             return [{"": int(node.value)}]
         if isinstance(node, Var):
@@ -76,7 +94,7 @@ class IndexRanges:
                 return [{"": 0}]
         return []
 
-    def _high(self, node: Node) -> list[Linear]:
+    def _upper(self, node: Node) -> list[Linear]:
         if isinstance(node, Const):
             return [{"": int(node.value)}]
         if isinstance(node, Var):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import reduce
 
 from kgen.expr.algebra import call
-from kgen.expr.nodes import Call, Const, Node, Type, rebuild, transform
+from kgen.expr.nodes import Call, Const, Node, Type, rebuild
 
 _NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
 _MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -33,8 +33,12 @@ def any_of(conditions: list[Node]) -> Node:
 
 
 def normalize(mask: Node) -> Node:
-    """Negations pushed to the leaves and `abs` comparisons split; equal to `mask` for every input."""
-    return _positive(transform(mask, _split_abs))
+    """Negations pushed to the leaves and `abs` comparisons split; equal to `mask` for every input.
+
+    Comparisons within values, as `where` has them, stay what they are: no range comes of them, and split ones within
+    split ones would be twice as many at each level.
+    """
+    return _positive(mask)
 
 
 def conjuncts(mask: Node) -> list[Node]:
@@ -56,7 +60,7 @@ def _positive(mask: Node) -> Node:
         return _negative(mask.args[0])
     if isinstance(mask, Call) and mask.fn in ("and", "or"):
         return rebuild(mask, tuple(_positive(a) for a in mask.args))
-    return mask
+    return _split_abs(mask)
 
 
 def _negative(mask: Node) -> Node:
@@ -71,7 +75,7 @@ def _negative(mask: Node) -> Node:
         # Of floats only == and != have an opposite: with a NaN, neither `a < b` nor `a >= b` holds.
         exact = all(a.type.integral for a in mask.args) or mask.fn in ("eq", "ne")
         if mask.fn in _NEGATED and exact:
-            return Call(_NEGATED[mask.fn], mask.args, Type.BOOL)
+            return _split_abs(Call(_NEGATED[mask.fn], mask.args, Type.BOOL))
     return call("not", mask)
 
 

@@ -113,23 +113,48 @@ def rebuild(node: Node, operands: tuple[Node, ...]) -> Node:
 
 
 def transform(node: Node, rewrite: Callable[[Node], Node]) -> Node:
-    """Rewrite bottom-up: operands first, then the node itself."""
-    operands = tuple(transform(child, rewrite) for child in children(node))
-    return rewrite(rebuild(node, operands))
+    """Rewrite bottom-up: operands first, then the node itself. What is there twice is rewritten once."""
+    done: dict[Node, Node] = {}
+
+    def visit(part: Node) -> Node:
+        if part not in done:
+            done[part] = rewrite(rebuild(part, tuple(visit(child) for child in children(part))))
+        return done[part]
+
+    return visit(node)
 
 
 def substitute(node: Node, replacements: Mapping[Node, Node]) -> Node:
     """Replace whole subtrees, outermost first."""
-    if node in replacements:
-        return replacements[node]
-    return rebuild(node, tuple(substitute(child, replacements) for child in children(node)))
+    done: dict[Node, Node] = dict(replacements)
+
+    def visit(part: Node) -> Node:
+        if part not in done:
+            done[part] = rebuild(part, tuple(visit(child) for child in children(part)))
+        return done[part]
+
+    return visit(node)
+
+
+def distinct(node: Node) -> Iterator[Node]:
+    """Each node of the tree once, operands before the node that uses them."""
+    seen: set[Node] = set()
+
+    def visit(part: Node) -> Iterator[Node]:
+        if part not in seen:
+            for child in children(part):
+                yield from visit(child)
+            seen.add(part)
+            yield part
+
+    return visit(node)
 
 
 def variables(node: Node) -> frozenset[str]:
     """Names of the scalars that the value depends on, indices of buffer reads included."""
-    return frozenset(n.name for n in walk(node) if isinstance(n, Var))
+    return frozenset(n.name for n in distinct(node) if isinstance(n, Var))
 
 
 def reads(node: Node) -> tuple[Read, ...]:
     """The distinct buffer reads, in order of first appearance."""
-    return tuple(dict.fromkeys(n for n in walk(node) if isinstance(n, Read)))
+    return tuple(n for n in distinct(node) if isinstance(n, Read))

@@ -62,14 +62,16 @@ class SoftmaxForm:
 def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
     """The form of a `score_mod` over `score, b, h, q_idx, kv_idx`; `score_mod` as written where that form leaves fp32
     at scores for which `score_mod` does not."""
-    form = _form(score_mod, algebra)
+    written = with_scores(score_mod)
+    finite = not _may_be_infinite(score_mod, algebra)
+    as_written = SoftmaxForm(written, LOG2E, None, None, positive=True, finite=finite)
+    if not algebra.takes(score_mod):
+        return as_written
+    form = _form(score_mod, algebra, finite)
     whole: Node = call("mul", form.multiplier, form.core)
     for term in (form.bias, form.row_rest and call("mul", LOG2E, form.row_rest)):
         whole = whole if term is None else call("add", whole, term)
-    written = with_scores(score_mod)
-    if algebra.stays_in_range(whole, call("mul", LOG2E, written)):
-        return form
-    return SoftmaxForm(written, LOG2E, None, None, positive=True, finite=form.finite)
+    return form if algebra.stays_in_range(whole, call("mul", LOG2E, written)) else as_written
 
 
 def with_scores(node: Node) -> Node:
@@ -77,7 +79,7 @@ def with_scores(node: Node) -> Node:
     return substitute(node, {SCORE: call("mul", QK, SCALE)})
 
 
-def _form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
+def _form(score_mod: Node, algebra: Algebra, finite: bool) -> SoftmaxForm:
     score = algebra.symbol(SCORE)
     expr = algebra.to_sympy(score_mod)
     scored = sp.Add(*[t for t in sp.Add.make_args(expr) if t.has(score)])
@@ -102,7 +104,7 @@ def _form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
         bias=tree(_times(log2e, bias)) if bias != 0 else None,
         row_rest=tree(row_rest) if row_rest != 0 else None,
         positive=positive,
-        finite=not _may_be_infinite(score_mod, algebra),
+        finite=finite,
     )
 
 
@@ -148,6 +150,8 @@ def _terms(bias: Any, algebra: Algebra) -> list[Any]:
 def peel_scalar(node: Node, algebra: Algebra, keep: tuple[Var, ...] = ()) -> tuple[Node, Node]:
     """A tree as the product of what is one number for a whole (b, h), and the rest; `keep` stays in the
     rest."""
+    if not algebra.takes(node):
+        return ONE, node
     factor, rest = (algebra.to_tree(part) for part in _peel(algebra.to_sympy(node), algebra, keep=keep))
     return (factor, rest) if algebra.stays_in_range(call("mul", factor, rest), node) else (ONE, node)
 

@@ -68,7 +68,9 @@ def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
     read = {r.buffer for r in reads(decay)}
     gates = tuple(name for name in GATES if name in read)
     written = substitute(decay, _values())
-    exponent = algebra.simplified(algebra.to_sympy(written), written)
+    exponent = written
+    if algebra.takes(written):
+        exponent = algebra.simplified(algebra.to_sympy(written), written)
     slope = None
     if "backward" in spec.passes and "g" in read:
         slope = derivative(exponent, GATE_VARS["g"], algebra)
