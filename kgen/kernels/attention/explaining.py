@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL as TIMES
