@@ -11,12 +11,13 @@ for the order in which reals are rounded: comparisons of integers are taken not 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, order
 from kgen.expr.algebra import call
-from kgen.expr.mask_form import TRUE, all_of, any_of, conjuncts, disjuncts, normalize
+from kgen.expr.mask_form import MIRRORED, NEGATED, TRUE, all_of, any_of, conjuncts, disjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Type, Var, children, reads, rebuild, transform, variables, walk
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
@@ -24,7 +25,8 @@ from kgen.expr.wrapping import may_wrap
 
 INEQUALITIES = ("lt", "le", "gt", "ge")
 SIZES = frozenset({"SQ", "SK"})
-_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+LONGEST = 64
+"""Terms of a sum that is put in order: a chain of more would nest deeper than what may be written."""
 
 
 def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
@@ -77,13 +79,26 @@ def _condition(node: Node) -> Node:
         parts = sorted(dict.fromkeys(parts), key=lambda part: _condition_order(part, every))
         return all_of(parts) if every else any_of(parts)
     if node.fn == "not":
-        return call("not", _condition(node.args[0]))
+        return _negated(node.args[0])
     args = tuple(value(a) for a in node.args)
-    if node.fn in _MIRRORED and all(a.type.integral for a in args):
+    if node.fn in MIRRORED and all(a.type.integral for a in args):
         return _compared(node.fn, affine(args[0]) + affine(args[1]).times(-1), rebuild(node, args))
-    if node.fn in _MIRRORED and isinstance(args[0], Const) and not isinstance(args[1], Const):
-        return Call(_MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
+    if node.fn in MIRRORED and isinstance(args[0], Const) and not isinstance(args[1], Const):
+        return Call(MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
     return rebuild(node, args)
+
+
+def _negated(node: Node) -> Node:
+    if isinstance(node, Call) and node.fn == "not":
+        return _condition(node.args[0])
+    if isinstance(node, Call) and node.fn in ("and", "or"):
+        parts = [call("not", a) for a in node.args]
+        return _condition(call("or" if node.fn == "and" else "and", *parts))
+    # Of reals only == and != have an opposite, for they may be NaN.
+    exact = isinstance(node, Call) and (node.fn in ("eq", "ne") or all(a.type.integral for a in node.args))
+    if isinstance(node, Call) and exact and node.fn in NEGATED:
+        return _condition(Call(NEGATED[node.fn], node.args, Type.BOOL))
+    return call("not", _condition(node))
 
 
 def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, str]:
@@ -174,7 +189,7 @@ def value(node: Node) -> Node:
         return rebuild(node, tuple(value(index) for index in children(node)))
     if node.fn == "where":
         test, a, b = node.args
-        return call("where", condition(test), value(a), value(b))
+        return call("where", _condition(test), value(a), value(b))
     if node.type is Type.BOOL:
         return _condition(node)
     if node.type.integral:
@@ -221,19 +236,20 @@ def _unsigned(node: Node, known: list[Affine]) -> Node:
     return next((d.tree() for d in known if distance in (d, d.times(-1))), node)
 
 
-def _sum(node: Node) -> Node:
+def _sum(node: Call) -> Node:
     """A sum of reals: multiples of one factor by distances are one term, and what has the score comes first."""
-    others: list[tuple[int, Node]] = []
+    others: Counter[tuple[int, Node]] = Counter()
     slopes: dict[tuple[Node, ...], Affine] = {}
     for sign, term in _terms(node, 1):
         factors, distance = _slope(term)
         if distance is None:
-            others.append((sign, term))
+            others[sign, term] += 1
         else:
             slopes[factors] = slopes.get(factors, Affine({})) + distance.times(sign)
-    parts = others + [
-        _term(factors, total) for factors, total in slopes.items() if total.terms or total.number
-    ]
+    parts = [(sign, _times(count, term)) for (sign, term), count in others.items()]
+    parts += [_term(factors, total) for factors, total in slopes.items() if total.terms or total.number]
+    if len(parts) > LONGEST:
+        return rebuild(node, tuple(value(a) for a in node.args))
     if not parts:
         return Const(0.0, Type.FLOAT)
     (sign, first), *rest = sorted(parts, key=lambda part: (part[0] < 0, not _has_score(part[1])))
@@ -242,6 +258,10 @@ def _sum(node: Node) -> Node:
         rest,
         first if sign > 0 else call("neg", first),
     )
+
+
+def _times(count: int, term: Node) -> Node:
+    return term if count == 1 else call("mul", Const(float(count), Type.FLOAT), term)
 
 
 def _has_score(node: Node) -> bool:

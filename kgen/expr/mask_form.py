@@ -13,8 +13,8 @@ from functools import reduce
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Call, Const, Node, Type, rebuild
 
-_NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
 TRUE = Const(True, Type.BOOL)
 FALSE = Const(False, Type.BOOL)
@@ -74,27 +74,27 @@ def _negative(mask: Node) -> Node:
             return call(other, *(_negative(a) for a in mask.args))
         # Of floats only == and != have an opposite: with a NaN, neither `a < b` nor `a >= b` holds.
         exact = all(a.type.integral for a in mask.args) or mask.fn in ("eq", "ne")
-        if mask.fn in _NEGATED and exact:
-            return _split_abs(Call(_NEGATED[mask.fn], mask.args, Type.BOOL))
+        if mask.fn in NEGATED and exact:
+            return _split_abs(Call(NEGATED[mask.fn], mask.args, Type.BOOL))
     return call("not", mask)
 
 
 def _split_abs(node: Node) -> Node:
     """`abs(x) <= w` is `x <= w and x >= -w`, and so on for the other comparisons of an integer `abs`."""
-    if not (isinstance(node, Call) and node.fn in _MIRRORED):
+    if not (isinstance(node, Call) and node.fn in MIRRORED):
         return node
     fn, (left, right) = node.fn, node.args
     if _is_abs(right) and not _is_abs(left):
-        fn, left, right = _MIRRORED[fn], right, left
+        fn, left, right = MIRRORED[fn], right, left
     if not (isinstance(left, Call) and _is_abs(left)):
         return node
     (x,) = left.args
     minus = call("neg", right) if not isinstance(right, Const) else Const(-right.value, right.type)
     match fn:
         case "lt" | "le":
-            return call("and", call(fn, x, right), call(_MIRRORED[fn], x, minus))
+            return call("and", call(fn, x, right), call(MIRRORED[fn], x, minus))
         case "gt" | "ge":
-            return call("or", call(fn, x, right), call(_MIRRORED[fn], x, minus))
+            return call("or", call(fn, x, right), call(MIRRORED[fn], x, minus))
     return node
 
 
