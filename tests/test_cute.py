@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Type, Var
-from kgen.expr.parse import Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import Scope
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 from kgen.targets.cute.printer import spell

@@ -19,7 +19,8 @@ from ruamel.yaml import YAML
 
 from kgen.cli import app
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
-from kgen.expr import parse
+from kgen.expr import built
+from kgen.expr import text as text_limits
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Type
 from kgen.kernels.attention.spec import SIZES, AttentionSpec, Buffer
@@ -258,7 +259,7 @@ def test_every_field_is_described(model: type[AttentionSpec | Buffer | ParamSpec
 def test_names_and_limits_of_the_language() -> None:
     text = LANGUAGE.read_text(encoding="utf-8")
     assert all(f"`{name}`" in text for name in (*SIZES, *ELEMENTS))
-    for number in (parse.MAX_LENGTH, parse.MAX_NODES, parse.MAX_DEPTH):
+    for number in (text_limits.MAX_LENGTH, built.MAX_NODES, text_limits.MAX_DEPTH):
         assert f"{number:,}" in text
 
 

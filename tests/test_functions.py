@@ -25,8 +25,10 @@ from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.hoist import hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Type, Var
-from kgen.expr.parse import ExpressionError, Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import Scope
 from kgen.expr.show import show
+from kgen.expr.text import ExpressionError
 from kgen.kernels.norm.targets.cuda.kernels import SCALARS
 from kgen.targets.cuda.printer import Printer as CudaPrinter
 from kgen.targets.cuda.printer import literal

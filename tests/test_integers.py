@@ -12,7 +12,8 @@ from trees import FLOAT, INT, LONG
 from kgen.expr.algebra import Algebra
 from kgen.expr.hoist import Place, regroup
 from kgen.expr.nodes import Node, Type
-from kgen.expr.parse import BufferType, Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import BufferType, Scope
 from kgen.expr.softmax_form import softmax_form
 from kgen.expr.wrapping import may_wrap
 from kgen.render.rendering import render_spec

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
-from kgen.expr.parse import MAX_DEPTH, BufferType, ExpressionError, Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import BufferType, Scope
 from kgen.expr.show import show
+from kgen.expr.text import MAX_DEPTH, ExpressionError
 from kgen.expr.zero import NUMBERS, is_always_zero
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL

@@ -18,7 +18,8 @@ from jinja2 import DictLoader, Environment
 from pydantic import BaseModel
 
 from kgen.expr.nodes import Type
-from kgen.expr.parse import Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import Scope
 from kgen.family import NAMES, family
 from kgen.render import header
 from kgen.render.rendering import render_spec

@@ -10,7 +10,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from kgen.expr.nodes import Node, Read, Type, Var, transform
-from kgen.expr.parse import BufferType, ExpressionError, Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import BufferType, Scope
+from kgen.expr.text import ExpressionError
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.verify import evaluate as walker
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import shown
 from kgen.expr.nodes import Node, Read, Type, Var, reads
-from kgen.expr.parse import BufferType, Scope
+from kgen.expr.scope import BufferType, Scope
 from kgen.spec.common import (
     Expression,
     License,

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.nodes import Node, Type, variables
-from kgen.expr.parse import Scope
+from kgen.expr.scope import Scope
 from kgen.spec.common import (
     ELEMENTS,
     Expression,

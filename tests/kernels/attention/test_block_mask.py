@@ -11,7 +11,8 @@ from apart import verified
 from torch.nn.attention.flex_attention import create_block_mask
 
 from kgen.expr.nodes import Type
-from kgen.expr.parse import Scope, parse_expression
+from kgen.expr.parse import parse_expression
+from kgen.expr.scope import Scope
 from kgen.kernels.attention.bench.block_mask import listed
 from kgen.kernels.attention.explaining import explain
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, period

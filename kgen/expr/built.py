@@ -1,0 +1,64 @@
+"""A tree that is being parsed, and how large it would be as kernels write it: local names are inlined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Node, Type
+from kgen.expr.text import MAX_DEPTH, Span, too_deep, wrong
+
+MAX_NODES = 2_000
+MAX_EXPANDED = 512
+
+
+class Built(NamedTuple):
+    """A tree with its size and depth as printed: locals are inlined, and some functions name an operand twice, so a
+    tree may be far larger than its objects."""
+
+    node: Node
+    size: int
+    depth: int
+    terms: int = 1
+    """Of the sum that it is multiplied out: no less than there are."""
+    factors: int = 1
+    """Of the longest product among them."""
+
+    @property
+    def type(self) -> Type:
+        return self.node.type
+
+
+def grown(tree: Node, parts: Sequence[Built], times: Sequence[int]) -> Built:
+    size = sum(n * p.size for p, n in zip(parts, times, strict=True))
+    return Built(tree, 1 + size, 1 + max((p.depth for p in parts), default=0))
+
+
+@cache
+def times_printed(row: str) -> tuple[int, ...]:
+    """How often the targets print each operand of a row, at most: `abs` is `max(x, -x)`."""
+    forms = [spelling.form for spelling in TABLE[row].spelled.values()]
+    return tuple(max(form.count(f"{{{i}}}") for form in forms) for i in range(max(TABLE[row].arity[0], 1)))
+
+
+def check_expansion(terms: int, factors: int, span: Span) -> None:
+    """What sympy may have to multiply out; differentiation makes a term of each factor."""
+    if factors > MAX_DEPTH:
+        message = f"the expression multiplies more than {MAX_DEPTH} factors"
+        raise wrong(span, "too-large", message, "use `exp2(y * log2(x))` for high powers of a positive x")
+    if terms * factors > MAX_EXPANDED:
+        message = f"multiplied out, the expression has more than {MAX_EXPANDED} factors"
+        hint = "use fewer sums in products, or move numbers into a buffer"
+        raise wrong(span, "too-large", message, hint)
+
+
+def limited(built: Built, span: Span) -> Built:
+    if built.size > MAX_NODES:
+        message = f"the expression has more than {MAX_NODES} terms once its local names are written out"
+        hint = "use fewer local names, `abs` and `%` that build on each other"
+        raise wrong(span, "too-large", message, hint)
+    if built.depth > MAX_DEPTH:
+        raise too_deep(span)
+    return built

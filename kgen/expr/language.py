@@ -1,0 +1,133 @@
+"""What the expression language has of Python, and what is said of the rest: what to write in its place."""
+
+from __future__ import annotations
+
+import ast
+
+from kgen.diagnostics import did_you_mean
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Type
+from kgen.expr.text import ExpressionError, Span, wrong
+
+# --- the white list ------------------------
+
+BINARY: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("add", "+"),
+    ast.Sub: ("sub", "-"),
+    ast.Mult: ("mul", "*"),
+    ast.Div: ("div", "/"),
+    ast.FloorDiv: ("floordiv", "//"),
+    ast.Mod: ("mod", "%"),
+    ast.BitAnd: ("and", "&"),
+    ast.BitOr: ("or", "|"),
+}
+COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("lt", "<"),
+    ast.LtE: ("le", "<="),
+    ast.Gt: ("gt", ">"),
+    ast.GtE: ("ge", ">="),
+    ast.Eq: ("eq", "=="),
+    ast.NotEq: ("ne", "!="),
+}
+
+# --- what is not on it, and what to write in its place ------------------------
+
+NO_OPERATOR: dict[type[ast.AST], tuple[str, str]] = {
+    ast.BitXor: ("^", "write `x ** 2` for a power, `(a or b) and not (a and b)` for exclusive or"),
+    ast.LShift: ("<<", "multiply by a power of two"),
+    ast.RShift: (">>", "use `//` with a power of two"),
+    ast.MatMult: ("@", "expressions are scalar: the matrix products are the kernel's"),
+    ast.Is: ("is", "compare with `==`"),
+    ast.IsNot: ("is not", "compare with `!=`"),
+    ast.In: ("in", "compare with `==`, and join the cases with `or`"),
+    ast.NotIn: ("not in", "compare with `!=`, and join the cases with `and`"),
+}
+NO_EXPRESSION: dict[type[ast.expr], tuple[str, str]] = {
+    ast.Lambda: ("a lambda", "write only its body: `score`, `b`, `h`, `q_idx`, `kv_idx` are there by name"),
+    ast.NamedExpr: ("`:=`", "define the name on a line of its own: `x = ...`"),
+    ast.JoinedStr: ("an f-string", "expressions have no strings"),
+    ast.Starred: ("`*`", "write the operands one by one"),
+    ast.Slice: ("a slice", "index one element: `buffer[i]`"),
+    ast.Tuple: ("a tuple", "an expression has one value"),
+    ast.List: ("a list", "put the numbers into a buffer and index it"),
+    ast.Set: ("a set", "compare with `==`, and join the cases with `or`"),
+    ast.Dict: ("a dictionary", "put the numbers into a buffer and index it"),
+    ast.ListComp: ("a comprehension", "write the terms one by one"),
+    ast.SetComp: ("a comprehension", "write the terms one by one"),
+    ast.DictComp: ("a comprehension", "write the terms one by one"),
+    ast.GeneratorExp: ("a comprehension", "write the terms one by one"),
+}
+NO_STATEMENT: dict[type[ast.stmt], tuple[str, str]] = {
+    ast.Return: ("`return`", "leave it out: the last line is the value"),
+    ast.If: ("`if` as a statement", "write `a if condition else b`"),
+    ast.For: ("a loop", "an expression is the value of one element: the loops are the kernel's"),
+    ast.While: ("a loop", "an expression is the value of one element: the loops are the kernel's"),
+    ast.FunctionDef: ("a function definition", "write only its body, without `return`"),
+    ast.AugAssign: ("an update", "a name is defined once: give the new value another name"),
+    ast.AnnAssign: ("a type annotation", "write `x = ...`: types are inferred"),
+    ast.Import: ("an import", "the functions of the language are there by name"),
+    ast.ImportFrom: ("an import", "the functions of the language are there by name"),
+}
+FUNCTION_HINTS = {
+    "maximum": "write `max(a, b)`",
+    "fmax": "write `max(a, b)`",
+    "minimum": "write `min(a, b)`",
+    "fmin": "write `min(a, b)`",
+    "clip": "write `clamp(x, low, high)`",
+    "absolute": "write `abs(x)`",
+    "fabs": "write `abs(x)`",
+    "relu": "write `max(x, 0)`",
+    "pow": "write `x ** 2`",
+    "square": "write `x ** 2`",
+    "int": "integers stay integers with `//`; there is no way from a real back to an index",
+    "logical_and": "write `a and b`",
+    "logical_or": "write `a or b`",
+    "logical_not": "write `not a`",
+    "remainder": "write `a % b`",
+    "floor_divide": "write `a // b`",
+    "to": "write `float(x)`: types are promoted as needed",
+}
+NAME_HINTS = {
+    "true": "write `True`",
+    "false": "write `False`",
+    "batch": "write `b`",
+    "head": "write `h`",
+    "q": "write `q_idx` for the position of the query",
+    "k": "write `kv_idx` for the position of the key",
+    "m": "write `q_idx` for the position of the query",
+    "n": "write `kv_idx` for the position of the key",
+    "lambda": "write only its body",
+}
+CALLABLE = sorted(name for name, row in TABLE.items() if row.callable)
+
+
+def no_statement(statement: ast.stmt, span: Span) -> ExpressionError:
+    """Of a line that is none of the language's."""
+    fallback = ("this statement", "write `x = ...` lines and a last line that is the value")
+    what, hint = NO_STATEMENT.get(type(statement), fallback)
+    return wrong(span, "bad-statement", f"{what} is not part of the language", hint)
+
+
+def attribute_hint(name: str) -> str:
+    """What to write for `torch.name` or `x.name`."""
+    if name == "inf":
+        return "write `inf`"
+    if name in CALLABLE:
+        return f"write `{name}(...)`"
+    known = FUNCTION_HINTS.get(name) or did_you_mean(name, CALLABLE)
+    return known or "use the functions of the language by name"
+
+
+def kind_of(type_: Type) -> str:
+    """A type in words."""
+    return {
+        Type.INT: "an integer",
+        Type.LONG: "an integer",
+        Type.FLOAT: "a real number",
+        Type.BOOL: "a truth value",
+    }[type_]
+
+
+def indexed(name: str, rank: int) -> str:
+    """How a buffer is read."""
+    return f"{name}[{', '.join('ijklmn'[:rank])}]"

@@ -1,0 +1,29 @@
+"""What an expression may name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kgen.expr.nodes import Type
+
+
+@dataclass(frozen=True)
+class BufferType:
+    """A buffer that an expression may index with exactly `rank` integers."""
+
+    element: Type
+    rank: int
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The names that an expression may use. `elsewhere` says why a well-known name is not among them.
+
+    `constants` are the values of the variables that are compiled in: a divisor that they make zero is an error.
+    """
+
+    variables: Mapping[str, Type]
+    buffers: Mapping[str, BufferType]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, int | float] = field(default_factory=dict)

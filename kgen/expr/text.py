@@ -1,0 +1,147 @@
+"""The text of an expression ahead of the parser: what must not reach it, and what it would explain badly."""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from typing import NamedTuple
+
+MAX_LENGTH = 10_000
+MAX_DEPTH = 64
+
+
+class ExpressionError(Exception):
+    """The text is not an expression of the language. `line` and `column` are 1-based inside the text."""
+
+    def __init__(
+        self, code: str, message: str, hint: str | None, line: int, column: int, length: int
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.hint = hint
+        self.line = line
+        self.column = column
+        self.length = length
+
+
+class Span(NamedTuple):
+    """Where something is in the text, 1-based."""
+
+    line: int
+    column: int
+    length: int
+
+
+def wrong(span: Span, code: str, message: str, hint: str | None = None) -> ExpressionError:
+    return ExpressionError(code, message, hint, *span)
+
+
+# --- before the parser: what must not reach it, and what it would explain badly ------------------------
+
+
+def without_comments(text: str) -> str:
+    # The language has no strings, so `#` always begins a comment. Only the ends of lines go: positions stay.
+    return re.sub(r"#[^\n]*", "", text)
+
+
+def at_index(text: str, index: int, length: int = 1) -> Span:
+    line = text.count("\n", 0, index) + 1
+    return Span(line, index - (text.rfind("\n", 0, index) + 1) + 1, length)
+
+
+def check_characters(text: str) -> None:
+    if not text.strip():
+        raise wrong(
+            Span(1, 1, 1), "empty-expression", "the expression is empty", "write its value on the last line"
+        )
+    if len(text) > MAX_LENGTH:
+        raise wrong(
+            Span(1, 1, 1),
+            "too-large",
+            f"the expression has {len(text)} characters, {MAX_LENGTH} is the limit",
+            "move tables of numbers into a buffer",
+        )
+    # ASCII only: Python would fold look-alike letters into one another, and count columns in bytes.
+    if found := re.search(r"[^\n\t\x20-\x7e]", text):
+        raise wrong(
+            at_index(text, found.start()),
+            "bad-character",
+            f"the character U+{ord(found[0]):04X} cannot be used in an expression",
+            "use plain ASCII letters, digits and operators",
+        )
+    if found := re.search(r"&&|\|\||!(?!=)|\?", text):
+        hint = {
+            "&&": "write `and`",
+            "||": "write `or`",
+            "!": "write `not`",
+            "?": "write `a if condition else b`",
+        }
+        span = at_index(text, found.start(), len(found[0]))
+        raise wrong(span, "syntax-error", f"`{found[0]}` is not an operator", hint[found[0]])
+    if found := re.search(r"\d{400,}", text):
+        raise literal_error(at_index(text, found.start(), len(found[0])))
+
+
+def check_brackets(text: str) -> None:
+    pairs = {")": "(", "]": "[", "}": "{"}
+    opened: list[int] = []
+    for i, character in enumerate(text):
+        if character in "([{":
+            opened.append(i)
+            if len(opened) > MAX_DEPTH:
+                raise too_deep(at_index(text, i))
+        elif character in pairs:
+            if not opened or text[opened[-1]] != pairs[character]:
+                message = f"`{character}` closes nothing"
+                raise wrong(at_index(text, i), "unbalanced-bracket", message, "remove it, or open it before")
+            opened.pop()
+    if opened:
+        span = at_index(text, opened[-1])
+        raise wrong(span, "unbalanced-bracket", f"`{text[opened[-1]]}` is never closed", "close the bracket")
+
+
+def module(text: str) -> list[ast.stmt]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(text).body
+    except IndentationError as error:
+        span = clipped(text, error.lineno, 1)
+        raise wrong(
+            span, "syntax-error", "the line begins with spaces", "begin every line in the same column"
+        ) from None
+    except SyntaxError as error:
+        # Python's own words differ between its versions, ours must not.
+        span = clipped(text, error.lineno, error.offset)
+        raise wrong(
+            span,
+            "syntax-error",
+            "this is not a valid expression",
+            "an operand or an operator is missing here",
+        ) from None
+    except (RecursionError, MemoryError):
+        raise too_deep(Span(1, 1, 1)) from None
+
+
+def clipped(text: str, line: int | None, column: int | None) -> Span:
+    lines = text.split("\n")
+    row = min(max(line or 1, 1), len(lines))
+    return Span(row, min(max(column or 1, 1), len(lines[row - 1]) + 1), 1)
+
+
+def too_deep(span: Span) -> ExpressionError:
+    message = f"the expression nests more than {MAX_DEPTH} deep"
+    return wrong(
+        span, "too-deep", message, "split it into balanced parts with brackets, or move numbers into a buffer"
+    )
+
+
+def literal_error(span: Span) -> ExpressionError:
+    return wrong(
+        span,
+        "literal-range",
+        "the number does not fit in 32 bits",
+        "integers are int32 and reals are float32",
+    )
