@@ -9,7 +9,8 @@ from pathlib import Path
 from kgen.expr.nodes import Call, Const, Node, Read, Var
 from kgen.expr.show import show
 from kgen.kernels.attention.plan.hopper import plan_hopper
-from kgen.kernels.attention.plan.planning import AttentionPlan, plan_attention
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load

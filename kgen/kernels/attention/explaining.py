@@ -16,8 +16,9 @@ from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
+from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient, TileLoop
 from kgen.kernels.attention.plan.picture import FULL, MASKED, SKIPPED, picture
-from kgen.kernels.attention.plan.planning import AttentionPlan, ReadGradient, TileLoop, plan_attention
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.plan.tile_reads import element_bounds
 from kgen.kernels.attention.plan.tuned import Tile

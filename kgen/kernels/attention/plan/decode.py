@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from kgen.expr.mask_form import TRUE, conjuncts, normalize
 from kgen.expr.nodes import Node, Read, variables, walk
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
-from kgen.kernels.attention.plan.planning import AttentionPlan, plan_attention
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.sizes import KIB, SHARED_MEMORY
 from kgen.spec.load import Loaded
 

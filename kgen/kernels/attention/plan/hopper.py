@@ -29,7 +29,7 @@ from kgen.kernels.attention.plan.hopper_conditions import (
     without_kernels,
 )
 from kgen.kernels.attention.plan.idioms import Idioms, documents, linear_bias
-from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 HALF = 64
 """Rows of a tile that each consumer has: as many as a warpgroup multiplies at a time."""

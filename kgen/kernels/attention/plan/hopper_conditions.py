@@ -14,7 +14,7 @@ from kgen.expr.hoist import TILE, Binding
 from kgen.expr.mask_form import conjuncts
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
-from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
 BROAD = 256

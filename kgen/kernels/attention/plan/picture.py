@@ -17,7 +17,7 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Const, Node, Read, Var, children, reads, variables
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 MOST = 64
 """Tiles along one side of the picture; longer sequences get larger tiles."""

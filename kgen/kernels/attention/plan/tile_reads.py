@@ -10,7 +10,7 @@ from kgen.expr.hoist import TILE, Binding
 from kgen.expr.nodes import Const, Node, Read, Type, Var, substitute, variables, walk
 from kgen.expr.softmax_form import QK
 from kgen.expr.tile_bounds import Bounds, tile_bounds
-from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.kernels.attention.plan.model import TileLoop
 
 
 def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:

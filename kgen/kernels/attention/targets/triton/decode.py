@@ -10,7 +10,7 @@ from kgen.expr.hoist import hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Const, Type
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
-from kgen.kernels.attention.plan.planning import Chunk
+from kgen.kernels.attention.plan.model import Chunk
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, streamed_columns
 from kgen.targets.code import (
     NOTHING,

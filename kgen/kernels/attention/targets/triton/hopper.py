@@ -15,7 +15,7 @@ from typing import Any
 from kgen.expr.functions import MUL
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.idioms import LinearBias
-from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import (
     own_range,
     passed_names,

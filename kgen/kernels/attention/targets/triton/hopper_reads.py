@@ -11,7 +11,7 @@ from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.hopper import PAIR_ROOM, HopperPlan
 from kgen.kernels.attention.plan.hopper_conditions import PAIR_BYTES
 from kgen.kernels.attention.plan.idioms import Documents
-from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of

@@ -13,7 +13,7 @@ from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
-from kgen.kernels.attention.plan.planning import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
+from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
 from kgen.kernels.attention.plan.tile_reads import asked_ahead
 from kgen.kernels.attention.targets.triton.placement import tma_row
 from kgen.kernels.attention.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
-from kgen.kernels.attention.plan.planning import AttentionPlan, ReadGradient
+from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.positions import KV_LENS
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.kernels.attention.targets.triton.torch_indices import torch_index

@@ -8,7 +8,7 @@ from typing import Any
 from kgen.expr.nodes import Const, Node, Read, Type, Var, walk
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.kernels.attention.plan.model import TileLoop
 from kgen.targets.code import (
     Assign,
     Code,

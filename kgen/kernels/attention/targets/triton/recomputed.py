@@ -10,7 +10,7 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.functions import MUL
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Type, Var
-from kgen.kernels.attention.plan.planning import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, guarded
 from kgen.targets.code import (
     NOTHING,

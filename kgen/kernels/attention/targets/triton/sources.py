@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kgen.kernels.attention.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
-from kgen.kernels.attention.plan.planning import AttentionPlan, plan_attention, without_promises
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.plan.planning import plan_attention, without_promises
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields

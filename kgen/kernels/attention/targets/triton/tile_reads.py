@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kgen.expr.hoist import TILE, Binding
 from kgen.expr.nodes import Read, Type, Var
-from kgen.kernels.attention.plan.planning import TileLoop
+from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.plan.tile_reads import element_bounds
 from kgen.targets.code import If, Name, Statement, assign, op, renamed, row
 from kgen.targets.triton.printer import Printer
