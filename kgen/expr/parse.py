@@ -435,7 +435,7 @@ class _Builder:
             raise self.attribute_error(node.value)
         at = self.span(node.value)
         if not isinstance(node.value, ast.Name):
-            raise wrong(at, "bad-index", "only declared buffers can be language.indexed", "write `buffer[i]`")
+            raise wrong(at, "bad-index", "only declared buffers can be indexed", "write `buffer[i]`")
         name = node.value.id
         self.check_dunder(name, at)
         buffer = self.scope.buffers.get(name)
@@ -450,7 +450,7 @@ class _Builder:
                     at,
                     "bad-index",
                     f"`{name}` is not a buffer",
-                    "only declared buffers can be language.indexed",
+                    "only declared buffers can be indexed",
                 )
             hint = did_you_mean(name, sorted(self.scope.buffers)) or "declare it under `buffers`"
             raise wrong(at, "unknown-name", f"{shown(name)} is not defined", hint)
