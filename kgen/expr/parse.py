@@ -427,7 +427,7 @@ class _Builder:
 
     def read(self, node: ast.Subscript, inner: int) -> Built:
         if isinstance(node.value, ast.Subscript):
-            message = "a buffer is language.indexed once, with all its indices"
+            message = "a buffer is indexed once, with all its indices"
             raise wrong(
                 self.span(node), "bad-index", message, "write `buffer[i, j]` in place of `buffer[i][j]`"
             )
