@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 from linting import wrong_names
 
-from kgen.render.rendering import render_spec
-from kgen.spec.load import load
-
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -64,9 +61,3 @@ def test_what_is_emitted_reads_all_that_it_assigns() -> None:
     assert files
     assert not wrong_names(files)
     assert {path.parent.name: unread(path.read_text()) for path in files if unread(path.read_text())} == {}
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "tests" / "specs").glob("*.yaml")), ids=lambda p: p.stem)
-def test_what_corners_emit_reads_all_that_it_assigns(path: Path) -> None:
-    texts = [text for name, text in render_spec(load(path)).items() if name.endswith(".py")]
-    assert [found for text in texts for found in unread(text)] == []
