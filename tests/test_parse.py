@@ -198,9 +198,9 @@ def test_no_text_raises_anything_else(text: str) -> None:
     ids=lambda value: value[:12],
 )
 def test_bombs_are_refused_quickly(text: str, code: str) -> None:
-    start = time.monotonic()
+    start = time.process_time()
     assert failure(text).code in {code, "too-deep"}
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_depth_just_within_the_limit() -> None:
@@ -345,11 +345,11 @@ def test_every_row_is_known_for_plain_numbers() -> None:
     ],
 )
 def test_what_would_grow_without_end(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(ExpressionError) as caught:
         parse(text)
     assert caught.value.code == "too-large"
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize(

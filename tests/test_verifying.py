@@ -128,7 +128,7 @@ def test_a_hang_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(verifying, "RESTARTS", 1)
     began = time.monotonic()
     rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, timeout=8)
-    assert time.monotonic() - began < 40
+    assert time.monotonic() - began < 200
     assert not any(row["ok"] for row in rows)
     assert "no result within 8 s" in rows[0]["message"]
     assert "not run" in rows[-1]["message"]
