@@ -9,10 +9,11 @@ import pytest
 from jinja2 import Environment, nodes
 
 from kgen.family import NAMES
+from kgen.render.environment import FILTERS as OURS
 from kgen.render.environment import environment, template_texts
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
-FILTERS = {"indent", "join"}
+FILTERS = {"indent", "join", *OURS}
 PLAIN = (
     nodes.Template,
     nodes.Output,

@@ -6,6 +6,7 @@ Prepared fragments of several lines are set into place with jinja's own `indent`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,20 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _around(form: str) -> Callable[[object], str]:
+    """A filter that sets what is there into a form, and makes nothing of None."""
+    return lambda value: "" if value is None else form.format(value)
+
+
+FILTERS = {
+    "loaded": _around(", mask={}, other=0.0"),
+    "stored": _around(", mask={}"),
+    "times": _around(" * {}"),
+    "plus": _around(" + {}"),
+}
+"""What templates print of a value that may not be there: the guards of a load and of a store, a factor, a term."""
 
 
 def template_root() -> Path:
@@ -27,7 +42,7 @@ def environment(root: Path) -> Environment:
     """An environment in which a name that nobody prepared is an error, and block tags leave no blank line."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    return Environment(
+    found = Environment(
         loader=FileSystemLoader(root),
         undefined=StrictUndefined,
         autoescape=False,
@@ -36,6 +51,8 @@ def environment(root: Path) -> Environment:
         keep_trailing_newline=True,
         newline_sequence="\n",
     )
+    found.filters |= FILTERS
+    return found
 
 
 @cache

@@ -252,9 +252,10 @@ def lines_of(statements: Iterable[Statement], language: str = TRITON) -> list[st
     return [line for s in statements for line in s.lines(language)]
 
 
-def uses_of(parts: Iterable[Statement | Code]) -> frozenset[str]:
-    """The names that statements and values take."""
-    return frozenset().union(*(p.names if isinstance(p, Code) else p.uses for p in parts))
+def uses_of(parts: Iterable[Statement | Code | None]) -> frozenset[str]:
+    """The names that statements and values take; None of what is not there."""
+    there = [p for p in parts if p is not None]
+    return frozenset().union(*(p.names if isinstance(p, Code) else p.uses for p in there))
 
 
 def codes(statements: Iterable[Statement]) -> list[Code]:

@@ -13,7 +13,6 @@ from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, streamed_columns
 from kgen.targets.code import (
-    NOTHING,
     Code,
     Name,
     Statement,
@@ -64,7 +63,7 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "spans": spans,
         "row_rest": rest,
         "row_rest_of_rows": loop["row_rest"],
-        "tile_of_row": plan.balanced or "q_start" in rest.names,
+        "tile_of_row": plan.balanced or (rest is not None and "q_start" in rest.names),
         "merged": [_merged(c) for c in attention.v_chunks],
         "no_specialize": f"do_not_specialize={fixed!r}".replace("'", '"'),
         "alone": plan.alone,
@@ -109,13 +108,13 @@ def _live_tiles(
     return spans, lines, [n for n in kernels.problem if n in used]
 
 
-def _row_rest(plan: DecodePlan, kernels: KernelFields) -> Code:
-    """What the log-sum-exp of a single row gets back, ` + ...`; empty without."""
+def _row_rest(plan: DecodePlan, kernels: KernelFields) -> Code | None:
+    """What the log-sum-exp of a single row gets back."""
     rest = plan.attention.form.row_rest
     if rest is None:
-        return NOTHING
+        return None
     alone = kernels.printer(plan.attention.forward, hoist({}, {}))
-    return op(" + {0}", alone.own(call("mul", LOG2E, rest)), operand=MUL)
+    return op("{0}", alone.own(call("mul", LOG2E, rest)), operand=MUL)
 
 
 def _page_lines(plan: DecodePlan) -> list[Statement]:
@@ -150,12 +149,15 @@ def _loads(
 
 
 def _merged(chunk: Chunk) -> dict[str, Any]:
-    exists = f"{chunk.columns} < {chunk.start + chunk.width}" if chunk.width < chunk.size else ""
-    inside = f" & ({exists})[None, :]" if exists else ""
+    exists = None
+    if chunk.width < chunk.size:
+        exists = row("lt", chunk.columns, chunk.start + chunk.width)
+    weighed = op("({0} > 0.0)[:, None]", "weight")
+    inside = weighed if exists is None else row("and", weighed, op("({0})[None, :]", exists))
     return {
         "tag": chunk.tag,
         "columns": chunk.columns,
         "size": chunk.size,
-        "load_guard": f"(weight > 0.0)[:, None]{inside}",
-        "store_guard": f", mask={exists}" if exists else "",
+        "load_guard": inside,
+        "store_guard": exists,
     }

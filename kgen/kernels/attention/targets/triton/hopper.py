@@ -317,7 +317,7 @@ def _of_queries(
             "prologue": [*fields["prologue"], assign("slope", row("div", bias.slope, bias.scale))],
             "score_lines": [],
             "logits": "qk",
-            "scaled": op(" * {0}", bias.scale),
+            "scaled": bias.scale,
         }
     before = [_of_half(line, "q") for line in fields["prologue"] if "offs_n" not in line.defines]
     outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]

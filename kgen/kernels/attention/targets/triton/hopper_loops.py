@@ -140,7 +140,7 @@ def _factor(fields: Fields) -> Fields:
 
 
 def passed_names(
-    body: Iterable[Statement | Code], before: Iterable[Statement | str], problem: list[str]
+    body: Iterable[Statement | Code | None], before: Iterable[Statement | str], problem: list[str]
 ) -> list[str]:
     """Which names of the function outside, given or made there by statements, `body` uses."""
     used = uses_of(body)
@@ -148,7 +148,7 @@ def passed_names(
     return [n for n in dict.fromkeys([*made, *problem]) if n in used] or ["SQ"]
 
 
-def tile_lines(fields: Fields) -> list[Statement | Code]:
+def tile_lines(fields: Fields) -> list[Statement | Code | None]:
     """What a tile computes with names from outside."""
     lines = [*fields["mask_lines"], *fields["score_lines"], *fields.get("gradient_lines", [])]
     return [*lines, *fields.get("documents", {}).values(), fields["scaled"]]

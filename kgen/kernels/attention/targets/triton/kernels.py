@@ -19,7 +19,6 @@ from kgen.kernels.attention.targets.triton.placement import tma_row
 from kgen.kernels.attention.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
 from kgen.kernels.attention.targets.triton.tile_reads import read_by_rows, read_once
 from kgen.targets.code import (
-    NOTHING,
     Assign,
     Code,
     If,
@@ -51,9 +50,9 @@ class _Load:
     tag: str
     columns: str
     size: int
-    guard: Code = NOTHING
-    store_guard: Code = NOTHING
-    do_guard: Code = NOTHING
+    guard: Code | None = None
+    store_guard: Code | None = None
+    do_guard: Code | None = None
 
 
 class KernelFields:
@@ -114,10 +113,10 @@ class KernelFields:
         guard = None if live == TRUE else column(f"{outer}_live")
         store = None if bound == TRUE else atom(exists, "{0}[:, None]")
         inner_guard = None if loop.inner_live == TRUE else column(f"{inner}_live")
-        vector = NOTHING if bound == TRUE else op(", mask={0}", exists)
+        vector = None if bound == TRUE else exists
         # Of dq and forward these are the rows of the tile; of dkdv they are the loop's columns.
         rows = live if outer == "q" else loop.program.results["inner_live"]
-        row_guard = NOTHING if rows == TRUE or forward else op(", mask={0}, other=0.0", "q_live")
+        row_guard = None if rows == TRUE or forward else Name("q_live")
         before = self.lines_of(loop.program.before_loop(), printer)
         if live != TRUE:
             before = at_first_use(before, [assign(f"{outer}_live", printer.own(live))])
@@ -141,7 +140,7 @@ class KernelFields:
             "outer_v": [self.load(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
             "vector_load": row_guard,
-            "row_rest": self._row_rest(loop, printer, " + {0}") or NOTHING if forward else NOTHING,
+            "row_rest": self._row_rest(loop, printer, "{0}") if forward else None,
             "sink": self._row_rest(loop, printer, "sink - {0}") or Name("sink"),
         }
         held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
@@ -181,10 +180,10 @@ class KernelFields:
                 lines = read_once(binding, loop, printer, lines)
             (read_lines if binding.name in ahead else score_lines).extend(lines)
         if form.max_of_core:
-            logits, scaled = ("qk" if form.core == QK else "s"), atom(scale, " * {0}")
+            logits, scaled = ("qk" if form.core == QK else "s"), atom(scale)
             score_lines += [] if form.core == QK else [assign("s", core)]
         else:
-            logits, scaled = "s", NOTHING
+            logits, scaled = "s", None
             score: Code = times(core, scale)
             if "bias" in program.results:
                 score = row("add", score, printer.tile(program.results["bias"]))
@@ -471,7 +470,7 @@ class KernelFields:
         return {
             "rows": rows,
             "step": f"{side}_start * {stride}s",
-            "guard": guarded(guard),
+            "guard": guard,
             "blocks": [
                 {
                     "name": f"{x}{c.tag}",
@@ -488,7 +487,7 @@ class KernelFields:
         }
 
     def streamed(self, chunk: Chunk, rows: Code | None) -> _Load:
-        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, guarded(rows))
+        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, rows)
 
     def load(self, chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> _Load:
         exists = None
@@ -500,14 +499,9 @@ class KernelFields:
             chunk.tag,
             chunk.columns,
             chunk.size,
-            guard=guarded(both),
-            store_guard=NOTHING if stored is None else op(", mask={0}", stored),
+            guard=both,
+            store_guard=stored,
         )
-
-
-def guarded(condition: Code | None) -> Code:
-    """The arguments of a load that leaves out what does not exist."""
-    return NOTHING if condition is None else op(", mask={0}, other=0.0", condition)
 
 
 def _where_masked(name: str) -> Assign:

@@ -11,9 +11,8 @@ from kgen.expr.functions import MUL
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Type, Var
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, guarded
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import (
-    NOTHING,
     Code,
     If,
     Name,
@@ -74,7 +73,7 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
         }[tuple(present)],
         "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
         "address": address,
-        "store_guard": NOTHING if stored is None else op(", mask={0}", stored),
+        "store_guard": stored,
     }
 
 
@@ -117,10 +116,10 @@ def _recomputed(kernels: KernelFields, loop: TileLoop, printer: Printer) -> dict
             replace(kernels.streamed(c, kv_guard), do_guard=kernels.load(c, q_guard).guard)
             for c in plan.v_chunks
         ],
-        "vector_load": guarded(None if q_live == TRUE else Name("q_live")),
+        "vector_load": None if q_live == TRUE else Name("q_live"),
         "gradient_lines": lines,
         "part": part,
-        "factor": NOTHING if is_one(g.factor) else atom(kernels.scalar(g.factor, printer), " * {0}"),
+        "factor": None if is_one(g.factor) else atom(kernels.scalar(g.factor, printer)),
     }
 
 
