@@ -9,8 +9,8 @@ import pytest
 from jinja2 import Environment, nodes
 
 from kgen.family import NAMES
-from kgen.render.environment import FILTERS as OURS
 from kgen.render.environment import environment, template_texts
+from kgen.render.filters import FILTERS as OURS
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
 FILTERS = {"indent", "join", *OURS}

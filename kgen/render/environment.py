@@ -6,29 +6,16 @@ Prepared fragments of several lines are set into place with jinja's own `indent`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from kgen.render.filters import FILTERS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def _around(form: str) -> Callable[[object], str]:
-    """A filter that sets what is there into a form, and makes nothing of None."""
-    return lambda value: "" if value is None else form.format(value)
-
-
-FILTERS = {
-    "loaded": _around(", mask={}, other=0.0"),
-    "stored": _around(", mask={}"),
-    "times": _around(" * {}"),
-    "plus": _around(" + {}"),
-}
-"""What templates print of a value that may not be there: the guards of a load and of a store, a factor, a term."""
 
 
 def template_root() -> Path:

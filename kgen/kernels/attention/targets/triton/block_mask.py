@@ -16,7 +16,6 @@ from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.arguments import number_lines
 from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, printed, row, uses_of
 from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import wrapped
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 _TYPES = {"int": "int", "float": "float"}
@@ -43,7 +42,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     return kernel | {
         "size": BLOCK_SIZE,
         "no_specialize": f"do_not_specialize={sizes!r}".replace("'", '"'),
-        "kernel_params": wrapped(params, 4),
+        "kernel_params": params,
         "kernel_args": ", ".join(args),
         "q_last": "q_last" in words,
         "planes": " * ".join(n for n in (batches, heads) if n != "1") or "1",

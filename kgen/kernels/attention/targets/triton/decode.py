@@ -27,7 +27,6 @@ from kgen.targets.code import (
     uses_of,
 )
 from kgen.targets.triton.printer import column
-from kgen.targets.triton.text import wrapped
 
 ZERO = Const(0, Type.INT)
 _SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
@@ -55,9 +54,9 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "balanced": plan.balanced,
         "live_lines": lines,
         "live_results": ", ".join(n for span in spans for n in (span["first"], span["end"])),
-        "live_params": wrapped(["b", "q_start", "q_last", *used, "BLOCK_N: tl.constexpr"], 4),
+        "live_params": ["b", "q_start", "q_last", *used, "BLOCK_N: tl.constexpr"],
         "live_args": ", ".join(["q_start", "q_last", *used]),
-        "balance_params": wrapped([n for n in used if n != "B"], 4),
+        "balance_params": [n for n in used if n != "B"],
         "balance_args": ", ".join(n for n in used if n != "B"),
         "n_tiles": " + ".join(f"{s['end']} - {s['first']}" for s in spans),
         "spans": spans,

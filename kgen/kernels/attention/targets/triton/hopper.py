@@ -7,7 +7,6 @@ the index vectors that the templates make.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +57,6 @@ from kgen.targets.code import (
     uses_of,
     walk,
 )
-from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
 
@@ -163,8 +161,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         # Threads of a warp beside each other in a row, eight elements each, and rows.
         "lanes": [256 // hopper.width, hopper.width // 8],
         "half": HALF,
-        "problem_params": wrapped([f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem], 4),
-        "problem_args": wrapped(problem, 16),
+        "problem_params": [f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem],
+        "problem_args": problem,
         "pair": paired,
         "tail": tails,
         "head_columns": plan.spec.head_dim.qk,
@@ -286,8 +284,8 @@ def _hidden_keys(fields: Fields, bounds: list[Statement], problem: list[str]) ->
         "last_live": assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
         "passed": passed,
         "names": ", ".join(passed),
-        "params": wrapped(passed, 4),
-        "args": wrapped(passed, 12),
+        "params": passed,
+        "args": passed,
         "of_scores": any(calls(code, "tanh") for code in codes(fields["score_lines"])),
     }
 
@@ -358,8 +356,8 @@ def _of_queries(
         "alpha": "" if tile.bounded else ", alpha",
         # Of bounded logits m_i is a number where no key is seen, too.
         "sum": "l_i" if tile.bounded else "l_safe",
-        "range_params": wrapped(passed, 4),
-        "range_args": wrapped(passed, 12),
+        "range_params": passed,
+        "range_args": passed,
         "own_bounds": lines,
         "used": uses_of([*prologue, *own.lines, *after]) | {*passed},
         "past": own.past,
@@ -529,7 +527,6 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
             "positions": "kv_idx" in used_late,
             "used": used_late,
         },
-        "tile_args": textwrap.indent(loop["tile_args"], " " * 4),
         "half_args": loop["tile_args"],
         "shared_prologue": [line for line in prologue if line in shared],
         "prologue": [line for line in prologue if line in by_head],

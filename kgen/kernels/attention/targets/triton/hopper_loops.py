@@ -22,7 +22,6 @@ from kgen.targets.code import (
     uses_of,
     with_names,
 )
-from kgen.targets.triton.text import wrapped
 
 Fields = dict[str, Any]
 FIRST_KEY = "_first_key_hopper"
@@ -124,8 +123,8 @@ def _tile(fields: Fields, before: list[Statement], own: list[str], problem: list
         **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
         "dqk_scale": fields.get("dqk_scale"),
         "passed": passed,
-        "tile_params": wrapped(passed, 4),
-        "tile_args": wrapped(passed, 12),
+        "tile_params": passed,
+        "tile_args": passed,
     }
 
 

@@ -36,7 +36,6 @@ from kgen.targets.code import (
     uses_of,
 )
 from kgen.targets.triton.printer import BufferLayout, Printer, column
-from kgen.targets.triton.text import wrapped
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
@@ -151,8 +150,8 @@ class KernelFields:
         annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
         bounds = [statement for span in spans for statement in span["bounds"]]
         return fields | {
-            "tile_params": wrapped([f"{n}{annotations.get(n, '')}" for n in names], 4),
-            "tile_args": wrapped([values.get(n, n) for n in names], 8),
+            "tile_params": [f"{n}{annotations.get(n, '')}" for n in names],
+            "tile_args": [values.get(n, n) for n in names],
             # Whether the last position of a tile is asked for.
             "last": loop.outer.last.name in uses_of([*before, *searches, *bounds]) | {*names},
         }

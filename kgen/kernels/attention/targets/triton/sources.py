@@ -21,7 +21,7 @@ from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pa
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import as_type, load, op, printed, row
-from kgen.targets.triton.text import HELPERS, TORCH_DTYPES, wrapped
+from kgen.targets.triton.text import HELPERS, TORCH_DTYPES
 from kgen.targets.triton.tritons import FIELDS
 
 
@@ -75,7 +75,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "delta_loads": [
             kernels.load(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks
         ],
-        "problem_params": wrapped([f"{p}{t}" for p, t in kernels.problem.items()], 4),
+        "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
         **placement(spec.varlen, spec.head_dim.v, launcher.kv_sizes()),
         "sinks": sinks,

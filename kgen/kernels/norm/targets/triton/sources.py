@@ -15,7 +15,7 @@ from kgen.kernels.norm.targets.triton.launcher import NormLauncher
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import HELPERS, wrapped
+from kgen.targets.triton.text import HELPERS
 from kgen.targets.triton.tritons import FIELDS
 
 TL_DTYPES = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3": "tl.float8e4nv"}
@@ -144,7 +144,7 @@ class _Fields:
 
     def _params(
         self, pointers: Sequence[str], loads: Iterable[Operand], scalars: list[str], flags: list[str]
-    ) -> str:
+    ) -> list[list[str]]:
         strides = [
             f"stride_{o.name}{d}: tl.int64"
             for o in loads
@@ -155,7 +155,7 @@ class _Fields:
         schedule = ["WIDTH", "ROWS", "BLOCK", *([] if self.heads else ["PARTS", "SLOTS"]), "STAGES"]
         lines = [[f"{p}_ptr" for p in pointers], strides, [*self.runtime, *scalars, *sizes]]
         lines.append([*flags, *(f"{c}: tl.constexpr" for c in schedule)])
-        return "\n".join(wrapped(line, 4) for line in lines if line)
+        return [line for line in lines if line]
 
     def _load(self, operand: Operand) -> str:
         """`name = ...` for the elements of a tensor in a tile, as values to compute with."""

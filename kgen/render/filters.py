@@ -1,0 +1,49 @@
+"""What templates put around operands and values, which may not be there."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+
+WIDTH = 112
+"""Columns of a line of operands."""
+
+
+def around(form: str) -> Callable[[object], str]:
+    """A filter that sets a value into a form, and makes nothing of None."""
+    return lambda value: "" if value is None else form.format(value)
+
+
+def wrapped(operands: Sequence[str] | Sequence[Sequence[str]], indent: int) -> str:
+    """Operands with a comma behind each, on lines that fit; lists of operands begin lines of their own."""
+    if operands and not isinstance(operands[0], str):
+        return "\n".join(wrapped(line, indent) for line in operands)
+    text = textwrap.fill(
+        ", ".join(str(o).replace(" ", "\0") for o in operands) + ",",
+        WIDTH - indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return textwrap.indent(text.replace("\0", " "), " " * indent)
+
+
+def ahead(operands: Sequence[str] | None) -> str:
+    """Operands ahead of others, a comma behind each."""
+    return "".join(f"{o}, " for o in operands or ())
+
+
+def behind(operands: Sequence[str] | None) -> str:
+    """Operands behind others, a comma before each."""
+    return "".join(f", {o}" for o in operands or ())
+
+
+FILTERS: dict[str, Callable[..., str]] = {
+    "ahead": ahead,
+    "behind": behind,
+    "loaded": around(", mask={}, other=0.0"),
+    "plus": around(" + {}"),
+    "stored": around(", mask={}"),
+    "times": around(" * {}"),
+    "wrapped": wrapped,
+}
+"""Of operands in a list; of the guards of a load and of a store; of a term and a factor."""
