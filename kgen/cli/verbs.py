@@ -108,7 +108,10 @@ def render(
     specs: Specs = None,
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 on any drift.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Write nothing; show what would change.")] = False,
-    stdout: Annotated[bool, typer.Option("--stdout", help="Write to stdout, not to files.")] = False,
+    single: Annotated[
+        bool, typer.Option("--single", help="Write one file NAME.py for each spec, which needs no other.")
+    ] = False,
+    stdout: Annotated[bool, typer.Option("--stdout", help="Write that file to stdout.")] = False,
     target: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option("--target", help="Only this target. Repeatable."),
@@ -124,13 +127,14 @@ def render(
         raise KgenError(Diagnostic("usage", "--stdout does not go with --check or --diff"))
     dry = check or diff
     paths = project.find_specs(specs or [])
-    rendered = project.render_all(paths, output, targets=target or None, cached=not (dry or stdout))
+    single = single or stdout
+    rendered = project.render_all(paths, output, targets=target or None, single=single, cached=not dry)
     outputs = [each.output for each in rendered]
     if stdout:
-        files = {f"{o.name}/{name}": text for o in outputs for name, text in o.files.items()}
-        return _render_to_stdout(files, form)
+        return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
 
-    changes = writer.compute_changes(outputs, output)
+    compute = writer.compute_single_changes if single else writer.compute_changes
+    changes = compute(outputs, output)
     if not dry:
         writer.apply(changes, force=force)
         project.remember(rendered, output)

@@ -58,16 +58,19 @@ def render_all(
     generated: Path,
     *,
     targets: Collection[str] | None = None,
+    single: bool = False,
     cached: bool = False,
 ) -> list[Rendered]:
-    """What every spec makes, or every error of every spec. `cached`: ask the cache first."""
+    """What every spec makes, or every error of every spec. `single`: the one file that does without others. `cached`:
+    ask the cache first."""
 
     def render(path: Path) -> Rendered:
-        if cached and targets is None and (hit := cache.lookup(path, generated)):
+        if cached and targets is None and not single and (hit := cache.lookup(path, generated)):
             return Rendered(hit, None)
         loaded = _load(path)
-        files = render_spec(loaded, targets)
-        return Rendered(Output(path, loaded.spec.name, files, whole=targets is None), loaded.text)
+        files = render_spec(loaded, targets, single=single)
+        whole = targets is None and not single
+        return Rendered(Output(path, loaded.spec.name, files, whole=whole), loaded.text)
 
     rendered = _each(paths, render)
     if targets is not None:

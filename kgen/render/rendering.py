@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kgen.diagnostics import KgenError
+from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp
 from kgen.render.names import apart, clashes
@@ -38,13 +39,20 @@ def blaming(spec: str) -> Iterator[None]:
         raise InternalError(f"while rendering {spec}: {type(error).__name__}: {error}") from error
 
 
-def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[str, str]:
-    """Filename -> text for every file that the spec asks for, or those of `targets` alone."""
+def render_spec(
+    loaded: Loaded, targets: Collection[str] | None = None, *, single: bool = False
+) -> dict[str, str]:
+    """Filename -> text for every file that the spec asks for, or those of `targets` alone.
+
+    `single`: the one file `<name>.py` that does without others. Raises `KgenError` where there is none.
+    """
+    found = _single if single else _sources
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
-        sources = _sources(loaded, targets)
+        sources = found(loaded, targets)
         bodies = {name: _body(env, source) for name, source in sources.items()}
-        others = {name: _body(env, source) for name, source in _sources(apart(loaded), targets).items()}
+        renamed = found(apart(loaded), targets).values()
+        others = {name: _body(env, source) for name, source in zip(sources, renamed, strict=True)}
         if wrong := clashes(loaded, bodies, others):
             raise KgenError(wrong)
         return {name: _file(env, loaded, source, bodies[name]) for name, source in sources.items()}
@@ -65,6 +73,20 @@ def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Sourc
             raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
         files[source.filename] = source
     return files
+
+
+def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
+    """What the one file is made of that does without others: of several the one that is called by default."""
+    from kgen.targets import callable_files
+
+    files = callable_files(_sources(loaded, targets).values())
+    source = next((file for file in files if file.alone is not None), None)
+    if source is None:
+        message = f"`{loaded.spec.name}` has no file that does without others"
+        hint = "render its folder, or ask for the target triton"
+        raise KgenError(Diagnostic("no-single-file", message, file=str(loaded.path), hint=hint))
+    name, whole = f"{loaded.spec.name}.py", source.context | (source.alone or {})
+    return {name: replace(source, filename=name, context=whole)}
 
 
 def _body(env: Environment, source: Source) -> str:

@@ -67,6 +67,14 @@ def compute_changes(outputs: Sequence[Output], generated: Path) -> list[Change]:
         return changes
 
 
+def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
+    """The same for specs that make one file each, right in the folder: its header is all that is recorded of it."""
+    with _os_errors():
+        made = {Path(os.path.realpath(output.spec)): output for output in outputs}
+        _refuse_shared_names(outputs, made, folder)
+        return [_file_change(folder / name, text) for o in outputs for name, text in o.files.items()]
+
+
 def apply(changes: Iterable[Change], *, force: bool = False) -> None:
     """Write, replace and delete; nothing at all if an edit would be lost and `force` is not given."""
     changes = [change for change in changes if change.state != "unchanged"]

@@ -1,6 +1,6 @@
 """`__init__.py` of an emitted folder: the spec's function, from the fastest of its files that can run.
 
-It is there where several files offer that function, one for each target or architecture
+Several files may offer that function, one for each target or architecture
 (docs/decisions/one-function-for-a-folder.md).
 """
 
@@ -21,9 +21,9 @@ LEAST = (8, 0)
 
 
 def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
-    """The source of `__init__.py`, given those of all targets of a spec; None where there is no choice."""
+    """The source of `__init__.py`, given those of all targets of a spec; None where no file has the function."""
     spec, files = loaded.spec, callable_files(sources)
-    if len(files) < 2:
+    if not files:
         return None
     gradients = "backward" in spec.passes and any(file.forward_only for file in files)
     (signature,) = {str(file.context["signature"]) for file in files}
@@ -38,7 +38,6 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
         {
             "name": spec.name,
             "summary": opening(spec),
-            "lead": "that can run where the tensors are" if choices else "that runs anywhere",
             "words": [_words(file, gradients) for file in tried],
             "choices": [
                 {
@@ -51,6 +50,8 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
                 for number, file in enumerate(choices)
             ],
             "file": last,
+            "offers": [spec.name, *tried[-1].offers],
+            "quoted": [f'"{offered}"' for offered in (spec.name, *tried[-1].offers)],
             "otherwise": f"from .{last} import {spec.name} as function" if last else refusal,
             "gradients": gradients,
             "signature": signature,

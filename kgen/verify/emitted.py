@@ -15,9 +15,21 @@ TARGET_PACKAGES = {"cuda": "cuda", "cute": "cutlass"}
 """What must be importable to compile or run the files of a target, beside torch and triton."""
 
 
+BESIDE = {"triton.py": ("hopper.py",)}
+"""What belongs to a file, where it lies beside it, though it has another stem."""
+
+
+def parts(path: Path) -> list[Path]:
+    """An emitted file, and what belongs to it: files of its stem (`cuda.cu`), and those that it imports."""
+    path = Path(path)
+    stem = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path)
+    others = [path.with_name(name) for name in BESIDE.get(path.name, ())]
+    return [path, *(p for p in (*stem, *others) if p.is_file())]
+
+
 @dataclass(frozen=True)
 class Emitted:
-    """A Python file of a target; what lies beside it under the same stem (`cuda.cu`) belongs to it."""
+    """A Python file of a target that can be called by itself; `parts` says what belongs to it."""
 
     spec: str
     target: str
@@ -60,6 +72,7 @@ def _arch_here() -> str:
 def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
     """Every file of a spec that can be called, whether it was rendered or not."""
     name = loaded.spec.name
+    belonging = {part for others in BESIDE.values() for part in others}
     return [
         Emitted(
             name,
@@ -72,7 +85,7 @@ def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
         )
         for target in asked_targets(loaded)
         for source in sources(loaded, target)
-        if source.filename.endswith(".py")
+        if source.filename.endswith(".py") and source.filename not in belonging
     ]
 
 

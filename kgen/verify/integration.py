@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kgen.verify.compare import same_bits
+from kgen.verify.emitted import parts
 from kgen.verify.families import Cases, Subject, family_of, must_refuse
 from kgen.verify.toolchain import import_file
 
@@ -29,7 +30,8 @@ PACKAGES = {"triton": {"torch", "triton"}, "cuda": {"torch", "cuda"}, "cute": {"
 def imports_alone(subject: Subject) -> None:
     """The file needs Python, torch and the target's own package, nothing else."""
     roots = set()
-    for node in ast.walk(ast.parse(subject.path.read_text())):
+    texts = [path.read_text() for path in parts(subject.path) if path.suffix == ".py"]
+    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
         if isinstance(node, ast.Import):
             roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -42,7 +44,7 @@ def imports_twice(subject: Subject) -> None:
     """Two copies of the file live in one process, so do two imports of one, and all give the same."""
     example = family_of(subject.problem).example(subject, "twice")
     with tempfile.TemporaryDirectory() as folder:
-        for path in subject.path.parent.glob(f"{subject.path.stem}.*"):
+        for path in parts(subject.path):
             shutil.copyfile(path, Path(folder) / path.name)
         copy = Path(folder) / subject.path.name
         modules = [import_file(copy, "a_second_copy"), import_file(copy, "a_second_import")]

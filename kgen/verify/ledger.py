@@ -23,7 +23,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read as read_file
 from kgen.files import read_json
 from kgen.render.header import without_inputs
-from kgen.verify.emitted import Emitted, emitted_files
+from kgen.verify.emitted import Emitted, emitted_files, parts
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
@@ -33,10 +33,8 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of an emitted file without its line `inputs`, and of what is beside it under its stem (`cuda.cu`)."""
-    path = Path(path)
-    beside = sorted(p for p in path.parent.glob(f"{path.stem}.*") if p != path and p.is_file())
-    return hashlib.sha256(b"".join(without_inputs(read_file(p)) for p in (path, *beside))).hexdigest()
+    """The sha256 of an emitted file and what belongs to it, without their lines `inputs`."""
+    return hashlib.sha256(b"".join(without_inputs(read_file(p)) for p in parts(path))).hexdigest()
 
 
 def read(generated: Path) -> Ledger:

@@ -89,11 +89,23 @@ def describe(device: str) -> dict[str, str]:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """Import an emitted file by its path, as a module of that name."""
-    spec = importlib.util.spec_from_file_location(name, path)
+    """Import an emitted file by its path, anew, as a module of a package of that name: it finds what lies beside it.
+
+    `__init__.py` is the package itself; for another file it is not run.
+    """
+    for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
+        del sys.modules[known]
+    folder = [str(path.parent.absolute())]
+    if whole := path.name == "__init__.py":
+        spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folder)
+    else:
+        spec = importlib.util.spec_from_file_location(f"{name}.{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
+    if not whole:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__path__ = folder
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module

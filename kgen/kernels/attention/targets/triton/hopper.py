@@ -117,6 +117,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         **ranges,
         **{name: printed(fields, GLUON) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         **_parts(hopper.forward.consumers if hopper.forward else 2),
+        "uses_torch": hopper.forward is not None or not kernels.packed,
+        "shared": _shared(loops, kernels, plan),
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
         "gradients": gradients,
@@ -126,7 +128,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "broad": hopper.broad,
         "apart": hopper.apart,
         "hidden_keys": hopper.hidden_keys,
-        "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
+        "enough_for_one": _enough_for_one(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
         "sums": "dq_sum, " if hopper.fused else "",
         # Halves of K and V: of two tiles, or as the kernel that asks has it.
         "kv_slots": "KV_SLOTS" if hopper.fused else "8",
@@ -181,14 +183,23 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     }
 
 
-def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
+def _shared(loops: Fields, kernels: KernelFields, plan: AttentionPlan) -> list[str]:
+    """What `hopper.py` has from `triton.py`."""
+    used = {name for code in _codes(loops) for name in code.names}
+    spelled = [p.spelled[GLUON] for code in _codes(loops) for p in walk(code) if isinstance(p, Op)]
+    # What Gluon has of its own is in `hopper.py`.
+    helpers = [s.helper for s in spelled if s.helper and s.form.startswith(f"_{s.helper}(")]
+    launcher = ["_launch", "_multiprocessors", "_by_ends" if kernels.packed else "_cdiv"]
+    constants = ["LOG2E", *["FAR"] * kernels.packed, *["BLOCK_SIZE"] * plan.forward.listed]
+    constants += [name.upper() for name in kernels.constants if name.upper() in used]
+    return sorted({*constants, *launcher, "_tile_and_head", *(f"_{name}" for name in helpers)})
+
+
+def _enough_for_one(hopper: HopperPlan, tiles: str) -> str:
     """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
     where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
-    enough = f"SK >= {hopper.least_keys}"
-    if not hopper.dynamic:
-        return {"params": "SK", "given": "SK", "enough": enough}
-    enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
-    return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
+    keys = f"SK >= {hopper.least_keys}"
+    return f"{keys} and 2 * {tiles} >= 3 * _multiprocessors(q.device)" if hopper.dynamic else keys
 
 
 def _lag(hopper: HopperPlan) -> Fields:

@@ -26,12 +26,29 @@ from kgen.targets.triton.tritons import FIELDS
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """The one file of this target."""
+    """`triton.py`, which runs on every chip, and beside it `hopper.py`, if there are kernels for Hopper."""
     decode = plan_decode(loaded) if decodes(loaded) else None
     plan, free = plan_attention(loaded), without_promises(loaded)
     # TMA ends with the tensor, whatever its length is.
     hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    return [Source("triton.py", "attention/triton/attention.j2", _context(plan, hopper, decode), rank=1)]
+    context = _context(plan, hopper, decode)
+    launches, waits = _overlaps(context)
+    apart = context | {"single": False, "beside": "_hopper().", "gdc": launches}
+    alone = {"single": True, "beside": "", "gdc": waits}
+    offers = [f"{plan.spec.name}_kernels", *[f"{plan.spec.name}_block_mask"] * (plan.block_mask is not None)]
+    offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
+    template = "attention/triton/attention.j2"
+    files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))]
+    if context["hopper"] is not None:
+        files.append(Source("hopper.py", "attention/triton/hopper.j2", apart | {"gdc": waits}))
+    return files
+
+
+def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """What lets a kernel begin beside the end of the one before it, as delta's kernel needs it and all of them do."""
+    if context["hopper_backward"]:
+        return ["gdc_launch_dependents"], ["gdc_launch_dependents", "gdc_wait"]
+    return [], ["gdc_wait"] * (context["hopper"] is not None and context["hopper"]["dynamic"])
 
 
 def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:

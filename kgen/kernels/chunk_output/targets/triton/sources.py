@@ -70,7 +70,11 @@ def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     return [
         Source(
-            "triton.py", "chunk_output/triton/chunk_output.j2", _context(plan_chunk_output(loaded)), rank=1
+            "triton.py",
+            "chunk_output/triton/chunk_output.j2",
+            _context(plan_chunk_output(loaded)),
+            rank=1,
+            alone={},
         )
     ]
 

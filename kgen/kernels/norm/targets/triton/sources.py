@@ -26,7 +26,7 @@ ROW_VALUES = ("mean", "rstd", "c1", "c2")
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     plan = plan_norm(loaded)
-    return [Source("triton.py", "norm/triton/norm.j2", _Fields(plan).context(), rank=1)]
+    return [Source("triton.py", "norm/triton/norm.j2", _Fields(plan).context(), rank=1, alone={})]
 
 
 class _Fields:
