@@ -74,7 +74,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
         return verdicts(fixed)
     # but for dq where one kernel has all three gradients, unless PyTorch is asked for deterministic algorithms. Here it
     # has them however few the keys are.
-    with _in_one_kernel(vars(subject.module)):
+    with _in_one_kernel(_names_for_hopper(vars(subject.module))):
         found = verdicts(fixed - {"dq"})
     with _deterministic():
         for check in verdicts(fixed):
@@ -85,7 +85,15 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
 
 def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
     module = subject.module
-    return hasattr(module, "_in_one_kernel") and module._on_hopper(inputs.q, inputs.k, inputs.v)
+    if not (hasattr(module, "_on_hopper") and module._on_hopper(inputs.q, inputs.k, inputs.v)):
+        return False
+    return "_in_one_kernel" in _names_for_hopper(vars(module))
+
+
+def _names_for_hopper(names: dict[str, Any]) -> dict[str, Any]:
+    """What the kernels for Hopper of an emitted file are called from: hopper.py beside it, or the file itself."""
+    beside = names["_hopper"]() if "_hopper" in names else None
+    return names if beside is None else vars(beside)
 
 
 @contextlib.contextmanager
@@ -219,8 +227,9 @@ def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
     call(function, inputs, return_lse=True)
     if "backward" in problem.passes:
         wanted = list(differentiable(problem, inputs).values())
-        with _in_one_kernel(function.__globals__):
+        names = _names_for_hopper(function.__globals__)
+        with _in_one_kernel(names):
             torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
-        if "_in_one_kernel" in function.__globals__:
+        if "_in_one_kernel" in names:
             with _deterministic():
                 torch.autograd.grad(call(function, inputs), wanted, inputs.dout)

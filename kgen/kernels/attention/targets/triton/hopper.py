@@ -128,7 +128,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "broad": hopper.broad,
         "apart": hopper.apart,
         "hidden_keys": hopper.hidden_keys,
-        "enough_for_one": _enough_for_one(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
+        "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
         "sums": "dq_sum, " if hopper.fused else "",
         # Halves of K and V: of two tiles, or as the kernel that asks has it.
         "kv_slots": "KV_SLOTS" if hopper.fused else "8",
@@ -195,11 +195,14 @@ def _shared(loops: Fields, kernels: KernelFields, plan: AttentionPlan) -> list[s
     return sorted({*constants, *launcher, "_tile_and_head", *(f"_{name}" for name in helpers)})
 
 
-def _enough_for_one(hopper: HopperPlan, tiles: str) -> str:
+def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
     """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
     where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
-    keys = f"SK >= {hopper.least_keys}"
-    return f"{keys} and 2 * {tiles} >= 3 * _multiprocessors(q.device)" if hopper.dynamic else keys
+    enough = f"SK >= {hopper.least_keys}"
+    if not hopper.dynamic:
+        return {"params": "SK", "given": "SK", "enough": enough}
+    enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
+    return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
 
 
 def _lag(hopper: HopperPlan) -> Fields:
