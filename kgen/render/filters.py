@@ -37,13 +37,37 @@ def behind(operands: Sequence[str] | None) -> str:
     return "".join(f", {o}" for o in operands or ())
 
 
+def each(names: Sequence[str], form: str) -> list[str]:
+    """A form of every name."""
+    return [form.format(name) for name in names]
+
+
+def as_tuple(operands: Sequence[str]) -> str:
+    """Operands as a tuple."""
+    return f"({', '.join(operands)}{',' if len(operands) == 1 else ''})"
+
+
+def packed(names: Sequence[str], name: str) -> str:
+    """Names made a tuple of this name."""
+    return f"{name} = {', '.join(names)}{',' if len(names) == 1 else ''}"
+
+
+def unpacked(names: Sequence[str], name: str) -> str:
+    """Names from such a tuple."""
+    return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {name}"
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "ahead": ahead,
     "behind": behind,
+    "each": each,
     "loaded": around(", mask={}, other=0.0"),
+    "packed": packed,
     "plus": around(" + {}"),
     "stored": around(", mask={}"),
     "times": around(" * {}"),
+    "tuple": as_tuple,
+    "unpacked": unpacked,
     "wrapped": wrapped,
 }
 """Of operands in a list; of the guards of a load and of a store; of a term and a factor."""

@@ -153,28 +153,28 @@ def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: P
     assert bool(interpreted(_left_its_tensors, path)) == bool(right)
 
 
-SCORES_OF_KEYS = "        qk_on = _times_transposed(q, _keys(kv_ring, n_used), SCORES)\n"
+SCORES_OF_KEYS = "        qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)\n"
 # What the interpreter is for: each of these would be a race on a GPU.
 EARLY = {
     "keys freed before they are read": (
-        "    qk = warpgroup_mma_wait(PENDING, deps=[qk_on])\n    if PENDING == 0:\n        _free(kv_ring, i, SLOTS)",
-        "    if PENDING == 0:\n        _free(kv_ring, i, SLOTS)\n    qk = warpgroup_mma_wait(PENDING, deps=[qk_on])",
+        "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])\n    if PENDING == 0:\n        _consumer_release(kv_ring, i, SLOTS)",
+        "    if PENDING == 0:\n        _consumer_release(kv_ring, i, SLOTS)\n    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
     ),
     "keys and values freed before they are read": (
-        "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, n_used, SLOTS)\n        acc = _res",
-        "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        acc = _res",
+        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used, SLOTS)\n        acc = _res",
+        "        _consumer_release(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        acc = _res",
     ),
     "keys and values read before they are there": (
-        f"        _await(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        acc_on",
-        f"{SCORES_OF_KEYS}        acc_on",
+        f"        _consumer_wait(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        acc_async",
+        f"{SCORES_OF_KEYS}        acc_async",
     ),
     "keys and values of dq read before they are there": (
-        f"        _await(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        dp_on",
-        f"{SCORES_OF_KEYS}        dp_on",
+        f"        _consumer_wait(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        dp_async",
+        f"{SCORES_OF_KEYS}        dp_async",
     ),
     "the last values read before they are there": (
-        "        _await(kv_ring, n_used, SLOTS)\n        acc_on =",
-        "        acc_on =",
+        "        _consumer_wait(kv_ring, n_used, SLOTS)\n        acc_async =",
+        "        acc_async =",
     ),
     "values overwritten before both consumers have used them": (
         "after = i + SLOTS - slots[OF].shape[0]",
@@ -185,70 +185,70 @@ EARLY = {
         "            pass  # forward",
     ),
     "pairs read before they are there": (
-        "_in_registers(pair_ring, i - item, 4, SCORES)",
-        "(_rows(pair_ring[0], (i - item) % 4).load(SCORES) + 0, _free(pair_ring, i - item, 4))[0]",
+        "_to_registers(pair_ring, i - item, 4, SCORES)",
+        "(_slot(pair_ring[0], (i - item) % 4).load(SCORES) + 0, _consumer_release(pair_ring, i - item, 4))[0]",
     ),
     "pairs overtaken by the next": (
-        "_in_registers(pair_ring, i - item, 2, SCORES)",
-        "(_fetched(pair_ring, i - item, 2).load(SCORES), _free(pair_ring, i - item, 2))[0]",
+        "_to_registers(pair_ring, i - item, 2, SCORES)",
+        "(_wait_for(pair_ring, i - item, 2).load(SCORES), _consumer_release(pair_ring, i - item, 2))[0]",
     ),
     "queries of few keys overtaken by the next": (
-        "    fence_async_shared()\n    _free(ring",
-        "    _free(ring",
+        "    fence_async_shared()\n    _consumer_release(ring",
+        "    _consumer_release(ring",
     ),
     "queries freed before dk is there": (
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        _free(q_ring, n_used, SLOTS)\n",
-        "        _free(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n",
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used, SLOTS)\n",
+        "        _consumer_release(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
     ),
     "keys freed before dq is there": (
-        "    dq = warpgroup_mma_wait(0, deps=[dq_on])\n        _free(kv_ring, n_used - 1, SLOTS)\n        n_used",
-        "    _free(kv_ring, n_used - 1, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_on])\n        n_used",
+        "    dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(kv_ring, n_used - 1, SLOTS)\n        n_used",
+        "    _consumer_release(kv_ring, n_used - 1, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        n_used",
     ),
     "dS stored before both consumers are done with the one before": (
         "mbarrier.wait(stored.index(i & 1), i >> 1 & 1)",
         "pass",
     ),
     "queries freed before dk and dq are there": (
-        "dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n"
-        "        _free(q_ring, n_used, SLOTS)\n        n_used += 1\n        # Zero",
-        "_free(q_ring, n_used, SLOTS)\n"
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        n_used += 1\n        # Zero",
+        "dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n"
+        "        _consumer_release(q_ring, n_used, SLOTS)\n        n_used += 1\n        # Zero",
+        "_consumer_release(q_ring, n_used, SLOTS)\n"
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        n_used += 1\n        # Zero",
     ),
     "broad: values freed before dP is there": (
-        "        ds = _dq_hopper_gradient(\n            qk_on, dp_on",
-        "        _free(v_ring, n_used, 1)\n        ds = _dq_hopper_gradient(\n            qk_on, dp_on",
+        "        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
+        "        _consumer_release(v_ring, n_used, 1)\n        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
     ),
     "broad: factors read before they are there": (
         "mbarrier.wait(made.index(slot), n_used // SLOTS & 1)",
         "pass",
     ),
     "broad: queries freed before dk is there": (
-        "        dk = warpgroup_mma_wait(0, deps=[dk_on])\n                _free(q_ring, n_used, SLOTS)\n",
-        "        _free(q_ring, n_used, SLOTS)\n                dk = warpgroup_mma_wait(0, deps=[dk_on])\n",
+        "        dk = warpgroup_mma_wait(0, deps=[dk_async])\n                _consumer_release(q_ring, n_used, SLOTS)\n",
+        "        _consumer_release(q_ring, n_used, SLOTS)\n                dk = warpgroup_mma_wait(0, deps=[dk_async])\n",
     ),
     "broad: keys freed before dq is there": (
-        "        dq = warpgroup_mma_wait(0, deps=[dq_on])\n        _free(k_ring, n_used, SLOTS)\n",
-        "        _free(k_ring, n_used, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_on])\n",
+        "        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(k_ring, n_used, SLOTS)\n",
+        "        _consumer_release(k_ring, n_used, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n",
     ),
     "last columns: queries freed before dk is there": (
-        "dk, dk_tail = warpgroup_mma_wait(0, deps=[dk_on, dk_tail_on])\n"
-        "                _free(q_ring, n_used, SLOTS)\n",
-        "_free(q_ring, n_used, SLOTS)\n"
-        "                dk, dk_tail = warpgroup_mma_wait(0, deps=[dk_on, dk_tail_on])\n",
+        "dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])\n"
+        "                _consumer_release(q_ring, n_used, SLOTS)\n",
+        "_consumer_release(q_ring, n_used, SLOTS)\n"
+        "                dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])\n",
     ),
     "last columns: keys freed before dq is there": (
-        "dq, dq_tail = warpgroup_mma_wait(0, deps=[dq_on, dq_tail_on])\n"
-        "        _free(kv_ring, n_used - 1, SLOTS)\n        n_used",
-        "_free(kv_ring, n_used - 1, SLOTS)\n"
-        "        dq, dq_tail = warpgroup_mma_wait(0, deps=[dq_on, dq_tail_on])\n        n_used",
+        "dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])\n"
+        "        _consumer_release(kv_ring, n_used - 1, SLOTS)\n        n_used",
+        "_consumer_release(kv_ring, n_used - 1, SLOTS)\n"
+        "        dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])\n        n_used",
     ),
     "values freed before both halves have met p": (
-        "        acc = warpgroup_mma_wait(0, deps=[acc_on])\n        _free(kv_ring, n_used, SLOTS)\n",
-        "        _free(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_on])\n",
+        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used, SLOTS)\n",
+        "        _consumer_release(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n",
     ),
     "queries freed before both halves have met dS": (
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n        _free(q_ring, n_used, SLOTS)\n",
-        "        _free(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_on, dk_on])\n",
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used, SLOTS)\n",
+        "        _consumer_release(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
     ),
 }
 
@@ -266,7 +266,7 @@ def test_accumulators_follow_the_maximum(tmp_path: Path) -> None:
 
 def test_documents_are_compared_where_there_are_several(tmp_path: Path) -> None:
     text = (ROOT / "generated" / "document_causal" / "triton.py").read_text()
-    right = "        if n_head > 0:\n"
+    right = "        if n_first_masked > 0:\n"
     assert text.count(right) == 1
     path = tmp_path / "document_causal.py"
     path.write_text(text.replace(right, "        if False:\n"))

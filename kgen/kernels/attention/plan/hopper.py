@@ -21,10 +21,10 @@ from kgen.expr.hoist import TILE, Binding
 from kgen.expr.nodes import Call, Const, Node, Type, Var, substitute, variables
 from kgen.expr.softmax_form import QK
 from kgen.kernels.attention.plan.hopper_conditions import (
-    BROAD,
+    WIDE,
     WIDTHS,
     pair_of,
-    tailed,
+    has_rope_dims,
     width_of,
     without_kernels,
 )
@@ -62,12 +62,12 @@ class HopperTile:
     consumers: int = 2
     """Of forward: how many have 64 queries each. Three fill each other's gaps, and none has registers for two tiles at
     a time: they take the keys of a tile in two halves."""
-    broad: bool = False
+    wide_head: bool = False
     """Of forward: whether out is 128 registers of a consumer's, and Q is too much to have there as well."""
     out_in_halves: bool = False
     """Of forward: whether there is room for half of the columns of out at a time."""
     halves: bool = False
-    """Of dk and dv: whether queries of a tile are taken in two halves, the second's scores being under way while the
+    """Of dk and dv: whether queries of a tile are taken in two halves, the second's scores in flight while the
     first's softmax runs; K and V are in registers."""
 
     @property
@@ -90,7 +90,7 @@ class HopperTile:
     def queries_in_registers(self) -> bool:
         """Of forward: a product of 64 x 64 reads both operands from shared memory no faster than it multiplies them.
         And Q leaves its slot at once, to the next."""
-        return not self.broad and (self.BLOCK_N == HALF or not self.chained)
+        return not self.wide_head and (self.BLOCK_N == HALF or not self.chained)
 
 
 NARROW_FORWARD = HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
@@ -116,23 +116,23 @@ class HopperPlan:
     page_rows: int | None
     """Of forward, where keys are in pages: how many of a tile TMA loads at a time, all of a page or of the tile."""
     width: int
-    """Columns of a tile of V, and of Q and K but for their tail: TMA makes zeros of those that heads lack."""
-    tail: int
-    """Columns of Q and K past those of V."""
+    """Columns of a tile of V, and of Q and K but for their rope dims: TMA makes zeros of those that heads lack."""
+    rope: int
+    """Columns of Q and K past those of V: the rope dims of multi-head latent attention."""
     idioms: Mapping[str, Idioms]
     """Of the loops over keys, of forward and of dq."""
     heads: int
     """Heads that forward takes at a time, at least: many of short ranges share L2, and what is heavy begins earlier."""
 
     @property
-    def broad(self) -> bool:
-        """Whether a consumer has registers for one of dk and dv."""
-        return self.width == BROAD
+    def wide(self) -> bool:
+        """Whether heads are so wide that a consumer has registers for one of dk and dv."""
+        return self.width == WIDE
 
     @property
-    def apart(self) -> bool:
+    def split_dkdv(self) -> bool:
         """Whether one consumer has dv, and the other dk."""
-        return self.broad or self.tail > 0
+        return self.wide or self.rope > 0
 
     @property
     def least_keys(self) -> int:
@@ -171,7 +171,7 @@ def plan_hopper(plan: AttentionPlan) -> HopperPlan | None:
         if pages is not None and forward is not None
         else None,
         width=width,
-        tail=plan.spec.head_dim.qk - plan.spec.head_dim.v,
+        rope=plan.spec.head_dim.qk - plan.spec.head_dim.v,
         heads=16 if mask == "search" else 1,
     )
 
@@ -189,10 +189,10 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
     keys, slots, fewer = (128, 3, 1) if mask in ("all", "triangle") else (64, 5, 0)
     if pair is not None:
         keys, slots, fewer = 64, 3, 0  # what is read for each pair has the room of two more
-    broad, wider = width_of(plan) == BROAD, tailed(plan)
+    wide_head, wider = width_of(plan) == WIDE, has_rope_dims(plan)
     if wider:
         slots, fewer = (2, 0) if keys == 128 else (4, 0)
-    if broad:
+    if wide_head:
         keys, slots, fewer = 64, 2, 0
     # Searching takes the producer's registers.
     registers = (232, 40) if mask == "search" else (240, 24)
@@ -203,8 +203,8 @@ def _forward_tile(plan: AttentionPlan, pair: Binding | None) -> HopperTile:
         slots,
         *registers,
         fewer_values=fewer,
-        broad=broad,
-        out_in_halves=broad or wider,
+        wide_head=wide_head,
+        out_in_halves=wide_head or wider,
         least=math.ceil(most - ROOM) if most is not None and most <= MOST else None,
     )
 
@@ -226,17 +226,17 @@ def _most(plan: AttentionPlan) -> float | None:
 
 
 def _dq_tile(plan: AttentionPlan, width: int) -> HopperTile:
-    if width == BROAD:
+    if width == WIDE:
         return HopperTile(2 * HALF, HALF, 2)
-    return HopperTile(2 * HALF, HALF, 3 if tailed(plan) else 4)
+    return HopperTile(2 * HALF, HALF, 3 if has_rope_dims(plan) else 4)
 
 
 def _dkdv_tile(plan: AttentionPlan, width: int) -> HopperTile:
     if width == min(WIDTHS):
         return HopperTile(HALF, 2 * HALF, 4, halves=True)
-    if width == BROAD:
+    if width == WIDE:
         return HopperTile(HALF, HALF, 2)
-    if tailed(plan):
+    if has_rope_dims(plan):
         return HopperTile(HALF, HALF, 3)
     return HopperTile(HALF, 2 * HALF, 2) if _light(plan.dkdv) else HopperTile(HALF // 2, 2 * HALF, 4)
 
@@ -255,5 +255,5 @@ def _fused(plan: AttentionPlan) -> bool:
     end is the scale alone. Not of documents, short as they are: two kernels were ahead, or level."""
     loops = [loop for loop in (plan.dq, plan.dkdv) if loop is not None]
     plain = all(_light(loop) and is_one(loop.dscore_factor) and not loop.gradients for loop in loops)
-    registers = width_of(plan) != BROAD and not tailed(plan)
+    registers = width_of(plan) != WIDE and not has_rope_dims(plan)
     return plain and registers and not plan.problem.varlen and plan.problem.mask != "search"

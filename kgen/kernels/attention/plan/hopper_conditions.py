@@ -17,7 +17,7 @@ from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 
 WIDTHS = (64, 128)
-BROAD = 256
+WIDE = 256
 """Columns of heads of whose dk and dv a consumer has registers for one."""
 TAIL = 64
 """Columns that keys may have more than values of 128."""
@@ -77,16 +77,16 @@ OF_ALL = (
         f"pages of fewer than {LEAST_PAGE} keys are too many for a tile",
     ),
     Condition(
-        lambda plan, loop: not (tailed(plan) and plan.spec.paged_kv is not None),
+        lambda plan, loop: not (has_rope_dims(plan) and plan.spec.paged_kv is not None),
         "pages hold keys that are wider than values",
     ),
     Condition(
         # They would be in two tiles of K.
-        lambda plan, loop: not (tailed(plan) and plan.form.core != QK and plan.kv.live != plan.kv.bound),
+        lambda plan, loop: not (has_rope_dims(plan) and plan.form.core != QK and plan.kv.live != plan.kv.bound),
         "a function of scores would see keys past an end, of keys that are wider than values",
     ),
     Condition(
-        lambda plan, loop: not ((tailed(plan) or width_of(plan) == BROAD) and _reads_pairs(plan, loop)),
+        lambda plan, loop: not ((has_rope_dims(plan) or width_of(plan) == WIDE) and _reads_pairs(plan, loop)),
         "what the score reads for each pair has no room in shared memory beside heads of {qk} columns",
     ),
     Condition(
@@ -121,7 +121,7 @@ OF_BACKWARD = (
         "heads of {v} columns have their keys in registers, where those past an end cannot be cleared",
     ),
     Condition(
-        lambda plan, loop: plan.kv.live == plan.kv.bound or not tailed(plan),
+        lambda plan, loop: plan.kv.live == plan.kv.bound or not has_rope_dims(plan),
         "keys past an end are in two tiles of keys that are wider than values",
     ),
     Condition(
@@ -155,7 +155,7 @@ def _first(conditions: Iterable[Condition], plan: AttentionPlan, loops: list[Til
     return next(failing, None)
 
 
-def tailed(plan: AttentionPlan) -> bool:
+def has_rope_dims(plan: AttentionPlan) -> bool:
     """Whether keys have columns past those of values."""
     return plan.spec.head_dim.qk > plan.spec.head_dim.v
 
@@ -165,7 +165,7 @@ def width_of(plan: AttentionPlan) -> int | None:
     qk, v = plan.spec.head_dim.qk, plan.spec.head_dim.v
     if (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)):
         return v
-    fitting = [width for width in (*WIDTHS, BROAD) if width // 2 < v <= width]
+    fitting = [width for width in (*WIDTHS, WIDE) if width // 2 < v <= width]
     return fitting[0] if fitting and qk == v and v % 8 == 0 else None
 
 

@@ -135,6 +135,12 @@ class AttentionPlan:
         """Whether the spec asks for gradients."""
         return self.dq is not None
 
+    @property
+    def grouped(self) -> bool:
+        """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a tile,
+        also where a group is one head."""
+        return self.spec.gqa != 1 or "decode" in self.spec.passes or self.spec.paged_kv is not None
+
 
 def chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:
     """A head dim as a power of two and, if that leaves a rest, a second one for the rest: 192 = 128 + 64,

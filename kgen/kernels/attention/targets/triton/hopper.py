@@ -21,21 +21,22 @@ from kgen.kernels.attention.targets.triton.hopper_loops import (
     tile_lines,
     tile_loop,
 )
+from kgen.kernels.attention.targets.triton.hopper_operands import (
+    begins,
+    operands,
+    start_of_keys,
+    start_of_queries,
+)
 from kgen.kernels.attention.targets.triton.hopper_reads import (
-    BY_LISTS,
-    BY_RANGES,
     NO_PAGES,
     NO_PAIR,
-    NO_TAIL,
     columns,
     documents,
     from_first_key,
     pages,
     pair,
-    tail,
 )
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.placement import in_items
 from kgen.targets.code import (
     GLUON,
     Assign,
@@ -45,14 +46,18 @@ from kgen.targets.code import (
     Statement,
     assign,
     calls,
+    cdiv,
     codes,
+    maximum,
     minimum,
     needed,
     op,
     over,
     printed,
     renamed,
+    rewritten,
     row,
+    text,
     times,
     uses_of,
     walk,
@@ -61,15 +66,20 @@ from kgen.targets.code import (
 Fields = dict[str, Any]
 
 
+MASKED_TILES = ("n_first_masked", "n_last_masked")
+"""Of the tiles that a tile meets, how many need masking at the start of the range, and at its end."""
+
+
 def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]) -> Fields | None:
     """The names under `hopper`, from those of the kernels for every chip in `context`; None without such a kernel."""
     hopper = plan_hopper(plan)
     if hopper is None:
         return None
-    problem, sinks, programs = list(kernels.problem), context["sinks"], context["programs"]
-    # Lengths of packed sequences are told with each item of work.
+    problem, programs = list(kernels.problem), context["programs"]
+    listed = plan.forward.listed
+    # Lengths of packed sequences are told with each tile.
     known = [*problem, *("SQ", "SK") * kernels.packed]
-    loops = {}
+    loops: dict[str, Fields] = {}
     paired = pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
     if hopper.forward is not None:
         fields = context["forward"]
@@ -82,24 +92,18 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         fields, found = context["dq"], hopper.idioms["dq"]
         if found.documents is not None:
             fields = fields | from_first_key(fields, found.documents, plan.dq, kernels)
-        begun, tailed = not hopper.broad, hopper.tail > 0
+        begun, roped = not hopper.wide, hopper.rope > 0
         bias = _bias(found.bias, plan.dq, kernels)
-        loops["dq"] = _of_queries(fields, known, hopper.dq, bias, apart=False, begun=begun, tailed=tailed)
+        loops["dq"] = _of_queries(fields, known, hopper.dq, bias, split=False, begun=begun, roped=roped)
         loops["dq"] |= _rings_of_dq(hopper, fields)
-        # Which tiles want a mask is known as it runs: it is made once, where all that it hides is there.
+        # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
         late = fields["masked"] and (kernels.packed or fields["open_ended"])
         loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
     if hopper.dkdv is not None:
         keys = _with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
         hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
-        loops["dkdv"] = _of_keys(keys, known, hopper, set(hidden["passed"]) if hidden else set())
+        loops["dkdv"] = _of_keys(keys, known, hopper, set(hidden["names"]) if hidden else set())
         loops["dkdv"] |= _key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
-    gradients = "dq, dk, dv" if hopper.dq else "dk, dv"
-    tails = tail(hopper.tail) if hopper.tail else NO_TAIL
-    descs = f"q_desc, {tails['q_desc']}k_desc, {tails['k_desc']}v_desc, do_desc"
-    short = hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF
-    accumulated = min(HALF * hopper.width // 128, 64)
-    ranges = BY_LISTS if plan.forward.listed else BY_RANGES
     for fields in loops.values():
         fields |= {
             "head_of": _head_of(fields["used"], kernels.packed),
@@ -108,51 +112,38 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
                 if (late := fields.get("late_consumer"))
                 else {}
             ),
-            "kv_start": ranges["kv_start"].replace("kv_lo", str(fields["lo"])),
-            "q_start": ranges["q_start"].replace("q_lo", str(fields["lo"])),
-            "first_start": ranges["kv_start"].replace("(j,", f"({fields['first']},"),
         }
+    accumulated = min(HALF * hopper.width // 128, 64)
+    of_pages = pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES
+    shared = {"pages": of_pages, "sinks": context["sinks"]}
+    told = operands(hopper, kernels, loops, shared)
+    tiles = [told[name] for name in ("query_tile", "key_tile") if name in told]
     return {
-        **dict.fromkeys(("forward", "dq", "dkdv")),
-        **ranges,
+        **dict.fromkeys(("forward", "dq", "dkdv", "fused")),
+        **told,
         **{name: printed(fields, GLUON) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
-        **_parts(hopper.forward.consumers if hopper.forward else 2),
+        "listed": listed,
+        "item_size": max(tile["size"] for tile in tiles),
         "uses_torch": hopper.forward is not None or not kernels.packed,
         "shared": _shared(loops, kernels, plan),
         "others": "two others" if hopper.forward is None or hopper.forward.chained else "the others",
         "biased": any(loops[name]["linear"] for name in loops if name != "dkdv"),
-        "gradients": gradients,
-        # Gradients of buffers that the kernel of dq has in registers, one number a row.
-        "row_sums": _row_sums(context["dq"]) if hopper.dq else "",
-        "fused": hopper.fused,
-        "broad": hopper.broad,
-        "apart": hopper.apart,
+        "wide": hopper.wide,
+        "split_dkdv": hopper.split_dkdv,
         "hidden_keys": hopper.hidden_keys,
         "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
-        "sums": "dq_sum, " if hopper.fused else "",
-        # Halves of K and V: of two tiles, or as the kernel that asks has it.
-        "kv_slots": "KV_SLOTS" if hopper.fused else "8",
-        "kv_slots_param": " KV_SLOTS: tl.constexpr," if hopper.fused else "",
-        "kv_slots_of_two": " 8," if hopper.fused else "",
         "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
-        "descs": f"q_desc, k_desc, v_desc, do_desc, {gradients.replace(',', '_desc,')}_desc",
-        "short_dkdv": short,
-        "dkdv_descs": descs,
-        "dkdv_operands": descs.replace("q_desc", "short_q_desc").replace("do_desc", "short_do_desc")
-        if short
-        else descs,
+        "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "sigmoid": any(calls(code, "sigmoid") for code in _codes(loops)),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
-        "passes_over": any(fields["past"] or fields["ahead"] for fields in loops.values()),
-        "lag": _lag(hopper),
+        "skips": any(fields["past"] or fields["ahead"] for fields in loops.values()),
         "linear": any(fields["linear"] for fields in loops.values()),
         "seldom_rescaled": hopper.forward is not None and hopper.forward.seldom_rescaled,
         # Elements of acc that a thread takes at a time; and where alpha of its two rows is among operands.
         "accumulated": accumulated,
         "alpha_at": accumulated * 2,
         "next_alpha_at": accumulated * 2 + 2,
-        "sink_load": printed(sinks["load"], GLUON),
-        **in_items(kernels.packed, hopper.dkdv.BLOCK_M if hopper.dkdv else 0),
+        "sink_load": printed(context["sinks"]["load"], GLUON),
         "vectors": printed(context["rows"], GLUON),
         "programs": {
             "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
@@ -163,23 +154,16 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         # Threads of a warp beside each other in a row, eight elements each, and rows.
         "lanes": [256 // hopper.width, hopper.width // 8],
         "half": HALF,
-        "problem_params": [f"{n}{': tl.constexpr' if n == 'GQA' else ''}" for n in problem],
-        "problem_args": problem,
         "pair": paired,
-        "tail": tails,
         "head_columns": plan.spec.head_dim.qk,
         "columns": columns(hopper, plan.spec.head_dim.v),
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
-        "pages": pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES,
-        "sink_args": "sinks_ptr, stride_sinks," if sinks["there"] else "",
+        "pages": of_pages,
         "group": max(hopper.heads, context["group"]),
         "searches": any(fields["searches"] for fields in loops.values()),
         "searches_once": any(fields.get("from_first_key") for fields in loops.values()),
         # Tiles of one length need no counter.
         "dynamic": hopper.dynamic,
-        "counter_param": "counter_ptr," if hopper.dynamic else "",
-        "counter_arg": "q.new_zeros(1, dtype=torch.int32), " if hopper.dynamic else "",
-        "beside_the_fill": " launch_pdl=True," if hopper.dynamic else "",
     }
 
 
@@ -203,27 +187,6 @@ def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
         return {"params": "SK", "given": "SK", "enough": enough}
     enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
     return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
-
-
-def _lag(hopper: HopperPlan) -> Fields:
-    """How many tiles V's stream is behind K's: one where the values of a tile meet P beside the next one's scores. The
-    producer is told where it serves dq, too, which wants K and V together."""
-    own = "1" if hopper.forward is not None and hopper.forward.chained else "0"
-    if hopper.dq is None or hopper.broad:
-        return {"own": own, "param": "", "says": "", "forward": "", "dq": ""}
-    return {
-        "own": own,
-        "param": "LAG: tl.constexpr, ",
-        "says": ", V LAG tiles behind K",
-        "forward": f"{own}, ",
-        "dq": "0, ",
-    }
-
-
-def _parts(count: int) -> Fields:
-    """What forward calls the rows of a tile that one of its consumers has."""
-    name = {2: "half", 3: "third"}[count]
-    return {"part": {"count": count, "name": name, "NAME": name.upper()}}
 
 
 def _codes(value: Any) -> Iterator[Code]:
@@ -270,16 +233,12 @@ def _forward(
         fields = fields | from_first_key(fields, found.documents, of, kernels)
         fields = fields | documents(fields, found.documents, of, kernels)
     bias = _bias(found.bias, of, kernels)
-    loop = _of_queries(fields, problem, tile, bias, apart=True, begun=chained, tailed=hopper.tail > 0)
+    loop = _of_queries(fields, problem, tile, bias, split=True, begun=chained, roped=hopper.rope > 0)
     return loop | {
-        "carried": f"{'p, ' * chained}m_i, l_i, acc, n_used",
+        "carried": ", ".join([*["p"] * chained, "m_i", "l_i", "acc", "n_used"]),
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
         "value_slots": f"SLOTS - {tile.fewer_values}" if tile.fewer_values else "SLOTS",
         "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, loop["bounds"], problem),
-        "consumers": [
-            {"number": n, "pair_ring": f"pair_rings[{n}], " * (hopper.pair is not None)}
-            for n in range(tile.consumers)
-        ],
         "warps": [4] * tile.consumers,
         "registers": registers,
         "rest": "the second consumer and the producer; the first consumer has the rest of 504"
@@ -296,10 +255,7 @@ def _hidden_keys(fields: Fields, bounds: list[Statement], problem: list[str]) ->
         "live": live,
         "needed": [line for line in needed(fields["prologue"], live.uses) if line not in bounds],
         "last_live": assign("last_live", renamed(live.value, {"kv_idx": Name("kv_last")})),
-        "passed": passed,
-        "names": ", ".join(passed),
-        "params": passed,
-        "args": passed,
+        "names": passed,
         "of_scores": any(calls(code, "tanh") for code in codes(fields["score_lines"])),
     }
 
@@ -309,22 +265,22 @@ def _of_queries(
     problem: list[str],
     tile: HopperTile,
     bias: _Bias | None,
-    apart: bool,
+    split: bool,
     begun: bool,
-    tailed: bool = False,
+    roped: bool = False,
 ) -> Fields:
     """A kernel whose tiles are queries: forward, and dq.
 
     Where scores are q @ k^T times a positive number, a `bias` that is linear in the key, over that number, is where the
-    product begins. `apart` gives masked tiles a loop of their own, if they lie at one end alone. `begun` has
-    the first tile ahead of the loops. `tailed` keys have tiles of their last columns.
+    product begins. `split` gives masked tiles a loop of their own, if they lie at one end alone. `begun` has
+    the first tile ahead of the loops. `roped` keys have tiles of their rope dims.
     """
     # Where dq has K and V in rings of their own, it begins with no tile.
-    keys = "_keys(kv_ring, n_used)" if apart or begun else "k"
-    product = op("_times_transposed(q, {0}, SCORES)", keys)
+    keys = "_keys(kv_ring, n_used)" if split or begun else "k"
+    product = op("_async_dot_nt(q, {0}, SCORES)", keys)
     if bias is not None:
         distance = times("slope", bias.distance)
-        product = op("_biased_product(q, {0}, {1}, {2}, SCORES)", keys, distance, "slope")
+        product = op("_async_dot_biased(q, {0}, {1}, {2}, SCORES)", keys, distance, "slope")
         fields = fields | {
             "prologue": [*fields["prologue"], assign("slope", row("div", bias.slope, bias.scale))],
             "score_lines": [],
@@ -333,53 +289,80 @@ def _of_queries(
         }
     before = [_of_half(line, "q") for line in fields["prologue"] if "offs_n" not in line.defines]
     outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
-    loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_head"], problem)
+    loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_first_masked"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
     after += [fields.get("dqk_scale", product), *(g["value"] for g in fields.get("row_gradients", []))]
     prologue = needed(before, uses_of([*tile_lines(fields), *after, product]))
     own = own_range(fields, [*before, *fields["searches"]], prologue, "kv", tile.BLOCK_N)
-    lines: list[Statement | str] = [*own.lines]
-    last = "n_tiles - 1"
+    lines = [*own.lines]
+    last: Code = row("sub", "n_tiles", 1)
     if own.past:
-        lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - kv_lo, BLOCK_N), {last})")
+        left_out = row("sub", "n_tiles", cdiv(row("sub", "own_hi", "kv_lo"), "BLOCK_N"))
+        lines.append(assign("n_past", minimum(left_out, last)))
     if own.ahead:
-        left = f"{last} - n_past" if own.past else last
-        lines.append(f"n_ahead = gl.minimum((own_lo - kv_lo) // BLOCK_N, {left})")
+        left = row("sub", last, "n_past") if own.past else last
+        lines.append(assign("n_ahead", minimum(over(row("sub", "own_lo", "kv_lo"), "BLOCK_N"), left)))
     if own.full_past:
-        rest = "n_tiles - (own_full_hi - kv_lo) // BLOCK_N"
-        lines.append(
-            f"n_tail = gl.where(n_head > 0, n_tiles, {rest})"
-            if loop["from_first_key"]
-            else f"n_tail = {rest}"
-        )
+        rest: Code = row("sub", "n_tiles", over(row("sub", "own_full_hi", "kv_lo"), "BLOCK_N"))
+        if loop["from_first_key"]:
+            rest = op("{tl}.where({0}, {1}, {2})", row("gt", "n_first_masked", 0), "n_tiles", rest)
+        lines.append(assign("n_last_masked", rest))
     if own.full_ahead:
-        lines.append("n_head = (own_full_lo - kv_lo) // BLOCK_N")
-    first = "n_past" if own.past else "0"
-    passed = passed_names([*tile_lines(fields), product], [*outside, *before], problem)
+        lines.append(
+            assign("n_first_masked", over(row("sub", "own_full_lo", "kv_lo"), "BLOCK_N"))
+        )
+    if loop["lo"] == text("0"):
+        lines = [line.map(lambda code: _from_zero(code)) for line in lines]
+    first: Code = Name("n_past") if own.past else text("0")
+    end: Code = row("sub", "n_tiles", "n_ahead") if own.ahead else Name("n_tiles")
+    passed = passed_names([*tile_lines(fields), product], [*outside, "n_first_masked", *before], problem)
+    masked = _masked_loops(loop, first, end, split, begun)
+    lo = begins(loop, "kv_lo")
+    listed = fields["listed"]
+    kv_start = start_of_keys(Name("j"), lo, listed)
+    of_tiles = uses_of([kv_start, masked["masked_tile"]])
+    asks = uses_of([*lines, kv_start, *(part[end] for part in masked["loops"] for end in ("lo", "hi"))])
     return loop | {
         "prologue": prologue,
         "offs_n": "offs_n" in uses_of(prologue),
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load", "vector_guard")},
         "row_gradients": fields.get("row_gradients", []),
-        "row_sums": _row_sums(fields),
-        "row_sum_ptrs": _row_sums(fields, "_ptr"),
-        "product": op("_plus_times_transposed({0}, q_tail, _key_tails(kv_ring, n_used))", product)
-        if tailed
+        "row_sums": fields.get("accumulators", []),
+        "product": op("_async_dot_nt_plus({0}, q_rope, _rope_keys(kv_ring, n_used))", product)
+        if roped
         else product,
         "linear": bias is not None,
         "alpha": "" if tile.bounded else ", alpha",
         # Of bounded logits m_i is a number where no key is seen, too.
         "sum": "l_i" if tile.bounded else "l_safe",
-        "range_params": passed,
-        "range_args": passed,
+        "passed": passed,
         "own_bounds": lines,
         "used": uses_of([*prologue, *own.lines, *after]) | {*passed},
         "past": own.past,
         "ahead": own.ahead,
-        "first": first,
-        **_masked_loops(loop, first, "n_tiles - n_ahead" if own.ahead else "n_tiles", apart, begun),
+        "kv_start": kv_start,
+        "v_start": start_of_keys(row("sub", "j", "LAG"), lo, listed)
+        if listed
+        else row("add", "kv_start", row("mul", "LAG", "BLOCK_N")),
+        "first_start": start_of_keys(first, lo, listed),
+        "of_tiles": [n for n in ("kv_blocks", "kv_lo", *MASKED_TILES, "n_tiles") if n in of_tiles],
+        # What the consumers ask of a tile beside where it is.
+        "asks": asks | of_tiles | {*passed},
+        **masked,
         **_loads_ahead(loop["mask_lines"]),
     }
+
+
+def _from_zero(code: Code, lo: str = "kv_lo") -> Code:
+    """A bound of a range that begins with the first position."""
+
+    def change(part: Code) -> Code | None:
+        match part:
+            case Op(fn="sub", args=(end, Name(name=begin))) if begin == lo:
+                return end
+        return None
+
+    return rewritten(code, change)
 
 
 def _of_half(line: Statement, x: str) -> Statement:
@@ -392,46 +375,49 @@ def _of_half(line: Statement, x: str) -> Statement:
 
 def _rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
     """Where dq has K and V, and what its loop carries: the dS of the tile before too, where there is room for its K."""
-    sums = _row_sums(fields)
-    if hopper.broad:
+    sums = fields.get("accumulators", [])
+    if hopper.wide:
         return {
-            "rings": "k_ring, v_ring",
+            "rings": ["k_ring", "v_ring"],
             "producer": "_dq_hopper_producer",
-            "held": "q_ring, do_ring, HALF",
-            "carried": f"dq, n_used{sums}",
+            "held": ["q_ring", "do_ring", "CONSUMER"],
+            "carried": ", ".join(["dq", "n_used", *sums]),
         }
-    tails = ", dq_tail" * (hopper.tail > 0)
+    own = ["dq", *["dq_rope"] * (hopper.rope > 0)]
     return {
-        "rings": "kv_ring",
+        "rings": ["kv_ring"],
         "producer": "_hopper_producer",
-        "held": f"q{', q_tail' * (hopper.tail > 0)}, do",
-        "carried": f"ds, dq{tails}, n_used{sums}",
-        "sums_of_products": f"dq{tails}",
-        "products_on": f"dq_on{', dq_tail_on' * (hopper.tail > 0)}",
-        "younger": 2 if hopper.tail else 1,
+        "held": ["q", *["q_rope"] * (hopper.rope > 0), "do"],
+        "carried": ", ".join(["ds", *own, "n_used", *sums]),
+        "sums_of_products": ", ".join(own),
+        "products_async": ", ".join(f"{x}_async" for x in own),
+        "younger": 2 if hopper.rope else 1,
     }
 
 
-def _row_sums(fields: Mapping[str, Any], suffix: str = "") -> str:
-    return "".join(f", {name}{suffix}" for name in fields.get("accumulators", []))
-
-
-def _masked_loops(loop: Fields, first: str, end: str, apart: bool, begun: bool) -> Fields:
+def _masked_loops(loop: Fields, first: Code, end: Code, split: bool, begun: bool) -> Fields:
     """The loops over all tiles, or over what follows the first if that has `begun`, and how a tile knows whether it
-    wants the mask."""
-    second = "1" if first == "0" else f"{first} + 1"
+    needs the mask."""
+    second = text("1") if first == text("0") else row("add", first, 1)
     after = second if begun else first
+    whole = [{"lo": after, "hi": end, "masked": []}]
     if not (loop["masked"] and loop["has_full"]):
-        own, loops = str(loop["masked"]), [{"lo": after, "hi": end, "masked": ""}]
-    elif apart and not loop["head"]:
+        own: Code = text(str(loop["masked"]))
+        return {"masked_tile": own, "masked_param": [], "loops": whole}
+    if split and not loop["head"]:
         # At least one tile counts as masked: what the first loop sets up, ptxas 12.8 reads in the second.
-        rest = {"lo": f"gl.maximum(n_tail, {second})", "hi": end, "masked": "MASKED=False, "}
-        masked = {"lo": after, "hi": "n_tail" if begun else rest["lo"], "masked": "MASKED=True, "}
-        own, loops = "MASKED", [masked, rest]
-    else:
-        own = "(j < n_tail) | (j >= n_tiles - n_head)" if loop["head"] else "j < n_tail"
-        loops = [{"lo": after, "hi": end, "masked": ""}]
-    return {"masked_tile": own, "apart": own == "MASKED", "loops": loops}
+        from_here = maximum("n_last_masked", second)
+        masked = {"lo": after, "hi": Name("n_last_masked") if begun else from_here, "masked": ["MASKED=True"]}
+        rest = {"lo": from_here, "hi": end, "masked": ["MASKED=False"]}
+        return {
+            "masked_tile": text("MASKED"),
+            "masked_param": ["MASKED: tl.constexpr"],
+            "loops": [masked, rest],
+        }
+    own = row("lt", "j", "n_last_masked")
+    if loop["head"]:
+        own = row("or", own, row("ge", "j", row("sub", "n_tiles", "n_first_masked")))
+    return {"masked_tile": own, "masked_param": [], "loops": whole}
 
 
 def _loads_ahead(mask_lines: list[Statement]) -> Fields:
@@ -468,17 +454,17 @@ def _key_products(hopper: HopperPlan, looked_up: bool) -> Fields:
             "held": "k_held, v_held",
             "held_params": "k, v",
             "looked_up": False,
-            "at_the_end": "No product may be under way where the loop closes: "
+            "at_the_end": "No product may be in flight where the loop closes: "
             "the compiler would wait after each of them.",
         }
     slot = "{}_slots.index(slot).reshape([BLOCK_M])"
     return {
         "rows": {"lse": slot.format("lse"), "delta": slot.format("delta")},
-        "younger": 0 if hopper.apart else 1,
+        "younger": 0 if hopper.split_dkdv else 1,
         "columns": "BLOCK_M",
         **dict.fromkeys(("held", "held_params"), "kv_ring, at_k" if looked_up else "k, v"),
         "looked_up": looked_up,
-        "at_the_end": "As in dq, no product may be under way where the loop closes.",
+        "at_the_end": "As in dq, no product may be in flight where the loop closes.",
     }
 
 
@@ -520,19 +506,26 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
     fields = fields | {"lse_lines": lse_lines}
     loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
     of_tiles, at_the_end = uses_of([*tile_lines(fields), *lse_lines]), uses_of([fields["dqk_scale"]])
-    prologue = needed([*shared, *by_head], (of_tiles if hopper.apart else of_tiles | at_the_end) | hidden)
+    prologue = needed([*shared, *by_head], (of_tiles if hopper.split_dkdv else of_tiles | at_the_end) | hidden)
     # The consumer that has dk alone multiplies it at the end, and knows nothing of tiles.
     late = needed(shared, at_the_end | hidden)
     used_late = uses_of(late) | at_the_end | hidden
     own = own_range(fields, [*shared, *by_head], prologue, "q", tile.BLOCK_M)
-    lines: list[Statement | str] = [*own.lines]
-    rest = "gl.maximum(n_masked - 1, 0)"
+    lines = [*own.lines]
+    masked = "n_masked" if loop["has_full"] else "n_tiles"
+    rest: Code = maximum(row("sub", masked, 1), 0)
     if own.ahead:
-        lines.append(f"n_ahead = gl.minimum((own_lo - q_lo) // BLOCK_M, {rest})")
+        lines.append(assign("n_ahead", minimum(over(row("sub", "own_lo", "q_lo"), "BLOCK_M"), rest)))
     if own.past:
-        left = f"{rest} - n_ahead" if own.ahead else rest
-        lines.append(f"n_past = gl.minimum(n_tiles - gl.cdiv(own_hi - q_lo, BLOCK_M), {left})")
+        left = row("sub", rest, "n_ahead") if own.ahead else rest
+        left_out = row("sub", "n_tiles", cdiv(row("sub", "own_hi", "q_lo"), "BLOCK_M"))
+        lines.append(assign("n_past", minimum(left_out, left)))
+    if loop["lo"] == text("0"):
+        lines = [line.map(lambda code: _from_zero(code, "q_lo")) for line in lines]
     used = uses_of([*prologue, *own.lines]) | {*loop["passed"]} | at_the_end | hidden
+    listed = fields["listed"]
+    q_start = start_of_queries(loop, begins(loop, "q_lo"), listed)
+    of_tiles = uses_of([q_start])
     return loop | {
         "used": used,
         "positions": "kv_idx" in used,
@@ -541,7 +534,6 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
             "positions": "kv_idx" in used_late,
             "used": used_late,
         },
-        "half_args": loop["tile_args"],
         "shared_prologue": [line for line in prologue if line in shared],
         "prologue": [line for line in prologue if line in by_head],
         "linear": any(calls(code, "linear") for code in codes(lse_lines)),
@@ -549,7 +541,11 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
         "past": own.past,
         "ahead": own.ahead,
         "first": "n_ahead" if own.ahead else "0",
-        "end": "n_masked - n_past" if own.past else "n_masked",
+        "end": f"{masked} - n_past" if own.past else masked,
+        "masked_tiles": masked,
+        "q_start": q_start,
+        "produced": q_start if listed else start_of_queries(loop, loop["lo"], listed),
+        "of_tiles": [n for n in ("q_blocks", "q_lo", *MASKED_TILES, "n_masked", "n_tiles") if n in of_tiles],
         "mask_lines": [line for line in fields["mask_lines"] if line not in mask],
         "mask": mask[0] if mask else "",
     }

@@ -11,6 +11,7 @@ from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.hopper import HALF
 from kgen.targets.code import (
     Code,
+    Name,
     Statement,
     assign,
     calls,
@@ -92,7 +93,7 @@ def _listed_loop(
     """As `tile_loop`, over what a block mask lists: blocks with the mask come first."""
     *counts, blocks = span["bounds"]
     return _tile(fields, before, own, problem) | {
-        "lo": "row",
+        "lo": Name("row"),
         "length": "(n_partial + n_full) * BLOCK_SIZE",
         "has_full": True,
         "head": None,
@@ -123,8 +124,6 @@ def _tile(fields: Fields, before: list[Statement], own: list[str], problem: list
         **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
         "dqk_scale": fields.get("dqk_scale"),
         "passed": passed,
-        "tile_params": passed,
-        "tile_args": passed,
     }
 
 

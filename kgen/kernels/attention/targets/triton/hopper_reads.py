@@ -14,7 +14,6 @@ from kgen.kernels.attention.plan.idioms import Documents
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.code import (
     Assign,
     Code,
@@ -29,42 +28,11 @@ from kgen.targets.code import (
 Fields = dict[str, Any]
 
 
-BY_RANGES: Fields = {
-    "listed": False,
-    "from": "lo",
-    "kv_from": "kv_lo",
-    "q_from": "q_lo",
-    "kv_given": "kv_lo",
-    "q_given": "q_lo",
-    "kv_start": "_from_last(j, kv_lo, n_tiles, BLOCK_N)",
-    "v_start": "kv_start + LAG * BLOCK_N",
-    "q_start": "_masked_first(j, q_lo, n_head, n_masked, n_tiles, BLOCK_M)",
-    **dict.fromkeys(("kv_lists", "kv_list", "kv_lists_given", "q_lists", "q_list", "q_lists_given"), ""),
-}
-"""How kernels know which tiles they meet: where a range of them begins."""
-
-BY_LISTS: Fields = {
-    "listed": True,
-    "from": "row",
-    "kv_from": "row",
-    "q_from": "row",
-    "kv_given": "kv_blocks",
-    "q_given": "q_blocks",
-    "kv_start": "_listed(j, kv_blocks, BLOCK_N)",
-    "v_start": "_listed(j - LAG, kv_blocks, BLOCK_N)",
-    "q_start": "_listed(j, q_blocks, BLOCK_M)",
-    **{f"{x}_lists": "".join(f"{n}_ptr, " for n in lists_of(x)) for x in ("kv", "q")},
-    **{f"{x}_list": f"{lists_of(x)[2]}_ptr, " for x in ("kv", "q")},
-    **{f"{x}_lists_given": "".join(f"{n}, " for n in lists_of(x)) for x in ("kv", "q")},
-}
-"""The same: the row of the block mask's lists that names them."""
-
-
 NO_PAGES: Fields = {
     "there": False,
-    "params": "",
-    "args": "",
-    "given": "",
+    "params": [],
+    "args": [],
+    "given": [],
     "k": "k",
     "v": "v",
     "rows": "BLOCK_N",
@@ -79,52 +47,14 @@ def pages(hopper: HopperPlan, size: int) -> Fields:
         "there": True,
         "size": size,
         "row": f"kv_start % {size}" if size > hopper.forward.BLOCK_N else "0",
-        "params": "block_table_ptr, stride_tb: tl.int64, stride_tp, ",
-        "args": "block_table_ptr, stride_tb, stride_tp, ",
-        "given": "block_table, *block_table.stride(), ",
+        "params": ["block_table_ptr", "stride_tb: tl.int64", "stride_tp"],
+        "args": ["block_table_ptr", "stride_tb", "stride_tp"],
+        "given": ["block_table", "*block_table.stride()"],
         "k": "k.transpose(1, 2)",
         "v": "v.transpose(1, 2)",
         "rows": str(hopper.page_rows),
         "nbytes": "k_desc.block_type.nbytes"
         + f" * (BLOCK_N // {hopper.page_rows})" * (hopper.page_rows != hopper.forward.BLOCK_N),
-    }
-
-
-NO_TAIL: Fields = {
-    "there": False,
-    "nbytes": "NBYTES",
-    "k_held": "k",
-    **dict.fromkeys(("q", "q_ring", "q_desc", "k_desc", "k_slots", "slots", "held_desc", "held_ring"), ""),
-    **dict.fromkeys(("k", "k_ring", "q_slots", "q_slots_of", "of_q", "q_bytes", "dq_desc", "dk_desc"), ""),
-    **dict.fromkeys(("layout_param", "layout_arg"), ""),
-}
-
-
-def tail(columns: int) -> Fields:
-    """How the kernels have the last columns of Q and K, past as many as V has: by tiles of their own."""
-    return {
-        "there": True,
-        "nbytes": "NBYTES + k_tail_desc.block_type.nbytes",
-        "q": "q_tail, ",
-        "q_ring": "q_tail_ring, ",
-        "q_desc": "q_tail_desc, ",
-        "k_desc": "k_tail_desc, ",
-        "k_slots": "_slots(k_tail_desc, SLOTS), ",
-        "slots": "k_tail_slots, ",
-        "held_desc": " q_tail_desc",
-        "held_ring": " q_tail_ring",
-        "k": "k_tail, ",
-        "k_held": "k_held, k_tail_held",
-        "k_ring": "k_tail_ring, ",
-        "q_slots": ", q_tail_slots",
-        "q_slots_of": ", _slots(q_tail_desc, SLOTS)",
-        "of_q": ", q_tail_desc",
-        "q_bytes": " + q_tail_desc.block_type.nbytes",
-        "dq_desc": "dq_tail_desc, ",
-        "dk_desc": " dk_tail_desc,",
-        "layout_param": "TAIL: tl.constexpr, ",
-        "layout_arg": "TAIL=TAIL, ",
-        "width": columns,
     }
 
 
@@ -135,20 +65,16 @@ def columns(hopper: HopperPlan, there: int) -> Fields:
         "halved": halved,
         "half": width // 2,
         # Where they differ, a descriptor is told.
-        "param": f", n_columns={width}" if halved else "",
+        "param": [f"n_columns={width}"] * halved,
         "of_tile": "n_columns" if halved else width,
-        "of_out": f", {width // 2}" if halved else "",
-        "D": "D" if hopper.tail else there,
+        "of_out": [str(width // 2)] * halved,
+        "D": "D" if hopper.rope else there,
         "padded": there < width,
         "guard": f" & (tl.arange(0, {width}) < {there})[None, :]" if there < width else "",
     }
 
 
-NO_PAIR: Fields = {
-    "there": False,
-    "shared": False,
-    **dict.fromkeys(("line", "param", "ring", "rings", "asked"), ""),
-}
+NO_PAIR: Fields = {"there": False, "shared": False, "asked": []}
 
 
 def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
@@ -165,17 +91,14 @@ def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
     missing = 2 - len(before)
     printer = kernels.printer(kernels.plan.forward)
     at = ["0"] * missing + [str(printer.own(index)) for index in before]
-    tile_of_pair = op("_in_registers({0}, i - {1}, {2}, SCORES)", "pair_ring", "item", slots)
+    tile_of_pair = op("_consumer_load({0}, i - {1}, SCORES)", "pair_ring", "item")
     tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
     axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
     return {
         "there": True,
         "shared": "b" not in at,
         "line": assign(pair.name, as_type(tile_of_pair, "float32") if element == 2 else tile_of_pair),
-        "param": "pair_desc, ",
-        "ring": "pair_ring, ",
-        "rings": "pair_rings, ",
-        "asked": f", {tensor}",
+        "asked": [tensor],
         "buffer": buffer,
         "bits": 8 * element,
         "slots": slots,
@@ -227,5 +150,5 @@ def documents(fields: Fields, found: Documents, loop: TileLoop, kernels: KernelF
         else:
             lines.append(assign("mask", printer.tile(rest)) if line.defines == {"mask"} else line)
     (load,) = loads
-    parts = {"several": row("gt", "n_head", 0), "load": load, "same": printer.tile(found.same)}
+    parts = {"several": row("gt", "n_first_masked", 0), "load": load, "same": printer.tile(found.same)}
     return {"mask_lines": lines, "documents": parts}

@@ -66,6 +66,7 @@ class KernelFields:
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
         self.packed = self.spec.varlen
+        self.kv_head = "h_kv" if plan.grouped else "h"
         self.sizes = ("B", "HQ", "TQ", "TK") if self.packed else ("B", "HQ", "SQ", "SK")
         self.problem = self._problem()
 
@@ -78,7 +79,7 @@ class KernelFields:
             params |= {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
         lengths = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr") if self.packed else ()
         params |= dict.fromkeys((*lengths, *self.sizes, "scale", *self.runtime), "")
-        return params | {"GQA": ": tl.constexpr"}
+        return params | ({"GQA": ": tl.constexpr"} if self.plan.grouped else {})
 
     def loop(self, loop: TileLoop, state: list[str], descriptors: bool = True) -> dict[str, Any]:
         """The names that one kernel and its tile function use; without `descriptors` it loads by pointers alone."""
@@ -335,7 +336,7 @@ class KernelFields:
             values |= {"lse_ptr": "lse_head", "delta_ptr": "delta_head"}
         if descriptors:
             names += [f"{x}_desc{c.tag}" for x in streamed for c in chunks[x]]
-            names += tma_row(self.packed, SIDES[streamed[0]], "h_kv" if outer == "q_idx" else "h")[1]
+            names += tma_row(self.packed, SIDES[streamed[0]], self.kv_head if outer == "q_idx" else "h")[1]
         names += [f"stride_{LETTERS[x]}{d}" for x in streamed for d in "sd"]
         body = [*fields["mask_lines"], *fields["read_lines"], *fields["score_lines"]]
         body += fields.get("gradient_lines", [])
@@ -463,7 +464,7 @@ class KernelFields:
     def _operand(self, x: str, guard: Code | None) -> dict[str, Any]:
         """A tile of q, k, v or dO in its blocks of columns."""
         side = SIDES[x]
-        rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", "h_kv")
+        rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", self.kv_head)
         stride = f"stride_{LETTERS[x]}"
         chunks = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
         return {

@@ -73,7 +73,7 @@ class LauncherFields:
             a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
         ]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
-        problem_args += [*scalars, "GQA=HQ // HKV"]
+        problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
         needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
         return {
             "tensors": ", ".join(operands),

@@ -31,13 +31,28 @@ def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
     return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
 
 
-def in_items(packed: bool, queries: int) -> dict[str, object]:
-    """The names by which the kernels for Hopper find rows: what an item of work tells of them, the coordinates of TMA
-    up to the row (`rows_of`), and what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
+def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, object]:
+    """The names by which the kernels for Hopper find rows: the coordinates of TMA, of a tile and up to a row of it, and
+    what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
+    ends = {"q": ["FAR", "q_end"], "kv": ["FAR", "kv_end"]} if packed else dict.fromkeys(("q", "kv"), ["b"])
+    of_head = {"q": [*ends["q"], "h"], "kv": [*ends["kv"], kv_head]}
+    rows = {"q": "q_start", "kv": "kv_start", "v": "v_start"}
     if packed:
-        return _ITEMS_PACKED
-    rows = f"_gluon_rows(lse, {queries}), _gluon_rows(delta, {queries})"
-    return _ITEMS_DENSE | {"lse_and_delta": {"params": "lse_desc, delta_desc", "given": rows}}
+        rows = {x: f"FAR - {'SQ' if x == 'q' else 'SK'} + {row}" for x, row in rows.items()}
+    vectors = ["lse", "delta"]
+    return {
+        "of_head": of_head,
+        "q_row": rows["q"],
+        "kv_row": rows["kv"],
+        "first_rows": {
+            x: ", ".join([*of_head["q" if x == "q" else "kv"], row]) for x, row in rows.items()
+        },
+        # When keys are stored the next tile is known already.
+        "stored_at": ", ".join([*of_head["kv"], "kv_row" if packed else "kv_start"]),
+        "rows_and_columns": "tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
+        "vector_names": [f"{x}_ptr" if packed else f"{x}_desc" for x in vectors],
+        "vectors_given": vectors if packed else [f"_gluon_rows({x}, {queries})" for x in vectors],
+    }
 
 
 def _strides(letters: str, order: str) -> dict[str, str]:
@@ -111,22 +126,4 @@ _PACKED: dict[str, object] = {
     "like": {x: f"{x}.new_empty({x}.shape)" for x in "qkv"},
     # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.
     "group": 16,
-}
-
-_ITEMS_DENSE: dict[str, object] = {
-    "item_size": 8,
-    "handed": {"q": "", "kv": "", "none": ""},
-    "rows_of": {"q": "b, h, ", "kv": "b, h_kv, "},
-    "keys_at": "b, h_kv, kv_start",
-    "rows_and_columns": "tile.shape[2], tile.shape[3]",
-}
-
-_ITEMS_PACKED: dict[str, object] = {
-    "item_size": 16,
-    "handed": {"q": ", q_begin, SQ, SK", "kv": ", kv_begin, SQ, SK", "none": ", 0, 0, 0"},
-    "rows_of": {"q": "FAR, q_end, h, FAR - SQ + ", "kv": "FAR, kv_end, h_kv, FAR - SK + "},
-    "lse_and_delta": {"params": "lse_ptr, delta_ptr", "given": "lse, delta"},
-    # When keys are stored the next item is there already.
-    "keys_at": "FAR, kv_end, h_kv, kv_row",
-    "rows_and_columns": "tile.shape[3], tile.shape[4]",
 }

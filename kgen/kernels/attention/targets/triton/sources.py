@@ -34,7 +34,9 @@ def sources(loaded: Loaded) -> list[Source]:
     context = _context(plan, hopper, decode)
     launches, waits = _overlaps(context)
     apart = context | {"single": False, "beside": "_hopper().", "gdc": launches}
-    alone = {"single": True, "beside": "", "gdc": waits}
+    rings = ["NamedTuple"] * (context["hopper"] is not None or bool(context["block_mask"]))
+    typing = ", ".join([*rings, *["Optional"] * plan.backward])
+    alone = {"single": True, "beside": "", "gdc": waits, "typing": typing}
     offers = [f"{plan.spec.name}_kernels", *[f"{plan.spec.name}_block_mask"] * (plan.block_mask is not None)]
     offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
     template = "attention/triton/attention.j2"
@@ -70,7 +72,10 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "outside_delta": spec.targets.cuda is not None,
         "typing": ", ".join(["NamedTuple"] * (plan.block_mask is not None) + ["Optional"] * plan.backward),
         "bf16": spec.dtype == "bf16",
-        "grouped": spec.gqa != 1,
+        "grouped": plan.grouped,
+        "kv_head": kernels.kv_head,
+        "kv_head_of_query": "h // GQA" if plan.grouped else "h",
+        "kv_heads": "HKV" if plan.grouped else "HQ",
         "gqa_words": "a multiple of"
         if spec.gqa == "any"
         else "equal to"
@@ -154,16 +159,16 @@ def _asked(hopper: Mapping[str, Any] | None) -> dict[str, str]:
     return {"names": ", ".join(asked), "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))"}
 
 
-def _before(hopper: Mapping[str, Any] | None) -> dict[str, str | bool]:
+def _before(hopper: Mapping[str, Any] | None) -> dict[str, list[str] | bool]:
     """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
     follow = hopper is not None and hopper["dkdv"] is not None
     counted = hopper is not None and follow and hopper["dynamic"]
     return {
         "counts": counted,
-        "param": "BEFORE_HOPPER: tl.constexpr, " if follow else "",
-        "arg": "BEFORE_HOPPER=on_hopper, " if follow else "",
-        "counters_param": "counter_ptr, " if counted else "",
-        "counters_arg": "counters, " if counted else "",
+        "params": ["BEFORE_HOPPER: tl.constexpr"] * follow,
+        "args": ["BEFORE_HOPPER=on_hopper"] * follow,
+        "counter_ptr": ["counter_ptr"] * counted,
+        "counters": ["counters"] * counted,
     }
 
 
@@ -175,10 +180,10 @@ def _sinks(spec: AttentionSpec) -> dict[str, object]:
         "load": row(
             "mul", as_type(load(row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))), "float32"), "LOG2E"
         ),
-        "params": "sinks_ptr, stride_sinks," if there else "",
-        "args": "sinks, *sinks.stride(), " if there else "",
-        "gradient_params": "lse_ptr, sinks_ptr, stride_sinks, d_sinks_ptr," if there else "",
-        "gradient_args": "lse, sinks, *sinks.stride(), d_sinks, " if there else "",
+        "params": ["sinks_ptr", "stride_sinks"] if there else [],
+        "args": ["sinks", "*sinks.stride()"] if there else [],
+        "gradient_params": ["lse_ptr", "sinks_ptr", "stride_sinks", "d_sinks_ptr"] if there else [],
+        "gradient_args": ["lse", "sinks", "*sinks.stride()", "d_sinks"] if there else [],
         "dead_rows": "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
         if there
         else "Rows that saw no key: zeros, and a log-sum-exp of -inf.",
