@@ -153,6 +153,7 @@ class Barriers:
 
     def __init__(self, n: int) -> None:
         self.barriers = [Barrier() for _ in range(n)]
+        self.shape = [n, 1]
 
     def index(self, i: Any) -> Barrier:
         return self.barriers[int(i)]
@@ -209,7 +210,7 @@ def _write(desc: Descriptor, at: Sequence[Any], slot: Memory) -> None:
 
 
 class Product:
-    """A matrix product under way."""
+    """A matrix product in flight."""
 
     def __init__(self, a: Any, b: Memory, acc: Tensor | Product | None) -> None:
         self.a, self.b, self.acc = a, b, acc
@@ -236,7 +237,7 @@ def _mma_wait(pending: int, deps: Sequence[Any]) -> Any:
     while len(_under_way()) > pending:
         _under_way().popleft().finish()
     found = [d.value if isinstance(d, Product) else d for d in deps]
-    assert all(x is not None for x in found), "the product is still under way"
+    assert all(x is not None for x in found), "the product is still in flight"
     return found[0] if len(found) == 1 else tuple(found)
 
 
@@ -297,7 +298,7 @@ def _specialize(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]
         _own.place = place
         try:
             partition(*args)
-            assert not _under_way(), "a partition ends with a product under way"
+            assert not _under_way(), "a partition ends with a product in flight"
         except BaseException as error:
             errors.append(error)
             _failed.set()

@@ -57,13 +57,19 @@ def unpacked(names: Sequence[str], name: str) -> str:
     return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {name}"
 
 
-FILTERS: dict[str, Callable[..., str]] = {
+def said(message: str, function: str) -> str:
+    """A message of a function, formatted if it has fields."""
+    return f'{"f" * ("{" in message)}"{function}: {message}"'
+
+
+FILTERS: dict[str, Callable[..., object]] = {
     "ahead": ahead,
     "behind": behind,
     "each": each,
     "loaded": around(", mask={}, other=0.0"),
     "packed": packed,
     "plus": around(" + {}"),
+    "said": said,
     "stored": around(", mask={}"),
     "times": around(" * {}"),
     "tuple": as_tuple,

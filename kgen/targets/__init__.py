@@ -21,8 +21,8 @@ class Source:
     `arch` is the one architecture that the file is for, as sm_90a; None for a file that runs on several.
     `rank` says which file is the default where several can run: the highest, the fastest as measured. It is None for a
     file without the spec's function. `needs` is the package that it imports beside those of the target `triton`.
-    `forward_only` files have no gradients, whatever the spec asks of others. `alone` is what the template has in place of
-    `context` where the file does without those beside it; None for one that cannot.
+    `forward_only` files have no gradients, whatever the spec asks of others. `alone` is what the template has in place
+    of `context` where the file does without those beside it; None for one that cannot.
     """
 
     filename: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 import triton
 from apart import interpreted
 from linting import wrong_names
+from single import single
 
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
@@ -87,10 +90,8 @@ KERNELS = {
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_verified(name: str, tmp_path: Path) -> None:
-    path = ROOT / "generated" / name / "triton.py"
-    if not path.exists():
-        path = tmp_path / f"{name}.py"
-        path.write_text(render_spec(load(_spec(name)))["triton.py"])
+    path = tmp_path / f"{name}.py"
+    path.write_text(single(_spec(name)))
     launched, wrong = interpreted(_verify, name, path)
     assert not wrong, "\n".join(wrong)
     assert launched.keys() == {f"_{kernel}_hopper_kernel" for kernel in KERNELS[name]}
@@ -128,7 +129,7 @@ def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
     spec = (
         (ROOT / "specs" / "varlen_causal.yaml").read_text().replace("head_dim: 128", f"head_dim: {head_dim}")
     )
-    text = render_spec(loads(spec, "varlen_causal.yaml"))["triton.py"]
+    text = single(loads(spec, "varlen_causal.yaml"))
     assert right in text
     path = tmp_path / "varlen_causal.py"
     path.write_text(text.replace(right, wrong))
@@ -147,7 +148,7 @@ def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
 )
 def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: Path) -> None:
     path = tmp_path / "varlen_causal.py"
-    path.write_text(render_spec(load(_spec("varlen_causal")))["triton.py"])
+    path.write_text(single(_spec("varlen_causal")))
     assert right in path.read_text()
     path.write_text(path.read_text().replace(right, wrong))
     assert bool(interpreted(_left_its_tensors, path)) == bool(right)
@@ -157,23 +158,23 @@ SCORES_OF_KEYS = "        qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SC
 # What the interpreter is for: each of these would be a race on a GPU.
 EARLY = {
     "keys freed before they are read": (
-        "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])\n    if PENDING == 0:\n        _consumer_release(kv_ring, i, SLOTS)",
-        "    if PENDING == 0:\n        _consumer_release(kv_ring, i, SLOTS)\n    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
+        "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])\n    if PENDING == 0:\n        _consumer_release(kv_ring, i)",
+        "    if PENDING == 0:\n        _consumer_release(kv_ring, i)\n    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
     ),
     "keys and values freed before they are read": (
-        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used, SLOTS)\n        acc = _res",
-        "        _consumer_release(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        acc = _res",
+        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used)\n        acc = _res",
+        "        _consumer_release(kv_ring, n_used)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        acc = _res",
     ),
     "keys and values read before they are there": (
-        f"        _consumer_wait(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        acc_async",
+        f"        _consumer_wait(kv_ring, n_used)\n{SCORES_OF_KEYS}        acc_async",
         f"{SCORES_OF_KEYS}        acc_async",
     ),
     "keys and values of dq read before they are there": (
-        f"        _consumer_wait(kv_ring, n_used, SLOTS)\n{SCORES_OF_KEYS}        dp_async",
+        f"        _consumer_wait(kv_ring, n_used)\n{SCORES_OF_KEYS}        dp_async",
         f"{SCORES_OF_KEYS}        dp_async",
     ),
     "the last values read before they are there": (
-        "        _consumer_wait(kv_ring, n_used, SLOTS)\n        acc_async =",
+        "        _consumer_wait(kv_ring, n_used)\n        acc_async =",
         "        acc_async =",
     ),
     "values overwritten before both consumers have used them": (
@@ -197,12 +198,12 @@ EARLY = {
         "    _consumer_release(ring",
     ),
     "queries freed before dk is there": (
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used, SLOTS)\n",
-        "        _consumer_release(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used)\n",
+        "        _consumer_release(q_ring, n_used)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
     ),
     "keys freed before dq is there": (
-        "    dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(kv_ring, n_used - 1, SLOTS)\n        n_used",
-        "    _consumer_release(kv_ring, n_used - 1, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        n_used",
+        "    dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(kv_ring, n_used - 1)\n        n_used",
+        "    _consumer_release(kv_ring, n_used - 1)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        n_used",
     ),
     "dS stored before both consumers are done with the one before": (
         "mbarrier.wait(stored.index(i & 1), i >> 1 & 1)",
@@ -210,8 +211,8 @@ EARLY = {
     ),
     "queries freed before dk and dq are there": (
         "dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n"
-        "        _consumer_release(q_ring, n_used, SLOTS)\n        n_used += 1\n        # Zero",
-        "_consumer_release(q_ring, n_used, SLOTS)\n"
+        "        _consumer_release(q_ring, n_used)\n        n_used += 1\n        # Zero",
+        "_consumer_release(q_ring, n_used)\n"
         "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        n_used += 1\n        # Zero",
     ),
     "broad: values freed before dP is there": (
@@ -223,38 +224,38 @@ EARLY = {
         "pass",
     ),
     "broad: queries freed before dk is there": (
-        "        dk = warpgroup_mma_wait(0, deps=[dk_async])\n                _consumer_release(q_ring, n_used, SLOTS)\n",
-        "        _consumer_release(q_ring, n_used, SLOTS)\n                dk = warpgroup_mma_wait(0, deps=[dk_async])\n",
+        "        dk = warpgroup_mma_wait(0, deps=[dk_async])\n                _consumer_release(q_ring, n_used)\n",
+        "        _consumer_release(q_ring, n_used)\n                dk = warpgroup_mma_wait(0, deps=[dk_async])\n",
     ),
     "broad: keys freed before dq is there": (
-        "        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(k_ring, n_used, SLOTS)\n",
-        "        _consumer_release(k_ring, n_used, SLOTS)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n",
+        "        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(k_ring, n_used)\n",
+        "        _consumer_release(k_ring, n_used)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n",
     ),
     "last columns: queries freed before dk is there": (
         "dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])\n"
-        "                _consumer_release(q_ring, n_used, SLOTS)\n",
-        "_consumer_release(q_ring, n_used, SLOTS)\n"
+        "                _consumer_release(q_ring, n_used)\n",
+        "_consumer_release(q_ring, n_used)\n"
         "                dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])\n",
     ),
     "last columns: keys freed before dq is there": (
         "dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])\n"
-        "        _consumer_release(kv_ring, n_used - 1, SLOTS)\n        n_used",
-        "_consumer_release(kv_ring, n_used - 1, SLOTS)\n"
+        "        _consumer_release(kv_ring, n_used - 1)\n        n_used",
+        "_consumer_release(kv_ring, n_used - 1)\n"
         "        dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])\n        n_used",
     ),
     "values freed before both halves have met p": (
-        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used, SLOTS)\n",
-        "        _consumer_release(kv_ring, n_used, SLOTS)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n",
+        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used)\n",
+        "        _consumer_release(kv_ring, n_used)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n",
     ),
     "queries freed before both halves have met dS": (
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used, SLOTS)\n",
-        "        _consumer_release(q_ring, n_used, SLOTS)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
+        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used)\n",
+        "        _consumer_release(q_ring, n_used)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
     ),
 }
 
 
 def test_accumulators_follow_the_maximum(tmp_path: Path) -> None:
-    text = (ROOT / "generated" / "full" / "triton.py").read_text()
+    text = single(_spec("full"))
     right = "acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])"
     assert right in text
     path = tmp_path / "full.py"
@@ -265,7 +266,7 @@ def test_accumulators_follow_the_maximum(tmp_path: Path) -> None:
 
 
 def test_documents_are_compared_where_there_are_several(tmp_path: Path) -> None:
-    text = (ROOT / "generated" / "document_causal" / "triton.py").read_text()
+    text = single(_spec("document_causal"))
     right = "        if n_first_masked > 0:\n"
     assert text.count(right) == 1
     path = tmp_path / "document_causal.py"
@@ -276,7 +277,7 @@ def test_documents_are_compared_where_there_are_several(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "last"), [("decode_gqa", "forward"), ("padding", "backward")])
 def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path) -> None:
-    text = (ROOT / "generated" / name / "triton.py").read_text()
+    text = single(_spec(name))
     right = "if not last_live:"
     assert text.count(right) == 1
     path = tmp_path / f"{name}.py"
@@ -286,7 +287,7 @@ def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path) -> 
 
 
 def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path) -> None:
-    text = (ROOT / "generated" / "causal_images" / "triton.py").read_text()
+    text = single(_spec("causal_images"))
     right = "before = head + gl.minimum(q_start, SQ - 1) // BLOCK_M"
     assert text.count(right) == 1
     path = tmp_path / "causal_images.py"
@@ -309,7 +310,8 @@ def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path) -
 def test_where_one_kernel_has_all_gradients(
     name: str, given: tuple[Any, ...], one: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = import_file(ROOT / "generated" / name / "triton.py", "kgen_test_one_kernel")
+    import_file(ROOT / "generated" / name / "triton.py", "kgen_test_one_kernel")
+    module = importlib.import_module("kgen_test_one_kernel.hopper")
     monkeypatch.setattr(module, "_multiprocessors", lambda device: 132)
     assert module._in_one_kernel(*given) == one
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
@@ -340,7 +342,7 @@ def test_races_are_found(what: str, tmp_path: Path) -> None:
         "last columns": "mla_prefill",
     }
     name = next((spec for words, spec in others.items() if words in what), "full")
-    text = render_spec(load(_spec(name)))["triton.py"]
+    text = single(_spec(name))
     assert right in text
     path = tmp_path / f"{name}.py"
     path.write_text(text.replace(right, wrong))
@@ -358,6 +360,13 @@ def _spec(name: str) -> Path:
     return next(
         p for p in (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs")) if p.exists()
     )
+
+
+def _rendered(name: str) -> Path:
+    """The one file of a spec."""
+    path = Path(tempfile.mkdtemp()) / f"{name}.py"
+    path.write_text(single(_spec(name)))
+    return path
 
 
 def _module(path: Path) -> Any:
@@ -433,7 +442,7 @@ def _verify(
 
 def _launched(name: str, length: int) -> dict[str, int]:
     """How often each kernel of backward ran for one head."""
-    module = _module(ROOT / "generated" / name / "triton.py")
+    module = _module(_rendered(name))
     launched = _backward_counted(module)
     q, k, v, dout = (torch.randn(1, 1, length, 128).bfloat16() for _ in range(4))
     getattr(module, name)(q.requires_grad_(), k.requires_grad_(), v.requires_grad_()).backward(dout)
@@ -443,7 +452,7 @@ def _launched(name: str, length: int) -> dict[str, int]:
 def _gradient_beside_a_dense_one(of: str) -> tuple[dict[str, int], list[str]]:
     """How often each kernel of backward ran for two gradients of the same values, a dense one and one of a sum (strides
     of 0) or of rows that are not aligned; and of which inputs the results differ."""
-    module = _module(ROOT / "generated/full_d64_fp16/triton.py")
+    module = _module(_rendered("full_d64_fp16"))
     launched = _backward_counted(module)
     inputs = [torch.randn(2, 2, 50, 64).half().requires_grad_() for _ in range(3)]
     one, wide = torch.ones(()).half(), torch.randn(2, 2, 50, 65).half()
@@ -553,7 +562,7 @@ class _Counted:
     ],
 )
 def test_where_there_are_kernels_for_hopper(name: str, kernels: set[str]) -> None:
-    text = render_spec(load(ROOT / "specs" / f"{name}.yaml"))["triton.py"]
+    text = single(ROOT / "specs" / f"{name}.yaml")
     assert {kernel for kernel in FUSED if f"_{kernel}_hopper_kernel" in text} == kernels
 
 
@@ -574,7 +583,7 @@ def test_what_is_read_by_pair_comes_by_tma(more: str, by_tma: bool, tmp_path: Pa
         "kernel: attention\nname: pairs\ndtype: bf16\nhead_dim: 128\nblock_mask: never\npasses: [forward]\n"
     )
     path.write_text(f"{head}{buffers}{more}\n")
-    assert ("pair_desc" in render_spec(load(path))["triton.py"]) == by_tma
+    assert ("pair_desc" in single(path)) == by_tma
 
 
 @pytest.mark.parametrize(
@@ -593,7 +602,7 @@ def test_where_tiles_begin_with_a_document(change: tuple[str, str], begins: bool
     assert change[0] in text
     path = tmp_path / "document_causal.yaml"
     path.write_text(text.replace(*change, 1))
-    emitted = render_spec(load(path))["triton.py"]
+    emitted = single(path)
     assert "_hopper_producer" in emitted
     assert ("# Queries of several documents" in emitted) == begins
 
@@ -616,7 +625,7 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
     assert change[0] in text
     path = tmp_path / "softcap_causal.yaml"
     path.write_text(text.replace(*change, 1))
-    emitted = render_spec(load(path))["triton.py"]
+    emitted = single(path)
     forward = emitted[emitted.index("def _hopper_softmax(") : emitted.index("def _hopper_tiles(")]
     assert ("m_new" not in forward) == bounded
 
@@ -671,7 +680,7 @@ def _spills_little(
 def test_what_forward_is_made_for(head_dim: str, more: str, there: bool) -> None:
     text = f"kernel: attention\nname: n\ndtype: bf16\nhead_dim: {head_dim}\npasses: [forward]\n{more}\n"
     spec = loads(text + "buffers: {lens: {shape: [B], dtype: int32}}\n", "n.yaml")
-    assert ("_forward_hopper_kernel" in render_spec(spec)["triton.py"]) == there
+    assert ("_forward_hopper_kernel" in single(spec)) == there
 
 
 MASKS = [
@@ -711,7 +720,7 @@ def test_every_name_is_defined(mask: str, score: str, tmp_path: Path) -> None:
     text += f"buffers:\n{buffers}" if buffers else ""
     for number, (lengths, group) in enumerate(zip(LENGTHS, (1, 2, "any"), strict=True)):
         spec = loads(f"{text}lengths: {lengths}\ngqa: {group}\n", "n.yaml")
-        (tmp_path / f"n_{number}.py").write_text(render_spec(spec)["triton.py"])
+        (tmp_path / f"n_{number}.py").write_text(single(spec))
     assert not wrong_names([tmp_path])
 
 

@@ -23,8 +23,8 @@ from kgen.expr.softmax_form import QK
 from kgen.kernels.attention.plan.hopper_conditions import (
     WIDE,
     WIDTHS,
-    pair_of,
     has_rope_dims,
+    pair_of,
     width_of,
     without_kernels,
 )

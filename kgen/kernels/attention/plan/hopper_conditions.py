@@ -82,7 +82,9 @@ OF_ALL = (
     ),
     Condition(
         # They would be in two tiles of K.
-        lambda plan, loop: not (has_rope_dims(plan) and plan.form.core != QK and plan.kv.live != plan.kv.bound),
+        lambda plan, loop: (
+            not (has_rope_dims(plan) and plan.form.core != QK and plan.kv.live != plan.kv.bound)
+        ),
         "a function of scores would see keys past an end, of keys that are wider than values",
     ),
     Condition(

@@ -137,8 +137,8 @@ class AttentionPlan:
 
     @property
     def grouped(self) -> bool:
-        """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a tile,
-        also where a group is one head."""
+        """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a
+        tile, also where a group is one head."""
         return self.spec.gqa != 1 or "decode" in self.spec.passes or self.spec.paged_kv is not None
 
 

@@ -33,8 +33,8 @@ def element_bounds(binding: Binding, loop: TileLoop) -> Mapping[int, Bounds]:
 
 
 def asked_ahead(bindings: Iterable[Binding]) -> frozenset[str]:
-    """Which values of a tile are asked for ahead of its product, lest both be waited for in turn: what is read for each
-    pair, and what that needs, unless it needs the product."""
+    """Which values of a tile are asked for ahead of its product, so that the two are not waited for in turn: what is
+    read for each pair, and what that needs, unless it needs the product."""
     known = {b.name: b for b in bindings}
 
     def needed(binding: Binding) -> frozenset[str]:

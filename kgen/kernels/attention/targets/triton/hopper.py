@@ -308,9 +308,7 @@ def _of_queries(
             rest = op("{tl}.where({0}, {1}, {2})", row("gt", "n_first_masked", 0), "n_tiles", rest)
         lines.append(assign("n_last_masked", rest))
     if own.full_ahead:
-        lines.append(
-            assign("n_first_masked", over(row("sub", "own_full_lo", "kv_lo"), "BLOCK_N"))
-        )
+        lines.append(assign("n_first_masked", over(row("sub", "own_full_lo", "kv_lo"), "BLOCK_N")))
     if loop["lo"] == text("0"):
         lines = [line.map(lambda code: _from_zero(code)) for line in lines]
     first: Code = Name("n_past") if own.past else text("0")
@@ -506,7 +504,9 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
     fields = fields | {"lse_lines": lse_lines}
     loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
     of_tiles, at_the_end = uses_of([*tile_lines(fields), *lse_lines]), uses_of([fields["dqk_scale"]])
-    prologue = needed([*shared, *by_head], (of_tiles if hopper.split_dkdv else of_tiles | at_the_end) | hidden)
+    prologue = needed(
+        [*shared, *by_head], (of_tiles if hopper.split_dkdv else of_tiles | at_the_end) | hidden
+    )
     # The consumer that has dk alone multiplies it at the end, and knows nothing of tiles.
     late = needed(shared, at_the_end | hidden)
     used_late = uses_of(late) | at_the_end | hidden

@@ -15,7 +15,9 @@ from kgen.targets.code import Code, op, text
 Fields = dict[str, Any]
 
 
-def operands(hopper: HopperPlan, kernels: KernelFields, loops: Mapping[str, Fields], fields: Fields) -> Fields:
+def operands(
+    hopper: HopperPlan, kernels: KernelFields, loops: Mapping[str, Fields], fields: Fields
+) -> Fields:
     """Lists of operands, by kernel: `params` of its signature, `given` at its launch, what its warps are handed."""
     q, k = (["q", "q_rope"], ["k", "k_rope"]) if hopper.rope else (["q"], ["k"])
     group = ["GQA"] * kernels.plan.grouped
@@ -105,8 +107,12 @@ def operands(hopper: HopperPlan, kernels: KernelFields, loops: Mapping[str, Fiel
                 *(f"{name}_ptr" for name in sums),
             ],
             extras=[*pointers["kv"], *counter],
-            params=[*_descs([*q, *k, "v", "do", *own]), "lse_ptr", "delta_ptr"]
-            + [*(f"{name}_ptr" for name in sums), *pointers["kv"], *counter],
+            params=[
+                *_descs([*q, *k, "v", "do", *own]),
+                *(f"{name}_ptr" for name in ("lse", "delta", *sums)),
+                *pointers["kv"],
+                *counter,
+            ],
             given=[*_descs([*q, *k, "v", "do", *own]), "lse", "delta", *sums, *lists["kv"], *counters],
             consumers=[[*group, str(n), *tile] for n in range(2)],
             consumer_constexprs=_constexprs([*group, "CONSUMER", *tile]),
@@ -183,7 +189,9 @@ def _tiles_of_queries(loops: Mapping[str, Fields], listed: bool, packed: bool) -
     used = frozenset[str]().union(*(loops[name]["asks"] for name in ("forward", "dq") if name in loops))
     told = {"q_start": "q_start", "b_h": "b_h"}
     told |= {"row": "row"} if listed else {"kv_lo": str(loop["lo"])} if "kv_lo" in used else {}
-    told |= {name: name for name in ("n_first_masked", "n_last_masked") if name in used} | {"n_tiles": "n_tiles"}
+    told |= {name: name for name in ("n_first_masked", "n_last_masked") if name in used} | {
+        "n_tiles": "n_tiles"
+    }
     told |= {name: name for name in ("q_begin", "SQ", "SK")} if packed else {}
     last = "n_tiles"
     if loop["has_full"]:

@@ -464,7 +464,9 @@ class KernelFields:
     def _operand(self, x: str, guard: Code | None) -> dict[str, Any]:
         """A tile of q, k, v or dO in its blocks of columns."""
         side = SIDES[x]
-        rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", self.kv_head)
+        rows, offsets, head = (
+            ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", self.kv_head)
+        )
         stride = f"stride_{LETTERS[x]}"
         chunks = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
         return {

@@ -5,19 +5,28 @@ Kernels and launcher are the same for both but for these names.
 
 from __future__ import annotations
 
+from typing import Any
+
 from kgen.targets.code import as_type, row
 
 
-def placement(packed: bool, head_v: int, kv_sizes: str) -> dict[str, object]:
+def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> dict[str, object]:
     """The names by which the templates find tensors: strides, first rows of a sequence, rows of vectors, shapes.
 
-    `kv_sizes` are the heads and the length of tensors that are not packed.
+    `kv_sizes` are the heads and the length of tensors that are not packed. Heads of keys that are not `grouped` are as
+    many as those of queries.
     """
     out = f"q.new_empty((TQ, HQ, {head_v}))" if packed else f"_empty((B, HQ, SQ, {head_v}), q)"
-    names = {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
+    names: dict[str, Any] = {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
+    names["programs"] = {
+        x: f"{tiles} * {'HKV' if grouped and x == 'kv' else 'HQ'}" for x, tiles in names["programs"].items()
+    }
     if packed:
-        return names
-    return names | {"sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": [f"HKV, SK = {kv_sizes}"]}}
+        heads = "TK, HKV, _ = k.shape" if grouped else "TK = k.shape[0]"
+        sizes = {"q": "TQ, HQ, _ = q.shape", "others": [heads, "B = len(cu_seqlens_q) - 1"]}
+        return names | {"sizes": sizes}
+    others = [f"HKV, SK = {kv_sizes}"] if grouped else ["SK = k.shape[2]"]
+    return names | {"sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": others}}
 
 
 def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
@@ -34,7 +43,7 @@ def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
 def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, object]:
     """The names by which the kernels for Hopper find rows: the coordinates of TMA, of a tile and up to a row of it, and
     what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
-    ends = {"q": ["FAR", "q_end"], "kv": ["FAR", "kv_end"]} if packed else dict.fromkeys(("q", "kv"), ["b"])
+    ends = {x: ["FAR", f"{x}_end"] if packed else ["b"] for x in ("q", "kv")}
     of_head = {"q": [*ends["q"], "h"], "kv": [*ends["kv"], kv_head]}
     rows = {"q": "q_start", "kv": "kv_start", "v": "v_start"}
     if packed:
@@ -44,9 +53,7 @@ def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, object]:
         "of_head": of_head,
         "q_row": rows["q"],
         "kv_row": rows["kv"],
-        "first_rows": {
-            x: ", ".join([*of_head["q" if x == "q" else "kv"], row]) for x, row in rows.items()
-        },
+        "first_rows": {x: ", ".join([*of_head["q" if x == "q" else "kv"], row]) for x, row in rows.items()},
         # When keys are stored the next tile is known already.
         "stored_at": ", ".join([*of_head["kv"], "kv_row" if packed else "kv_start"]),
         "rows_and_columns": "tile.shape[3], tile.shape[4]" if packed else "tile.shape[2], tile.shape[3]",
@@ -84,8 +91,8 @@ _DENSE: dict[str, object] = {
         "lse": "B, HQ, SQ",
     },
     "programs": {
-        "q": '_cdiv(SQ, tile["BLOCK_M"]) * B * HQ',
-        "kv": '_cdiv(SK, tile["BLOCK_N"]) * B * HKV',
+        "q": '_cdiv(SQ, tile["BLOCK_M"]) * B',
+        "kv": '_cdiv(SK, tile["BLOCK_N"]) * B',
     },
     "like": {x: f"_empty({x}.shape, {x})" for x in "qkv"},
     # Keys and values of four long sequences stay in L2.
@@ -118,10 +125,9 @@ _PACKED: dict[str, object] = {
         "q": "TQ, HQ",
         "lse": "HQ, TQ",
     },
-    "sizes": {"q": "TQ, HQ, _ = q.shape", "others": ["TK, HKV, _ = k.shape", "B = len(cu_seqlens_q) - 1"]},
     "programs": {
-        "q": '(TQ // tile["BLOCK_M"] + B + 1) * HQ',
-        "kv": '(TK // tile["BLOCK_N"] + B + 1) * HKV',
+        "q": '(TQ // tile["BLOCK_M"] + B + 1)',
+        "kv": '(TK // tile["BLOCK_N"] + B + 1)',
     },
     "like": {x: f"{x}.new_empty({x}.shape)" for x in "qkv"},
     # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.

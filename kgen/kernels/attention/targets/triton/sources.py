@@ -21,6 +21,7 @@ from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pa
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import as_type, load, op, printed, row
+from kgen.targets.triton import tables
 from kgen.targets.triton.text import HELPERS, TORCH_DTYPES
 from kgen.targets.triton.tritons import FIELDS
 
@@ -99,7 +100,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         ],
         "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
-        **placement(spec.varlen, spec.head_dim.v, launcher.kv_sizes()),
+        **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
         "sinks": sinks,
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
@@ -197,27 +198,23 @@ def _narrow_values(plan: AttentionPlan) -> bool:
 
 
 def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[str, Any]]:
-    tables: dict[str, Mapping[int, Sequence[Tile | DecodeTile]]] = {}
+    named: dict[str, Mapping[int, Sequence[Tile | DecodeTile]]] = {}
     if decode is None or not decode.alone:
-        tables["_FORWARD_TILES"] = plan.tiles.forward
+        named["_FORWARD_TILES"] = plan.tiles.forward
     if decode is not None:
-        tables["_DECODE_TILES"] = {chip: [tile] for chip, tile in decode.tiles.items()}
+        named["_DECODE_TILES"] = {chip: [tile] for chip, tile in decode.tiles.items()}
     if plan.backward:
-        tables |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
+        named |= {"_DQ_TILES": plan.tiles.dq, "_DKDV_TILES": plan.tiles.dkdv}
     if plan.pairs:
-        tables["_PAIR_TILES"] = plan.tiles.pair
+        named["_PAIR_TILES"] = plan.tiles.pair
     if plan.diagonals:
-        tables["_DIAGONAL_TILES"] = plan.tiles.diagonal
+        named["_DIAGONAL_TILES"] = plan.tiles.diagonal
     return [
         {
             "name": name,
-            "rows": [
-                {"chip": chip, "fields": _fields(name, tile)}
-                for chip, tiles in sorted(table.items(), reverse=True)
-                for tile in tiles
-            ],
+            "rows": [{"chips": chips, "fields": _fields(name, tile)} for chips, tile in tables.rows(table)],
         }
-        for name, table in tables.items()
+        for name, table in named.items()
     ]
 
 

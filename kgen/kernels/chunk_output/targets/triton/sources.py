@@ -19,6 +19,7 @@ from kgen.kernels.chunk_output.targets.triton.launcher import launcher_fields, l
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import NOTHING, Code, Name, assign, atom, lines_of, row, times
+from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.printer import Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
 
@@ -107,7 +108,10 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "tile_tables": [
             {
                 "name": name,
-                "rows": [{"chip": c, "tile": t.spelled} for c, t in sorted(table.items(), reverse=True)],
+                "rows": [
+                    {"chips": chips, "tile": tile.spelled}
+                    for chips, tile in by_chip.rows({chip: [tile] for chip, tile in table.items()})
+                ],
             }
             for name, table in names.items()
         ],

@@ -14,6 +14,7 @@ from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.triton.launcher import NormLauncher
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.printer import Printer
 from kgen.targets.triton.text import HELPERS
 from kgen.targets.triton.tritons import FIELDS
@@ -90,7 +91,13 @@ class _Fields:
             loads = (*plan.backward.loads, *plan.upstream)
             tables["_BACKWARD_TILES"] = norm_tiles(self.spec, "backward", loads)
         return [
-            {"name": name, "chips": [{"chip": c, "tiles": t} for c, t in sorted(table.items(), reverse=True)]}
+            {
+                "name": name,
+                "rows": [
+                    {"chips": chips, "tiles": tiles}
+                    for chips, tiles in by_chip.rows({chip: [tiles] for chip, tiles in table.items()})
+                ],
+            }
             for name, table in tables.items()
         ]
 
