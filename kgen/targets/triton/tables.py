@@ -1,4 +1,4 @@
-"""Tables by chip in emitted files: rows `(chips, value)`, of which a device takes the first that names it, or no chip."""
+"""Tables by chip in emitted files: rows `(chips, value)`, of which a device takes the first that names it or none."""
 
 from __future__ import annotations
 

@@ -154,103 +154,91 @@ def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: P
     assert bool(interpreted(_left_its_tensors, path)) == bool(right)
 
 
+def _swapped(first: str, second: str, after: str = "") -> tuple[str, str]:
+    """Two lines, and the same in the wrong order."""
+    return f"{first}\n{second}\n{after}", f"{second}\n{first}\n{after}"
+
+
+def _release(ring: str, indent: int = 8, i: str = "n_used") -> str:
+    return f"{' ' * indent}_consumer_release({ring}, {i})"
+
+
 SCORES_OF_KEYS = "        qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)\n"
+WAIT_FOR_KEYS = "        _consumer_wait(kv_ring, n_used)\n"
+ACC = "        acc = warpgroup_mma_wait(0, deps=[acc_async])"
+DV_DK = "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])"
+DQ = "        dq = warpgroup_mma_wait(0, deps=[dq_async])"
 # What the interpreter is for: each of these would be a race on a GPU.
 EARLY = {
-    "keys freed before they are read": (
-        "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])\n    if PENDING == 0:\n        _consumer_release(kv_ring, i)",
-        "    if PENDING == 0:\n        _consumer_release(kv_ring, i)\n    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
+    "keys freed before they are read": _swapped(
+        "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
+        "    if PENDING == 0:\n        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed",
     ),
-    "keys and values freed before they are read": (
-        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used)\n        acc = _res",
-        "        _consumer_release(kv_ring, n_used)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        acc = _res",
-    ),
+    "keys and values freed before they are read": _swapped(ACC, _release("kv_ring"), "        acc = _res"),
     "keys and values read before they are there": (
-        f"        _consumer_wait(kv_ring, n_used)\n{SCORES_OF_KEYS}        acc_async",
+        f"{WAIT_FOR_KEYS}{SCORES_OF_KEYS}        acc_async",
         f"{SCORES_OF_KEYS}        acc_async",
     ),
     "keys and values of dq read before they are there": (
-        f"        _consumer_wait(kv_ring, n_used)\n{SCORES_OF_KEYS}        dp_async",
+        f"{WAIT_FOR_KEYS}{SCORES_OF_KEYS}        dp_async",
         f"{SCORES_OF_KEYS}        dp_async",
     ),
     "the last values read before they are there": (
-        "        _consumer_wait(kv_ring, n_used)\n        acc_async =",
+        f"{WAIT_FOR_KEYS}        acc_async =",
         "        acc_async =",
     ),
     "values overwritten before both consumers have used them": (
-        "after = i + SLOTS - slots[OF].shape[0]",
+        "after = i + SLOTS - slots.shape[0]",
         "after = i",
     ),
-    "tiles handed out before the counter is zero": (
+    "tiles published before the counter is zero": (
         "            gdc_wait()  # forward",
         "            pass  # forward",
     ),
     "pairs read before they are there": (
-        "_to_registers(pair_ring, i - item, 4, SCORES)",
-        "(_slot(pair_ring[0], (i - item) % 4).load(SCORES) + 0, _consumer_release(pair_ring, i - item, 4))[0]",
+        "_consumer_load(pair_ring, i - item, SCORES)",
+        "(_slot(pair_ring.slots, (i - item) % 4).load(SCORES) + 0, _consumer_release(pair_ring, i - item))[0]",
     ),
     "pairs overtaken by the next": (
-        "_to_registers(pair_ring, i - item, 2, SCORES)",
-        "(_wait_for(pair_ring, i - item, 2).load(SCORES), _consumer_release(pair_ring, i - item, 2))[0]",
+        "_consumer_load(pair_ring, i - item, SCORES)",
+        "(_consumer_tile(pair_ring, i - item).load(SCORES), _consumer_release(pair_ring, i - item))[0]",
     ),
     "queries of few keys overtaken by the next": (
         "    fence_async_shared()\n    _consumer_release(ring",
         "    _consumer_release(ring",
     ),
-    "queries freed before dk is there": (
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used)\n",
-        "        _consumer_release(q_ring, n_used)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
-    ),
-    "keys freed before dq is there": (
-        "    dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(kv_ring, n_used - 1)\n        n_used",
-        "    _consumer_release(kv_ring, n_used - 1)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        n_used",
-    ),
+    "queries freed before dk is there": _swapped(DV_DK, _release("q_ring")),
+    "keys freed before dq is there": _swapped(DQ, _release("kv_ring", i="n_used - 1"), "        n_used"),
     "dS stored before both consumers are done with the one before": (
-        "mbarrier.wait(stored.index(i & 1), i >> 1 & 1)",
-        "pass",
+        "    mbarrier.wait(full.index(i & 1), i >> 1 & 1)",
+        "    pass",
     ),
-    "queries freed before dk and dq are there": (
-        "dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n"
-        "        _consumer_release(q_ring, n_used)\n        n_used += 1\n        # Zero",
-        "_consumer_release(q_ring, n_used)\n"
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        n_used += 1\n        # Zero",
+    "queries freed before dk and dq are there": _swapped(
+        DV_DK, _release("q_ring"), "        n_used += 1\n        # Zero"
     ),
     "broad: values freed before dP is there": (
         "        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
-        "        _consumer_release(v_ring, n_used, 1)\n        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
+        "        _consumer_release(v_ring, n_used)\n        ds = _dq_hopper_gradient(\n            qk_async, dp_async",
     ),
     "broad: factors read before they are there": (
-        "mbarrier.wait(made.index(slot), n_used // SLOTS & 1)",
+        "mbarrier.wait(factor_full.index(slot), n_used // SLOTS & 1)",
         "pass",
     ),
-    "broad: queries freed before dk is there": (
-        "        dk = warpgroup_mma_wait(0, deps=[dk_async])\n                _consumer_release(q_ring, n_used)\n",
-        "        _consumer_release(q_ring, n_used)\n                dk = warpgroup_mma_wait(0, deps=[dk_async])\n",
+    "broad: queries freed before dk is there": _swapped(
+        "                dk = warpgroup_mma_wait(0, deps=[dk_async])", _release("q_ring", 16)
     ),
-    "broad: keys freed before dq is there": (
-        "        dq = warpgroup_mma_wait(0, deps=[dq_async])\n        _consumer_release(k_ring, n_used)\n",
-        "        _consumer_release(k_ring, n_used)\n        dq = warpgroup_mma_wait(0, deps=[dq_async])\n",
+    "broad: keys freed before dq is there": _swapped(DQ, _release("k_ring")),
+    "rope dims: queries freed before dk is there": _swapped(
+        "            dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])",
+        _release("q_ring", 12),
     ),
-    "last columns: queries freed before dk is there": (
-        "dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])\n"
-        "                _consumer_release(q_ring, n_used)\n",
-        "_consumer_release(q_ring, n_used)\n"
-        "                dk, dk_rope = warpgroup_mma_wait(0, deps=[dk_async, dk_rope_async])\n",
+    "rope dims: keys freed before dq is there": _swapped(
+        "        dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])",
+        _release("kv_ring", i="n_used - 1"),
+        "        n_used",
     ),
-    "last columns: keys freed before dq is there": (
-        "dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])\n"
-        "        _consumer_release(kv_ring, n_used - 1)\n        n_used",
-        "_consumer_release(kv_ring, n_used - 1)\n"
-        "        dq, dq_rope = warpgroup_mma_wait(0, deps=[dq_async, dq_rope_async])\n        n_used",
-    ),
-    "values freed before both halves have met p": (
-        "        acc = warpgroup_mma_wait(0, deps=[acc_async])\n        _consumer_release(kv_ring, n_used)\n",
-        "        _consumer_release(kv_ring, n_used)\n        acc = warpgroup_mma_wait(0, deps=[acc_async])\n",
-    ),
-    "queries freed before both halves have met dS": (
-        "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n        _consumer_release(q_ring, n_used)\n",
-        "        _consumer_release(q_ring, n_used)\n        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])\n",
-    ),
+    "values freed before both halves have met p": _swapped(ACC, _release("kv_ring")),
+    "queries freed before both halves have met dS": _swapped(DV_DK, _release("q_ring")),
 }
 
 
@@ -339,7 +327,7 @@ def test_races_are_found(what: str, tmp_path: Path) -> None:
         "few keys": "sliding_window",
         "counter": "sliding_window",
         "broad": "broad_full",
-        "last columns": "mla_prefill",
+        "rope dims": "mla_prefill",
     }
     name = next((spec for words, spec in others.items() if words in what), "full")
     text = single(_spec(name))
