@@ -72,7 +72,8 @@ def sources(loaded: Loaded) -> list[Source]:
     if spec.formula == "interrupt":
         raise KeyboardInterrupt
     template = "undefined.j2" if spec.formula == "undefined" else "fake.py.j2"
-    made = [Source("fake.py", template, {"summary": spec.summary.in_docstring(), "formula": spec.formula})]
+    fields = {"summary": spec.summary.in_docstring(), "formula": spec.formula}
+    made = [Source("fake.py", template, fields, alone={})]
     if spec.cuda == "yes":
         made.append(Source("fake.cu", "fake.cu.j2", {"summary": spec.summary.in_comment()}))
     return made

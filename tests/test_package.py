@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
+from kgen.diagnostics import KgenError
 from kgen.family import known_targets
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
@@ -131,11 +134,71 @@ def test_compiled_whole_and_differentiable(folder):
 
 
 @pytest.mark.parametrize("path", STOCK, ids=lambda path: path.stem)
-def test_where_there_is_a_choice(path):
-    """Specs with several files that bear their function have `__init__.py`, others do not."""
+def test_every_folder_offers_its_function(path):
+    """From one file, or from the fastest of several."""
     loaded = load(path)
     files = callable_files(s for target in asked_targets(loaded) for s in sources(loaded, target))
     assert files, "no file has the function"
-    assert ("__init__.py" in render_spec(loaded)) == (len(files) > 1)
     assert len({file.rank for file in files}) == len(files), "two files of one rank"
     assert set(asked_targets(loaded)) <= set(known_targets())
+    name = loaded.spec.name
+    module = import_file(ROOT / "generated" / name / "__init__.py", f"kgen_test_package_{name}")
+    function = getattr(module, name)
+    assert (function.__module__ == module.__name__) == (len(files) > 1)
+    offered = {name, *files[0].offers} if len(files) == 1 else {name}
+    assert offered <= vars(module).keys()
+    if len(files) == 1:
+        assert set(module.__all__) == offered
+
+
+HOPPER_SAYS = "the faster ones for Hopper are in hopper.py, which was not found"
+
+
+def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatch):
+    """By a relative import, and never by their name."""
+    folder = tmp_path / "causal"
+    folder.mkdir()
+    for file in ("__init__.py", "triton.py", "hopper.py"):
+        (folder / file).write_bytes((ROOT / "generated" / "causal" / file).read_bytes())
+    beside = import_file(folder / "triton.py", "kgen_test_beside")
+    monkeypatch.setattr(beside, "_arch", lambda device: 90)
+    assert beside._portable_because(torch.device("cuda")) == ""
+    assert beside._hopper().__name__ == "kgen_test_beside.hopper"
+    assert beside._hopper()._launch is beside._launch
+    # Copied alone, it says so once, and takes its own kernels.
+    (tmp_path / "hopper.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "hopper.py").unlink()
+    alone = import_file(folder / "triton.py", "kgen_test_alone")
+    monkeypatch.setattr(alone, "_arch", lambda device: 90)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for number in range(2):
+            assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
+    assert [str(warning.message).partition(": ")[2][: len(HOPPER_SAYS)] for warning in caught] == [HOPPER_SAYS]
+    spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
+    outside = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(outside)
+    assert outside._hopper() is None
+
+
+def test_one_file_has_all_kernels(tmp_path):
+    """`--single`: what a folder has, in one file that needs no other."""
+    (text,) = render_spec(load(ROOT / "specs/causal.yaml"), single=True).values()
+    path = tmp_path / "causal.py"
+    path.write_text(text)
+    whole = vars(import_file(path, "kgen_test_whole"))
+    folder = import_file(ROOT / "generated/causal/triton.py", "kgen_test_folder")
+    kernels = {n for m in (folder, folder._hopper()) for n in vars(m) if n.endswith("_kernel")}
+    assert kernels == {n for n in whole if n.endswith("_kernel")}
+    for name in kernels:
+        own = folder if hasattr(folder, name) else folder._hopper()
+        one, other = (getattr(k, "fn", k).__code__ for k in (whole[name], vars(own)[name]))
+        assert one.co_code == other.co_code
+    assert "from ." not in text
+
+
+def test_where_no_file_does_without_others():
+    with pytest.raises(KgenError) as caught:
+        render_spec(load(ROOT / "specs/rms_norm.yaml"), ["cuda"], single=True)
+    assert caught.value.diagnostics[0].code == "no-single-file"

@@ -62,12 +62,22 @@ def said(message: str, function: str) -> str:
     return f'{"f" * ("{" in message)}"{function}: {message}"'
 
 
+def partition(operands: Sequence[str], function: str, indent: int) -> str:
+    """A function and its operands, as `warp_specialize` takes them, on one line if they fit."""
+    line = f"{' ' * indent}({function}, {as_tuple(operands)}),"
+    if len(line) <= WIDTH + 20:
+        return line
+    rest = wrapped(operands, indent + 4)
+    return f"{' ' * indent}({function}, (\n{rest}\n{' ' * indent})),"
+
+
 FILTERS: dict[str, Callable[..., object]] = {
     "ahead": ahead,
     "behind": behind,
     "each": each,
     "loaded": around(", mask={}, other=0.0"),
     "packed": packed,
+    "partition": partition,
     "plus": around(" + {}"),
     "said": said,
     "stored": around(", mask={}"),

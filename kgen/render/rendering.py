@@ -77,10 +77,8 @@ def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Sourc
 
 def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
     """What the one file is made of that does without others: of several the one that is called by default."""
-    from kgen.targets import callable_files
-
-    files = callable_files(_sources(loaded, targets).values())
-    source = next((file for file in files if file.alone is not None), None)
+    files = [file for file in _sources(loaded, targets).values() if file.alone is not None]
+    source = max(files, key=lambda file: file.rank or 0, default=None)
     if source is None:
         message = f"`{loaded.spec.name}` has no file that does without others"
         hint = "render its folder, or ask for the target triton"

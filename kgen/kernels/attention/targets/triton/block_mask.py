@@ -40,6 +40,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     op_params = [f"{b}: Tensor" for b in buffers] + [f"{n}: int" for n in SIZES]
     op_params += [f"{n}: {_TYPES[kernels.runtime[n].type]}" for n in scalars]
     return kernel | {
+        "name": f"{kernels.spec.name}_block_mask",
         "size": BLOCK_SIZE,
         "no_specialize": f"do_not_specialize={sizes!r}".replace("'", '"'),
         "kernel_params": params,

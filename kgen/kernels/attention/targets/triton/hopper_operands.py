@@ -30,6 +30,7 @@ def operands(
     rows = in_tiles(kernels.packed, kernels.kv_head, hopper.dkdv.BLOCK_M if hopper.dkdv else 0)
     gradients = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
     sums = loops["dq"]["row_sums"] if hopper.dq is not None else []
+    key_rings = ["kv_ring", *["k_rope_ring"] * bool(hopper.rope)]
     found: Fields = {
         **rows,
         "q": q,
@@ -38,7 +39,7 @@ def operands(
         "consumers": consumers,
         "problem": [name for name in kernels.problem if name != "GQA"],
         "k_bytes": "NBYTES + k_rope_desc.block_type.nbytes" if hopper.rope else "NBYTES",
-        "key_rings": ["kv_ring", *["k_rope_ring"] * bool(hopper.rope)],
+        "key_rings": key_rings,
         "held_keys": ["k_held", "k_rope_held"] if hopper.rope else ["k"],
         "query_descs": ["q_desc", "do_desc", *rows["vector_names"], *_descs(q[1:])],  # type: ignore[misc]
         "query_slots": ["q_slots", "do_slots", "lse_slots", "delta_slots", *(f"{x}_slots" for x in q[1:])],
@@ -83,29 +84,43 @@ def operands(
             consumer=[*pointers["kv"][2:], *["pair_ring"] * pair, *sinks["params"]],
             consumer_constexprs=_constexprs([*group, "CONSUMER", "STORE_LSE", *tile]),
             consumers=[
-                {
-                    "operands": [
-                        *pointers["kv"][2:],
-                        *[f"pair_ring_{'ab'[n % 2]}"] * pair,
-                        *sinks["params"],
-                    ],
-                    "constexprs": [*group, str(n), "STORE_LSE", *tile],
-                }
+                [
+                    "scheduler",
+                    *_rings(q),
+                    "kv_ring",
+                    *pointers["kv"][2:],
+                    *([f"pair_ring_{'ab'[n % 2]}"] * pair),
+                    *sinks["params"],
+                    "out_slots",
+                    "o_desc",
+                    "lse_ptr",
+                    "problem",
+                    *group,
+                    str(n),
+                    "STORE_LSE",
+                    *tile,
+                ]
                 for n in range(consumers)
             ],
-            producer_constexprs=[*group, *[found["lag"]["own"]] * len(lag), "GROUP", *tile],
+            producer=[
+                "scheduler",
+                _tuple(_descs(q)),
+                *_descs([*k, "v"]),
+                _tuple(_rings(q)),
+                "kv_ring",
+                *found["producer"]["given"],
+                "problem",
+                *group,
+                *([found["lag"]["own"]] * len(lag)),
+                "GROUP",
+                *tile,
+            ],
         )
     if hopper.dq is not None:
         own = [*(f"d{x}" for x in q)]
+        handed = [*pointers["kv"][2:], *_descs(own), *(f"{x}_ptr" for x in ("lse", "delta", *sums))]
         loops["dq"].update(
-            queries=[*q, "do"],
-            consumer=[
-                *pointers["kv"][2:],
-                *_descs(own),
-                "lse_ptr",
-                "delta_ptr",
-                *(f"{name}_ptr" for name in sums),
-            ],
+            consumer=handed,
             extras=[*pointers["kv"], *counter],
             params=[
                 *_descs([*q, *k, "v", "do", *own]),
@@ -114,10 +129,35 @@ def operands(
                 *counter,
             ],
             given=[*_descs([*q, *k, "v", "do", *own]), "lse", "delta", *sums, *lists["kv"], *counters],
-            consumers=[[*group, str(n), *tile] for n in range(2)],
+            consumers=[
+                [
+                    "scheduler",
+                    *_rings([*q, "do"]),
+                    *loops["dq"]["rings"],
+                    *handed,
+                    "problem",
+                    *group,
+                    str(n),
+                    *tile,
+                ]
+                for n in range(2)
+            ],
             consumer_constexprs=_constexprs([*group, "CONSUMER", *tile]),
             producer_params=_constexprs([*group, "GROUP", *tile]),
-            producer_constexprs=[*group, *["0"] * (len(lag) * (not hopper.wide)), "GROUP", *tile],
+            produced=[
+                "scheduler",
+                _tuple(_descs([*q, "do"])),
+                *_descs([*k, "v"]),
+                _tuple(_rings([*q, "do"])),
+                *loops["dq"]["rings"],
+                *pointers["kv"],
+                *counter,
+                "problem",
+                *group,
+                *(["0"] * (len(lag) * (not hopper.wide))),
+                "GROUP",
+                *tile,
+            ],
         )
     if hopper.dkdv is not None:
         streams, given = _descs([*q, *k, "v", "do"]), _descs([*q, *k, "v", "do"])
@@ -130,12 +170,37 @@ def operands(
             extras=rest,
             params=[*streams, *names, *own, *rest],  # type: ignore[misc]
             given=[*given, *rows["vectors_given"], *own, *lists["q"], *counters],  # type: ignore[misc]
-            consumers=[[*group, str(n), *tile] for n in range(2)],
+            consumers=[
+                ["scheduler", "kv_ring", "q_ring", *pointers["q"][2:], *own, "problem", *group, str(n), *tile]
+                for n in range(2)
+            ],
             consumer_params=_constexprs([*group, "CONSUMER", *tile]),
-            split_constexprs=[*group, *tile],
+            dv_consumer=[
+                "scheduler",
+                *key_rings,
+                "q_ring",
+                "factors",
+                *pointers["q"][2:],
+                own[-1],
+                "problem",
+                *group,
+                *tile,
+            ],
+            dk_consumer=["scheduler", *key_rings, "q_ring", "factors", *own[:-1], "problem", *group, *tile],
             split_params=_constexprs([*group, *tile]),
             producer_params=_constexprs([*group, "GROUP", *tile]),
-            producer_constexprs=[*group, "GROUP", *tile],
+            producer=[
+                "scheduler",
+                *_descs([*k, "v"]),
+                "q_descs",
+                *key_rings,
+                "q_ring",
+                *rest,
+                "problem",
+                *group,
+                "GROUP",
+                *tile,
+            ],
         )
         if hopper.fused is not None:
             vectors = [f"_gluon_rows({x}, {hopper.fused.BLOCK_M})" for x in ("lse", "delta")]
@@ -143,8 +208,32 @@ def operands(
                 "tile": hopper.fused,
                 "params": [*streams, *names, *own, "dq_sum_ptr", *rest],  # type: ignore[misc]
                 "given": [*streams, *vectors, *own, "dq_sum", *lists["q"], *counters],
+                "consumers": [
+                    [
+                        "scheduler",
+                        "kv_ring",
+                        "q_ring",
+                        "ds_ring",
+                        *pointers["q"][2:],
+                        *own,
+                        "dq_sum_ptr",
+                        "problem",
+                        *group,
+                        str(n),
+                        *tile,
+                    ]
+                    for n in range(2)
+                ],
             }
     return found
+
+
+def _rings(names: list[str]) -> list[str]:
+    return [f"{name}_ring" for name in names]
+
+
+def _tuple(names: list[str]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _descs(names: list[str]) -> list[str]:
