@@ -62,9 +62,9 @@ def said(message: str, function: str) -> str:
     return f'{"f" * ("{" in message)}"{function}: {message}"'
 
 
-def partition(operands: Sequence[str], function: str, indent: int) -> str:
+def partition(operands: Sequence[Sequence[str]], function: str, indent: int) -> str:
     """A function and its operands, as `warp_specialize` takes them, on one line if they fit."""
-    line = f"{' ' * indent}({function}, {as_tuple(operands)}),"
+    line = f"{' ' * indent}({function}, {as_tuple([o for line in operands for o in line])}),"
     if len(line) <= WIDTH + 20:
         return line
     rest = wrapped(operands, indent + 4)

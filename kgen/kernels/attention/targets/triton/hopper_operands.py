@@ -15,217 +15,178 @@ from kgen.targets.code import Code, op, text
 Fields = dict[str, Any]
 
 
+class _Shared:
+    """What several kernels are given."""
+
+    def __init__(self, hopper: HopperPlan, kernels: KernelFields) -> None:
+        plan = kernels.plan
+        self.hopper = hopper
+        self.rows = in_tiles(kernels.packed, kernels.kv_head, hopper.dkdv.BLOCK_M if hopper.dkdv else 0)
+        rope = hopper.rope > 0
+        self.q, self.k = ["q", *["q_rope"] * rope], ["k", *["k_rope"] * rope]
+        self.key_rings = ["kv_ring", *["k_rope_ring"] * rope]
+        self.group = ["GQA"] * plan.grouped
+        self.consumers = hopper.forward.consumers if hopper.forward else 2
+        self.counter, self.counters = ["counter_ptr"] * hopper.dynamic, ["counters"] * hopper.dynamic
+        self.lists = {x: list(lists_of(x)) if plan.forward.listed else [] for x in ("kv", "q")}
+        self.pointers = {x: [f"{name}_ptr" for name in names] for x, names in self.lists.items()}
+        self.lag = _lag(hopper)
+
+    def constexprs(self, *more: str) -> list[str]:
+        """What is known when a kernel is compiled, as arguments."""
+        return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
+
+    def annotated(self, *more: str) -> list[str]:
+        """The same as parameters."""
+        return [f"{name}: tl.constexpr" for name in self.constexprs(*more)]
+
+
 def operands(
     hopper: HopperPlan, kernels: KernelFields, loops: Mapping[str, Fields], fields: Fields
 ) -> Fields:
-    """Lists of operands, by kernel: `params` of its signature, `given` at its launch, what its warps are handed."""
-    q, k = (["q", "q_rope"], ["k", "k_rope"]) if hopper.rope else (["q"], ["k"])
-    group = ["GQA"] * kernels.plan.grouped
-    consumers = hopper.forward.consumers if hopper.forward else 2
+    """Lists of operands, by kernel: `params` of its signature, `given` at its launch; and what each of its warpgroups
+    is handed, operands and what is known when it is compiled."""
+    shared = _Shared(hopper, kernels)
     listed = kernels.plan.forward.listed
-    counter = ["counter_ptr"] * hopper.dynamic
-    counters = ["counters"] * hopper.dynamic
-    lists = {x: list(lists_of(x)) if listed else [] for x in ("kv", "q")}
-    pointers = {x: [f"{name}_ptr" for name in lists[x]] for x in lists}
-    rows = in_tiles(kernels.packed, kernels.kv_head, hopper.dkdv.BLOCK_M if hopper.dkdv else 0)
+    vectors = shared.rows["vector_names"]
     gradients = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
     sums = loops["dq"]["row_sums"] if hopper.dq is not None else []
-    key_rings = ["kv_ring", *["k_rope_ring"] * bool(hopper.rope)]
     found: Fields = {
-        **rows,
-        "q": q,
-        "k": k,
+        **shared.rows,
+        "q": shared.q,
+        "k": shared.k,
         "rope": {"width": hopper.rope} if hopper.rope else None,
-        "consumers": consumers,
+        "consumers": shared.consumers,
         "problem": [name for name in kernels.problem if name != "GQA"],
         "k_bytes": "NBYTES + k_rope_desc.block_type.nbytes" if hopper.rope else "NBYTES",
-        "key_rings": key_rings,
+        "key_rings": shared.key_rings,
         "held_keys": ["k_held", "k_rope_held"] if hopper.rope else ["k"],
-        "query_descs": ["q_desc", "do_desc", *rows["vector_names"], *_descs(q[1:])],  # type: ignore[misc]
-        "query_slots": ["q_slots", "do_slots", "lse_slots", "delta_slots", *(f"{x}_slots" for x in q[1:])],
-        "lag": _lag(hopper),
+        "query_descs": ["q_desc", "do_desc", *vectors, *_descs(shared.q[1:])],
+        "query_slots": [f"{x}_slots" for x in ("q", "do", "lse", "delta", *shared.q[1:])],
+        "lag": shared.lag,
         "backward": {
-            "operands": [*counters, *["dq_sum"] * (hopper.fused is not None), *gradients, *sums],
+            "operands": [*shared.counters, *["dq_sum"] * (hopper.fused is not None), *gradients, *sums],
             "gradients": gradients,
-            "descs": ["q_desc", "k_desc", "v_desc", "do_desc", *_descs(gradients)],
+            "descs": _descs(["q", "k", "v", "do", *gradients]),
         },
     }
     if hopper.forward is not None:
         found["query_tile"] = _tiles_of_queries(loops, listed, kernels.packed)
+        found["producer"], of_forward = _of_forward(shared, fields["pages"], fields["sinks"])
+        loops["forward"].update(of_forward)
+    if hopper.dq is not None:
+        loops["dq"].update(_of_dq(shared, loops["dq"]["rings"], sums))
     if hopper.dkdv is not None:
         found["key_tile"] = _tiles_of_keys(loops["dkdv"], listed, kernels.packed)
-    lag = ["LAG"] * found["lag"]["given"]
-    tile = ["BLOCK_M", "BLOCK_N"]
-    found["producer"] = {"constexprs": _constexprs([*group, *lag, "GROUP", *tile])}
-    if hopper.forward is not None:
-        pages, pair, sinks = fields["pages"], hopper.pair is not None, fields["sinks"]
-        descs = _descs([*q, *k, "v", "o"])
-        found["producer"] |= {
-            "extras": [
-                *pointers["kv"],
-                *["pair_desc", "pair_rings"] * pair,
-                *pages["args"],
-                *counter,
-            ],
-            "given": [
-                *pointers["kv"],
-                *["pair_desc", "(pair_ring_a, pair_ring_b)"] * pair,
-                *pages["args"],
-                *counter,
-            ],
-        }
-        loops["forward"].update(
-            part={2: "half", 3: "third"}[consumers],
-            params=[*descs, "lse_ptr", *pointers["kv"], *["pair_desc"] * pair, *pages["params"], *counter]
-            + sinks["params"],
-            given=[*descs, "lse", *lists["kv"], *["pair_desc"] * pair, *pages["given"]]
-            + ["q.new_zeros(1, dtype=torch.int32)"] * hopper.dynamic
-            + sinks["args"],
-            consumer=[*pointers["kv"][2:], *["pair_ring"] * pair, *sinks["params"]],
-            consumer_constexprs=_constexprs([*group, "CONSUMER", "STORE_LSE", *tile]),
-            consumers=[
-                [
-                    "scheduler",
-                    *_rings(q),
-                    "kv_ring",
-                    *pointers["kv"][2:],
-                    *([f"pair_ring_{'ab'[n % 2]}"] * pair),
-                    *sinks["params"],
-                    "out_slots",
-                    "o_desc",
-                    "lse_ptr",
-                    "problem",
-                    *group,
-                    str(n),
-                    "STORE_LSE",
-                    *tile,
-                ]
-                for n in range(consumers)
-            ],
-            producer=[
-                "scheduler",
-                _tuple(_descs(q)),
-                *_descs([*k, "v"]),
-                _tuple(_rings(q)),
-                "kv_ring",
-                *found["producer"]["given"],
-                "problem",
-                *group,
-                *([found["lag"]["own"]] * len(lag)),
-                "GROUP",
-                *tile,
-            ],
-        )
-    if hopper.dq is not None:
-        own = [*(f"d{x}" for x in q)]
-        handed = [*pointers["kv"][2:], *_descs(own), *(f"{x}_ptr" for x in ("lse", "delta", *sums))]
-        loops["dq"].update(
-            consumer=handed,
-            extras=[*pointers["kv"], *counter],
-            params=[
-                *_descs([*q, *k, "v", "do", *own]),
-                *(f"{name}_ptr" for name in ("lse", "delta", *sums)),
-                *pointers["kv"],
-                *counter,
-            ],
-            given=[*_descs([*q, *k, "v", "do", *own]), "lse", "delta", *sums, *lists["kv"], *counters],
-            consumers=[
-                [
-                    "scheduler",
-                    *_rings([*q, "do"]),
-                    *loops["dq"]["rings"],
-                    *handed,
-                    "problem",
-                    *group,
-                    str(n),
-                    *tile,
-                ]
-                for n in range(2)
-            ],
-            consumer_constexprs=_constexprs([*group, "CONSUMER", *tile]),
-            producer_params=_constexprs([*group, "GROUP", *tile]),
-            produced=[
-                "scheduler",
-                _tuple(_descs([*q, "do"])),
-                *_descs([*k, "v"]),
-                _tuple(_rings([*q, "do"])),
-                *loops["dq"]["rings"],
-                *pointers["kv"],
-                *counter,
-                "problem",
-                *group,
-                *(["0"] * (len(lag) * (not hopper.wide))),
-                "GROUP",
-                *tile,
-            ],
-        )
-    if hopper.dkdv is not None:
-        streams, given = _descs([*q, *k, "v", "do"]), _descs([*q, *k, "v", "do"])
-        if hopper.dkdv.BLOCK_M < HALF:
-            given = [f"short_{x}" if x in ("q_desc", "do_desc") else x for x in given]
-        own = _descs([*(f"d{x}" for x in k), "dv"])
-        names, rest = rows["vector_names"], [*pointers["q"], *counter]
-        loops["dkdv"].update(
-            blocks_of=pointers["q"][2:],
-            extras=rest,
-            params=[*streams, *names, *own, *rest],  # type: ignore[misc]
-            given=[*given, *rows["vectors_given"], *own, *lists["q"], *counters],  # type: ignore[misc]
-            consumers=[
-                ["scheduler", "kv_ring", "q_ring", *pointers["q"][2:], *own, "problem", *group, str(n), *tile]
-                for n in range(2)
-            ],
-            consumer_params=_constexprs([*group, "CONSUMER", *tile]),
-            dv_consumer=[
-                "scheduler",
-                *key_rings,
-                "q_ring",
-                "factors",
-                *pointers["q"][2:],
-                own[-1],
-                "problem",
-                *group,
-                *tile,
-            ],
-            dk_consumer=["scheduler", *key_rings, "q_ring", "factors", *own[:-1], "problem", *group, *tile],
-            split_params=_constexprs([*group, *tile]),
-            producer_params=_constexprs([*group, "GROUP", *tile]),
-            producer=[
-                "scheduler",
-                *_descs([*k, "v"]),
-                "q_descs",
-                *key_rings,
-                "q_ring",
-                *rest,
-                "problem",
-                *group,
-                "GROUP",
-                *tile,
-            ],
-        )
-        if hopper.fused is not None:
-            vectors = [f"_gluon_rows({x}, {hopper.fused.BLOCK_M})" for x in ("lse", "delta")]
-            found["fused"] = {
-                "tile": hopper.fused,
-                "params": [*streams, *names, *own, "dq_sum_ptr", *rest],  # type: ignore[misc]
-                "given": [*streams, *vectors, *own, "dq_sum", *lists["q"], *counters],
-                "consumers": [
-                    [
-                        "scheduler",
-                        "kv_ring",
-                        "q_ring",
-                        "ds_ring",
-                        *pointers["q"][2:],
-                        *own,
-                        "dq_sum_ptr",
-                        "problem",
-                        *group,
-                        str(n),
-                        *tile,
-                    ]
-                    for n in range(2)
-                ],
-            }
+        loops["dkdv"].update(_of_dkdv(shared))
+    if hopper.fused is not None:
+        found["fused"] = _of_fused(shared)
     return found
+
+
+def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Fields, Fields]:
+    """Of the producer of queries' tiles, which may serve dq too, and of forward."""
+    q, k, pair = shared.q, shared.k, shared.hopper.pair is not None
+    lists, counter = shared.pointers["kv"], shared.counter
+    descs, lag = _descs([*q, *k, "v", "o"]), ["LAG"] * shared.lag["given"]
+    producer = {
+        "extras": [*lists, *["pair_desc", "pair_rings"] * pair, *pages["args"], *counter],
+        "constexprs": shared.annotated(*lag, "GROUP"),
+    }
+    rings = ["(pair_ring_a, pair_ring_b)"] * pair
+    produced = ["scheduler", _tuple(_descs(q)), *_descs([*k, "v"]), _tuple(_rings(q)), "kv_ring", *lists]
+    produced += [*["pair_desc"] * pair, *rings, *pages["args"], *counter, "problem"]
+    given = [*descs, "lse", *shared.lists["kv"], *["pair_desc"] * pair, *pages["given"]]
+    zero = ["q.new_zeros(1, dtype=torch.int32)"] * shared.hopper.dynamic
+
+    def consumer(number: int) -> list[list[str]]:
+        pairs = [f"pair_ring_{'ab'[number % 2]}"] * pair
+        own = ["scheduler", *_rings(q), "kv_ring", *lists[2:], *pairs, *sinks["params"]]
+        own += ["out_slots", "o_desc", "lse_ptr", "problem"]
+        return [own, shared.constexprs(str(number), "STORE_LSE")]
+
+    return producer, {
+        "part": {2: "half", 3: "third"}[shared.consumers],
+        "params": [
+            *descs,
+            "lse_ptr",
+            *lists,
+            *["pair_desc"] * pair,
+            *pages["params"],
+            *counter,
+            *sinks["params"],
+        ],
+        "given": [*given, *zero, *sinks["args"]],
+        "options": ["launch_pdl=True"] * shared.hopper.dynamic,
+        "consumer": [*lists[2:], *["pair_ring"] * pair, *sinks["params"]],
+        "consumer_constexprs": shared.annotated("CONSUMER", "STORE_LSE"),
+        "consumers": [consumer(number) for number in range(shared.consumers)],
+        "producer": [produced, shared.constexprs(*[shared.lag["own"]] * len(lag), "GROUP")],
+    }
+
+
+def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
+    q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
+    own, held = [f"d{x}" for x in q], [*q, "do"]
+    descs = _descs([*q, *k, "v", "do", *own])
+    vectors = [f"{x}_ptr" for x in ("lse", "delta", *sums)]
+    consumer = [*lists[2:], *_descs(own), *vectors]
+    handed = ["scheduler", *_rings(held), *rings, *consumer, "problem"]
+    produced = ["scheduler", _tuple(_descs(held)), *_descs([*k, "v"]), _tuple(_rings(held)), *rings]
+    lag = ["0"] * (shared.lag["given"] and not shared.hopper.wide)
+    return {
+        "params": [*descs, *vectors, *lists, *counter],
+        "given": [*descs, "lse", "delta", *sums, *shared.lists["kv"], *shared.counters],
+        "consumer": consumer,
+        "consumer_constexprs": shared.annotated("CONSUMER"),
+        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
+        "extras": [*lists, *counter],
+        "producer_params": shared.annotated("GROUP"),
+        "produced": [[*produced, *lists, *counter, "problem"], shared.constexprs(*lag, "GROUP")],
+    }
+
+
+def _of_dkdv(shared: _Shared) -> Fields:
+    q, k, lists = shared.q, shared.k, shared.pointers["q"]
+    dkdv = shared.hopper.dkdv
+    assert dkdv is not None
+    streams = _descs([*q, *k, "v", "do"])
+    short = ("q_desc", "do_desc") if dkdv.BLOCK_M < HALF else ()
+    own, rest = _descs([*(f"d{x}" for x in k), "dv"]), [*lists, *shared.counter]
+    of_queries = [*shared.key_rings, "q_ring"]
+    given = [f"short_{x}" if x in short else x for x in streams]
+    handed = ["scheduler", "kv_ring", "q_ring", *lists[2:], *own, "problem"]
+    dv = ["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"]
+    dk = ["scheduler", *of_queries, "factors", *own[:-1], "problem"]
+    produced = ["scheduler", *_descs([*k, "v"]), "q_descs", *of_queries, *rest, "problem"]
+    return {
+        "params": [*streams, *shared.rows["vector_names"], *own, *rest],
+        "given": [*given, *shared.rows["vectors_given"], *own, *shared.lists["q"], *shared.counters],
+        "blocks_of": lists[2:],
+        "consumer_params": shared.annotated("CONSUMER"),
+        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
+        # Where one consumer has dv, and the other dk.
+        "split_params": shared.annotated(),
+        "dv_consumer": [dv, shared.constexprs()],
+        "dk_consumer": [dk, shared.constexprs()],
+        "extras": rest,
+        "producer_params": shared.annotated("GROUP"),
+        "producer": [produced, shared.constexprs("GROUP")],
+    }
+
+
+def _of_fused(shared: _Shared) -> Fields:
+    fused, lists = shared.hopper.fused, shared.pointers["q"]
+    assert fused is not None
+    streams, own = _descs(["q", "k", "v", "do"]), _descs(["dk", "dv"])
+    vectors = [f"_gluon_rows({x}, {fused.BLOCK_M})" for x in ("lse", "delta")]
+    handed = ["scheduler", "kv_ring", "q_ring", "ds_ring", *lists[2:], *own, "dq_sum_ptr", "problem"]
+    return {
+        "tile": fused,
+        "params": [*streams, *shared.rows["vector_names"], *own, "dq_sum_ptr", *lists, *shared.counter],
+        "given": [*streams, *vectors, *own, "dq_sum", *shared.lists["q"], *shared.counters],
+        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
+    }
 
 
 def _rings(names: list[str]) -> list[str]:
@@ -238,10 +199,6 @@ def _tuple(names: list[str]) -> str:
 
 def _descs(names: list[str]) -> list[str]:
     return [f"{name}_desc" for name in names]
-
-
-def _constexprs(names: list[str]) -> list[str]:
-    return [f"{name}: tl.constexpr" for name in names]
 
 
 def _lag(hopper: HopperPlan) -> Fields:

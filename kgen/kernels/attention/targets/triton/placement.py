@@ -40,7 +40,7 @@ def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
     return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
 
 
-def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, object]:
+def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, Any]:
     """The names by which the kernels for Hopper find rows: the coordinates of TMA, of a tile and up to a row of it, and
     what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""
     ends = {x: ["FAR", f"{x}_end"] if packed else ["b"] for x in ("q", "kv")}
