@@ -110,7 +110,7 @@ def statements(language: str) -> Callable[[], Iterable[str]]:
 
 def emitted() -> Iterable[str]:
     """The softmax of the forward kernel for Hopper, as it stands in the file."""
-    lines = render_spec(loaded())["triton.py"].splitlines()
+    lines = render_spec(loaded())["hopper.py"].splitlines()
     first = lines.index("def _hopper_softmax(")
     last = next(i for i in range(first, len(lines)) if lines[i].startswith("    return "))
     return lines[first - 1 : last + 1]

@@ -99,7 +99,7 @@ NARROW_FORWARD = HopperTile(3 * HALF, 128, 4, 160, 32, consumers=3)
 
 @dataclass(frozen=True)
 class HopperPlan:
-    """The kernels for Hopper of one plan: each where it was faster than the kernel for every chip. That of dq is only
+    """The kernels for Hopper of one plan: each where it was faster than the portable kernel. That of dq is only
     there beside the others."""
 
     forward: HopperTile | None

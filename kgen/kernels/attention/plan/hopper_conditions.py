@@ -1,7 +1,7 @@
 """What kernels for Hopper ask of a plan, each condition with what is said where it does not hold.
 
 They are made for tiles of 64, 128 or 256 columns of 16 bits that TMA loads whole. What TMA cannot load or must not
-keeps the kernels for every chip: rows that only the mask hides may hold NaN. Those that are the keys past an end are
+keeps the portable kernels: rows that only the mask hides may hold NaN. Those that are the keys past an end are
 taken: one tile has some, which are made zeros in shared memory.
 """
 
@@ -104,7 +104,7 @@ OF_NARROW_FORWARD = (
     Condition(
         # Forward is 2 to 5 % faster with long ranges and 10 % slower with windows.
         lambda plan, loop: plan.problem.light and not plan.problem.varlen,
-        "heads of {v} columns have short ranges, where the kernels for every chip are faster",
+        "heads of {v} columns have short ranges, where the portable kernels are faster",
     ),
     Condition(
         lambda plan, loop: plan.problem.score != "reads",

@@ -71,7 +71,7 @@ MASKED_TILES = ("n_first_masked", "n_last_masked")
 
 
 def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[str, Any]) -> Fields | None:
-    """The names under `hopper`, from those of the kernels for every chip in `context`; None without such a kernel."""
+    """The names under `hopper`, from those of the portable kernels in `context`; None without such a kernel."""
     hopper = plan_hopper(plan)
     if hopper is None:
         return None

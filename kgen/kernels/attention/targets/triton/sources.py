@@ -55,7 +55,7 @@ def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
-    """Every name of the template, from the plan of the kernels for every chip and of those for Hopper."""
+    """Every name of the template, from the plan of the portable kernels and of those for Hopper."""
     spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
     launcher = LauncherFields(plan)
     context: dict[str, object] = {
