@@ -131,7 +131,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "wide": hopper.wide,
         "split_dkdv": hopper.split_dkdv,
         "hidden_keys": hopper.hidden_keys,
-        "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF))),
+        "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)), plan.grouped),
         "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "sigmoid": any(calls(code, "sigmoid") for code in _codes(loops)),
@@ -179,14 +179,16 @@ def _shared(loops: Fields, kernels: KernelFields, plan: AttentionPlan) -> list[s
     return sorted({*constants, *launcher, "_tile_and_head", *(f"_{name}" for name in helpers)})
 
 
-def _one_kernel(hopper: HopperPlan, tiles: str) -> Fields:
+def _one_kernel(hopper: HopperPlan, tiles: str, grouped: bool) -> Fields:
     """When one backward kernel is ahead of two. Its zeros and sums cost the same for every query, whatever it sees. And
     where tiles differ in length, few of them end far apart, and dq fills what the kernel of dk and dv leaves."""
     enough = f"SK >= {hopper.least_keys}"
     if not hopper.dynamic:
-        return {"params": "SK", "given": "SK", "enough": enough}
+        return {"params": "SK", "given": "SK", "enough": enough, "sizes": ["SK = k.shape[2]"]}
     enough += " and 2 * n_tiles >= 3 * _multiprocessors(device)"
-    return {"params": "SK, n_tiles, device", "given": f"SK, {tiles}, q.device", "enough": enough}
+    sizes = ["HKV, SK = k.shape[1], k.shape[2]"] if grouped else ["SK = k.shape[2]"]
+    given = f"SK, {tiles}, q.device"
+    return {"params": "SK, n_tiles, device", "given": given, "enough": enough, "sizes": sizes}
 
 
 def _codes(value: Any) -> Iterator[Code]:
