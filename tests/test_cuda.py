@@ -26,6 +26,7 @@ from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
+from kgen.targets.code import CUDA, spell
 from kgen.targets.cuda.printer import Printer
 from kgen.verify.compiling import compile_specs
 from kgen.verify.resources import usage, usage_of, usages
@@ -344,7 +345,7 @@ def test_every_function_is_one_of_cuda():
         for types in product(Type, repeat=row.arity[0]):
             arguments = [Var(names[t][i], t) for i, t in enumerate(types)]
             with contextlib.suppress(TypeRuleError):
-                lines.append(f"    total += float({Printer().print(call(name, *arguments))});")
+                lines.append(f"    total += float({spell(Printer().value(call(name, *arguments)), CUDA)});")
     helpers = dict.fromkeys(("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu"), True)
     functions = (ROOT / "templates/cuda/_functions.j2").read_text()
     source = (
@@ -367,8 +368,8 @@ def test_every_function_is_one_of_cuda():
 
 def test_a_cheaper_tanh_is_asked_for():
     tanh = call("tanh", Var("x", Type.FLOAT))
-    assert Printer().print(tanh) == "tanhf(x)"
-    assert Printer(fast_math=True).print(tanh) == "_tanh_approx(x)"
+    assert spell(Printer().value(tanh), CUDA) == "tanhf(x)"
+    assert spell(Printer(fast_math=True).value(tanh), CUDA) == "_tanh_approx(x)"
 
 
 def test_threads_share_wide_rows(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kgen.expr.nodes import Const, Node, Type, variables
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value
 from kgen.sizes import ELEMENT_SIZE
+from kgen.targets.code import CUDA, Assign, If, Name, Statement, lines_of, needed, op, spell, uses_of
 from kgen.targets.cuda.elements import ELEMENTS
 from kgen.targets.cuda.printer import Printer, literal
 
@@ -99,7 +100,7 @@ class KernelFields:
             {
                 "name": self.local(n).upper(),
                 "type": SCALARS[p.scalar],
-                "value": literal(Const(p.value or 0, p.scalar))[0],
+                "value": spell(literal(Const(p.value or 0, p.scalar)), CUDA),
             }
             for n, p in constants.items()
         ]
@@ -111,33 +112,30 @@ class KernelFields:
 
     # --- lines ---
 
-    def _scalar(self, operand: Operand) -> str:
-        """A line that names one element of an access."""
+    def _element(self, operand: Operand) -> Assign:
+        """One element of an access, by its name."""
         name = self.local(operand.name)
-        element = f"{name}_at.at[i]"
-        value = f"to_float({name}_at, i)" if operand.type is Type.FLOAT else element
-        return f"const {SCALARS[operand.type]} {name} = {value};"
+        form = "to_float({0}_at, i)" if operand.type is Type.FLOAT else "{0}_at.at[i]"
+        return Assign((name,), (op(form, name),), type=SCALARS[operand.type])
 
-    def _value(self, value: Value) -> str:
-        text = self.printer.real(value.tree)
+    def _value(self, value: Value) -> Assign:
+        code = self.printer.real(value.tree)
         if value.rounded is not None:
-            text = f"rounded<{TYPES[value.rounded]}>({text})"
-        return f"const float {value.name} = {text};"
+            code = op(f"rounded<{TYPES[value.rounded]}>({{0}})", code)
+        return Assign((value.name,), (code,), type="float")
+
+    def _end(self, to: str, tree: Node, sign: str = "=") -> Assign:
+        """What is done with a value of each element."""
+        return Assign((to,), (self.printer.real(tree),), sign)
 
     def _body(
-        self, operands: Sequence[Operand], values: Sequence[Value], ends: Sequence[tuple[str, Node]]
+        self, operands: Iterable[Operand], values: Iterable[Value], ends: Sequence[Statement], by: str = ""
     ) -> Body:
-        """Lines that compute `ends`, statements with a hole for their tree, and only what these need before."""
-        needed = {n for _, tree in ends for n in variables(tree)}
-        kept: list[Value] = []
-        for value in reversed(values):
-            if value.name in needed:
-                kept.append(value)
-                needed |= set(variables(value.tree))
-        read = [o for o in operands if o.along != "row" and o.name in needed]
-        statements = [form.format(self.printer.real(tree)) for form, tree in ends]
-        lines = [*map(self._scalar, read), *(self._value(v) for v in reversed(kept)), *statements]
-        return Body(lines, frozenset(o.name for o in read))
+        """Statements that compute `ends`, or the value `by`, and only what these need before."""
+        reads = {o.name: self._element(o) for o in operands if o.along != "row"}
+        before = needed([*reads.values(), *map(self._value, values)], {*uses_of(ends), by})
+        lines = lines_of([*before, *ends], CUDA)
+        return Body(lines, frozenset(n for n, read in reads.items() if read in before))
 
     def _reads(self, operands: Iterable[Operand], body: Body) -> list[dict[str, str]]:
         """The accesses that some lines use."""
@@ -161,7 +159,7 @@ class KernelFields:
     def _streams(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
         return self._slots(((self.local(o.name), o.dtype) for o in operands), "0")
 
-    def _end(self, streams: Sequence[dict[str, str]]) -> str:
+    def _after(self, streams: Sequence[dict[str, str]]) -> str:
         return f"{streams[-1]['begin']} + {streams[-1]['slots']}::BYTES"
 
     def _columns(self, operands: Iterable[Operand], head: str) -> list[dict[str, str]]:
@@ -204,8 +202,8 @@ class KernelFields:
     def forward(self) -> dict[str, Any]:
         plan, f = self.plan, self.plan.forward
         streams = self._streams(o for o in f.loads if o.along == "element")
-        h_lines = self._body(f.loads, [], [(f"const float h = {self._rounding(f.h)};", f.h.tree)])
-        out_lines = self._body(f.loads, f.normed, [("outs[i] = {};", f.out.tree)])
+        h_lines = self._body(f.loads, [f.h], [], "h")
+        out_lines = self._body(f.loads, f.normed, [self._end("outs[i]", f.out.tree)])
         outputs = [pointer(TYPES[self.spec.dtypes["output"]], "out_ptr")]
         if self.spec.quantize:
             given = self.spec.quantize.scale == "per_tensor"
@@ -222,7 +220,7 @@ class KernelFields:
             **self._host(params, ()),
             **self._host_alignment(streams, [*vectors, *(f"{n}_ptr" for n, _ in stored)]),
             "streams": streams,
-            "stage": self._end(streams),
+            "stage": self._after(streams),
             "stored": self._slots(stored, "STAGES * STAGE"),
             "columns": self._columns((o for o in f.loads if o.along == "column"), "head"),
             "rows": self._rows(o for o in f.loads if o.along == "row"),
@@ -261,9 +259,6 @@ class KernelFields:
             "host_strides": ", ".join(strides),
         }
 
-    def _rounding(self, value: Value) -> str:
-        return "{}" if value.rounded is None else f"rounded<{TYPES[value.rounded]}>({{}})"
-
     def backward(self) -> dict[str, Any]:
         plan, b, spec = self.plan, self.plan.backward, self.spec
         assert b is not None
@@ -279,64 +274,61 @@ class KernelFields:
         def late(g: Gradient) -> bool:
             return bool(later & set(variables(g.tree)))
 
-        def adds(gradients: Iterable[Gradient]) -> list[tuple[str, Node]]:
-            return [
-                (f"if constexpr (ELEMENTS > 0) d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in gradients
-            ]
+        def sums(gradients: Iterable[Gradient]) -> list[Assign]:
+            return [self._end(f"d{self.local(g.of)}[v][i]", g.tree, "+=") for g in gradients]
+
+        def held(gradients: Iterable[Gradient]) -> list[Statement]:
+            """Sums of threads that have their columns in registers."""
+            return [If(Name("ELEMENTS > 0"), (s,)) for s in sums(gradients)]
 
         means = [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)]
-        ends = [(f"means[{i}] += {{}};", m.tree) for i, m in enumerate(b.means)]
+        ends = [self._end(f"means[{i}]", m.tree, "+=") for i, m in enumerate(b.means)]
         values = [*b.before, b.dh]
-        first = self._body(loads, b.before, [*ends, *adds(g for g in b.columns if not late(g))])
-        stores = [(f"d{self.local(g.of)}_at[i] = {{}};", g.tree) for g in b.elements]
-        row_ends = [(f"row_sums[{i}] += {{}};", g.tree) for i, g in enumerate(b.rows)]
-        second = self._body(loads, values, [*stores, *row_ends, *adds(g for g in b.columns if late(g))])
-        alone = self._body(
-            loads, values, [(f"d{self.local(g.of)}[v][i] += {{}};", g.tree) for g in b.columns]
-        )
+        first = self._body(loads, b.before, [*ends, *held(g for g in b.columns if not late(g))])
+        stores = [self._end(f"d{self.local(g.of)}_at[i]", g.tree) for g in b.elements]
+        row_ends = [self._end(f"row_sums[{i}]", g.tree, "+=") for i, g in enumerate(b.rows)]
+        second = self._body(loads, values, [*stores, *row_ends, *held(g for g in b.columns if late(g))])
+        alone = self._body(loads, values, sums(b.columns))
         # What a thread of columns_kernel needs of each row.
         recomputes = not plan.saves
         scratch = [m.name for m in b.means] if any(late(g) for g in b.columns) else []
         scratch += plan.statistics if recomputes else ()
         streams = self._streams(o for o in loads if o.along == "element")
         columns = [o for o in loads if o.along == "column"]
-        sums = [
+        partial = [
             {"name": f"d{self.local(g.of)}", "index": str(i), "element": TYPES[g.dtype]}
             for i, g in enumerate(b.columns)
         ]
-        if plan.stores_h:
-            h = [o for o in b.loads if o.name == "h"]
-            h_lines = Body([self._scalar(o) for o in h], frozenset(o.name for o in h))
-        else:
-            made = plan.forward.h
-            h_lines = self._body(loads, [], [(f"const float h = {self._rounding(made)};", made.tree)])
+        h_lines = self._body(loads, b.before, [], "h")
         saved = [pointer("float", f"{s}_ptr", const=True) for s in plan.saves]
         outputs = [
             *saved,
             *(pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr") for g in (*b.elements, *b.rows)),
         ]
-        outputs += [pointer("float", f"{s['name']}_part") for s in sums]
+        outputs += [pointer("float", f"{s['name']}_part") for s in partial]
         outputs += [pointer("float", "scratch_ptr")] * bool(scratch)
-        finalize: Params = [[pointer("float", f"{s['name']}_part", const=True)] for s in sums]
-        finalize += [[pointer(s["element"], f"{s['name']}_ptr")] for s in sums]
+        finalize: Params = [[pointer("float", f"{s['name']}_part", const=True)] for s in partial]
+        finalize += [[pointer(s["element"], f"{s['name']}_ptr")] for s in partial]
         eps = [Param("float", "eps")] * recomputes
         params = self._params(loads, outputs, [*self._sizes(), *eps])
-        ours = [*(f"{s['name']}_part" for s in sums), "scratch_ptr"]
+        ours = [*(f"{s['name']}_part" for s in partial), "scratch_ptr"]
         host = self._host(params, ours)
         host["host_params"] += "".join(
             f",\n{'void' if s['element'] in ('bf16', 'fp16') else s['element']}* {s['name']}_ptr"
-            for s in sums
+            for s in partial
         )
-        parts = [{"name": s["name"] + "_part", "begin": f"{i} * parts * width_"} for i, s in enumerate(sums)]
+        parts = [
+            {"name": s["name"] + "_part", "begin": f"{i} * parts * width_"} for i, s in enumerate(partial)
+        ]
         if scratch:
-            parts.append({"name": "scratch_ptr", "begin": f"{len(sums)} * parts * width_"})
-        floats = f"{len(sums)} * parts * width_" + (f" + {len(scratch)} * rows" if scratch else "")
+            parts.append({"name": "scratch_ptr", "begin": f"{len(partial)} * parts * width_"})
+        floats = f"{len(partial)} * parts * width_" + (f" + {len(scratch)} * rows" if scratch else "")
         vectors = [f"{self.local(o.name)}_ptr" for o in columns]
         return {
             **host,
             **self._host_alignment(streams, [*vectors, *(f"d{self.local(g.of)}_ptr" for g in b.elements)]),
             "host_parts": parts,
-            "host_floats": floats if sums else "",
+            "host_floats": floats if partial else "",
             "host_heads": "heads" if spec.heads else "1",
             "host_multiple": "heads" if spec.heads else "1LL",
             "host_share": "(64 * heads)" if spec.heads else "64",
@@ -344,10 +336,15 @@ class KernelFields:
             "host_times_heads": " * heads" if spec.heads else "",
             "host_refuse": " || heads < 1 || rows % heads != 0" if spec.heads else "",
             "host_finalize": ", ".join(
-                [*(f"{s['name']}_part" for s in sums), *(f"{s['name']}_ptr" for s in sums), "parts", "width_"]
+                [
+                    *(f"{s['name']}_part" for s in partial),
+                    *(f"{s['name']}_ptr" for s in partial),
+                    "parts",
+                    "width_",
+                ]
             ),
             "streams": streams,
-            "stage": self._end(streams),
+            "stage": self._after(streams),
             "stored": self._slots(((f"d{self.local(g.of)}", g.dtype) for g in b.elements), "STAGES * STAGE"),
             "columns": self._columns(columns, "head"),
             "rows": self._rows(o for o in loads if o.along == "row"),
@@ -370,8 +367,8 @@ class KernelFields:
             "means_count": str(len(means)),
             "parts": str(len(means)),
             "elements": [{"name": f"d{self.local(g.of)}"} for g in b.elements],
-            "sums": sums,
-            "sums_count": str(len(sums)),
+            "sums": partial,
+            "sums_count": str(len(partial)),
             "row_sums": [
                 {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
                 for i, g in enumerate(b.rows)
