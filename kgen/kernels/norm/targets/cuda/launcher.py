@@ -18,11 +18,6 @@ from kgen.targets.arguments import number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
-def _tuple(names: Sequence[str]) -> str:
-    """Names as Python unpacks into them."""
-    return ", ".join(names) + ("," if len(names) == 1 else "")
-
-
 def _row(shape: Shape, vector: int) -> dict[str, object]:
     """What a table of shapes says of one, whose threads take `vector` elements at a time or one."""
     return {
@@ -71,7 +66,7 @@ class LauncherFields:
             "input_names": ", ".join([*tensors, *runtime, "eps", *("_" for _ in save)]),
             "output_arguments": ", ".join(["x", *save]),
             "save_words": "; without `save` no statistics, which backward alone needs" if save else "",
-            "gradient_operands": _tuple([o.name for o in plan.operands if o.grad]),
+            "gradient_operands": [o.name for o in plan.operands if o.grad],
             "operands": [
                 {
                     "name": o.name,
@@ -98,7 +93,7 @@ class LauncherFields:
             "x_dims": 2 if spec.heads else 1,
             "heads": bool(spec.heads),
             "fixed_heads": spec.heads if isinstance(spec.heads, int) else None,
-            "widths": f"({_tuple([str(w) for w in ([spec.width] if isinstance(spec.width, int) else spec.width)])})",
+            "widths": [str(w) for w in ([spec.width] if isinstance(spec.width, int) else spec.width)],
             "fixed_width": spec.width != "any",
             "dtype_words": TORCH_DTYPES[spec.dtypes["input"]],
             "out_dtype": (TORCH_DTYPES | FP8)[spec.dtypes["output"]],
@@ -128,10 +123,9 @@ class LauncherFields:
         names = [*returned, *plan.saves]
         one = len(names) == 1
         return {
-            "output_names": ", ".join(names) + ("," if one else ""),
+            "output_names": names,
             "forward_types": "Tensor" if one else f"tuple[{', '.join(['Tensor'] * len(names))}]",
             "first_of_outputs": "[0]" if one else "",
-            "as_tuple": "," if one else "",
             "returned": ", ".join(returned),
             "returns_words": self._returns(per_row),
         }
@@ -186,9 +180,8 @@ class LauncherFields:
                 *sizes,
                 *self._scalars(),
             ],
-            "forward_aligned": f"({_tuple([o.name for o in loads if o.along == 'element'])}), "
-            f"({_tuple(['out', *(o.name for o in loads if o.along == 'column')])})",
             "forward_elements": [o.name for o in loads if o.along == "element"],
+            "forward_vectors": ["out", *(o.name for o in loads if o.along == "column")],
             "forward_columns": [o.name for o in loads if o.along == "column"],
             "forward_rows": [o.name for o in loads if o.along == "row"],
             "forward_bytes": self._bytes(loads),
@@ -245,17 +238,14 @@ class LauncherFields:
             "backward_saved": [*(["h"] if plan.stores_h else []), *plan.saves, *given],
             "backward_results": outputs,
             "backward_types": "tuple[" + ", ".join(["Tensor"] * len(outputs)) + "]",
-            "backward_aligned": f"({_tuple([o.name for o in loads if o.along == 'element'])}), "
-            f"({_tuple([o.name for o in loads if o.along == 'column'])})",
-            "gradient_names": _tuple([o["name"] for o in outputs]),
-            "part_names": _tuple([f"d_{g.of}_part" for g in b.columns]),
+            "gradient_names": [o["name"] for o in outputs],
+            "part_names": [f"d_{g.of}_part" for g in b.columns],
             "finalize_arguments": [
                 *(f"d_{g.of}_part.data_ptr()" for g in b.columns),
                 *(f"d_{g.of}.data_ptr()" for g in b.columns),
                 "parts",
                 "width",
             ],
-            "saved_tuple": _tuple([*(["h"] if plan.stores_h else []), *plan.saves, *given]),
             "cotangents": ["dout", *(["dh_out"] if plan.stores_h else []), *(f"_{s}" for s in plan.saves)],
             "backward_elements": [o.name for o in loads if o.along == "element"],
             "backward_columns": [o.name for o in loads if o.along == "column"],
@@ -269,15 +259,14 @@ class LauncherFields:
             "has_columns": bool(b.columns),
             "has_scratch": bool(fields["scratch"]),
             "scratch_count": len(fields["scratch"]),
-            "backward_scalars": _tuple([*self.runtime, *["eps"] * fields["recomputes"]]) if scalars else "",
+            "backward_scalars": [*self.runtime, *["eps"] * fields["recomputes"]],
             "gradient_words": ", ".join(g.of for g in results),
             "width_used": any("width" in o["shape"] for o in outputs),
             "heads_used": any("heads" in o["shape"] for o in outputs),
             "first_of_gradients": "[0]" if len(outputs) == 1 else "",
-            "as_tuple_of_gradients": "," if len(outputs) == 1 else "",
-            "parts_factor": ' * shape["rows"]' if spec.heads else "",
+            "parts_factor": 'shape["rows"]' if spec.heads else None,
             "share_rows": "(64 * heads)" if spec.heads else "64",
-            "heads_factor": " * heads" if spec.heads else "",
+            "heads_factor": "heads" if spec.heads else None,
             "heads_or_one": "heads" if spec.heads else "1",
             "shape_source": "h"
             if plan.stores_h

@@ -33,7 +33,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "name": spec.name,
         "summary": opening(spec, in_comment=True),
         "formula": _formula(plan),
-        "heads_words": ", rows of different heads one after the other" if spec.heads else "",
+        "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
         "elements": used(dtypes),
         "rounds": True,
         "moments": plan.layer,

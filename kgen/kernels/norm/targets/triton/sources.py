@@ -122,13 +122,13 @@ class _Fields:
         pointers += [f"{g.name}_parts" if g.name in parts else g.name for g in grads]
         at_h = next((i + 1 for i, v in enumerate(backward.before) if v.name == "h"), 0)
         means = [
-            {"name": m.name, "value": self._print(m.tree), "later": " + 1" * i}
+            {"name": m.name, "value": self._print(m.tree), "later": i or None}
             for i, m in enumerate(backward.means)
         ]
         return {
             "words": "Gradients; a program sums those of columns over the rows that it takes.",
             "params": self._params(pointers, loads, [] if plan.saves else ["eps"], []),
-            "loads": [line for o in loads for line in self._load(o).split("\n")],
+            "loads": [self._load(o) for o in loads],
             "before": self._lines(backward.before[:at_h]),
             "middle": self._lines(backward.before[at_h:]),
             "means": means,
