@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from kgen.expr.nodes import Const, Node, Type, variables
-from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value
+from kgen.kernels.norm.plan.planning import H, NormPlan, Operand, Value
+from kgen.kernels.norm.plan.shapes import Shape, backward_shapes, forward_shapes
 from kgen.sizes import ELEMENT_SIZE
-from kgen.targets.code import CUDA, Assign, If, Name, Statement, lines_of, needed, op, spell, uses_of
+from kgen.targets.code import (
+    CUDA,
+    Assign,
+    Code,
+    If,
+    Name,
+    Statement,
+    lines_of,
+    needed,
+    op,
+    renamed,
+    spell,
+    text,
+    uses_of,
+)
 from kgen.targets.cuda.elements import ELEMENTS
 from kgen.targets.cuda.printer import Printer, literal
 
 TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
 SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.LONG: "long long", Type.BOOL: "bool"}
+ORDER = ("element", "column", "row")
+"""Of parameters, by what their tensors vary along."""
 ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.LONG: "0", Type.BOOL: "false"}
 # Names of the kernels' own (those of constants in lower case), and words and macros of C++ that are none of Python's.
 TAKEN = frozenset(
@@ -23,7 +41,8 @@ TAKEN = frozenset(
     column prefetch ring moments stage stages sums sum squares deviations largest inverse scale scratch
     hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
     row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
-    threads elements cluster blocks block single stays early unroll stride further has
+    threads elements cluster blocks block single stays
+    forward_shapes backward_shapes over_stripes col early unroll stride further has
     staged part part_of there keeps_rows load load_kept store rounded bf16 fp16 auto bool char const constexpr
     default delete do double enum extern float goto inline int long namespace new operator private
     protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
@@ -42,10 +61,11 @@ OF_FILE = ("bf16", "fp16", "fp8_e4m3")
 
 @dataclass(frozen=True)
 class Param:
-    """A parameter of a kernel: a number, or a pointer to elements of a type."""
+    """A parameter of a kernel: a number, or a pointer to elements of a type. `given` is what Python passes."""
 
     type: str
     name: str
+    given: str = ""
     is_pointer: bool = False
     const: str = ""
 
@@ -65,20 +85,71 @@ Params = list[list[Param]]
 """Parameters, a line at a time."""
 
 
-def pointer(element: str, name: str, const: bool = False) -> Param:
-    """One to tensor elements, or to floats."""
-    return Param(element, name, is_pointer=True, const="const " * const)
+def pointer(element: str, name: str, tensor: str, const: bool = False) -> Param:
+    """One to the elements of a tensor of the launcher, or to floats."""
+    return Param(element, name, f"{tensor}.data_ptr()", is_pointer=True, const="const " * const)
 
 
 def _device(params: Params) -> str:
     return ",\n".join(", ".join(p.device for p in line) for line in params)
 
 
+def _host(params: Params) -> str:
+    return ",\n".join(", ".join(p.host for p in line) for line in params)
+
+
+def _names(params: Params) -> str:
+    return ", ".join(p.name for line in params for p in line)
+
+
+def given(params: Params) -> list[str]:
+    """What Python passes for them."""
+    return [p.given for line in params for p in line if p.given]
+
+
+def _times(n: int, of: str) -> str:
+    return of if n == 1 else f"{n} * {of}"
+
+
+def _more(n: int) -> int | None:
+    """A factor, unless it is 1."""
+    return n if n > 1 else None
+
+
 class Body(NamedTuple):
-    """Lines, and the operands that they read an element of."""
+    """Lines, the operands that they read an element of, and the names that they use."""
 
     lines: list[str]
     reads: frozenset[str]
+    uses: frozenset[str]
+
+
+def without_copies(statements: Iterable[Statement]) -> list[Statement]:
+    """Statements with names in place of others that are defined as nothing else."""
+    copies: dict[str, Code] = {}
+    found = []
+    for statement in statements:
+        changed = statement.map(lambda code: renamed(code, copies))
+        if isinstance(changed, Assign) and changed.type and isinstance(changed.value, Name):
+            copies[changed.name] = changed.value
+        else:
+            found.append(changed)
+    return found
+
+
+def _ended(statements: list[Statement]) -> list[Statement]:
+    """Statements in which what is only stored has no name before: `out[i] = x * w`."""
+    made = {s.name: s for s in statements if isinstance(s, Assign) and s.type}
+    uses = Counter(name for s in statements for name in s.uses)
+    found: list[Statement] = []
+    for statement in statements:
+        if isinstance(statement, Assign) and isinstance(value := statement.value, Name):
+            once = made.get(value.name) if uses[value.name] == 1 else None
+            if once is not None:
+                found.remove(once)
+                statement = replace(statement, values=once.values)
+        found.append(statement)
+    return found
 
 
 class KernelFields:
@@ -96,6 +167,7 @@ class KernelFields:
             n: self.local(n).upper() for n in constants
         }
         self.printer = Printer(names, self.spec.fast_math)
+        self.multiples = bool(self.spec.heads and plan.backward)
         self.constants = [
             {
                 "name": self.local(n).upper(),
@@ -112,15 +184,26 @@ class KernelFields:
 
     # --- lines ---
 
-    def _element(self, operand: Operand) -> Assign:
-        """One element of an access, by its name."""
+    def _element(self, operand: Operand, at: str) -> Assign:
+        """An element of a tensor, by the tensor's name, which `at` has a hole for."""
         name = self.local(operand.name)
-        form = "to_float({0}_at, i)" if operand.type is Type.FLOAT else "{0}_at.at[i]"
-        return Assign((name,), (op(form, name),), type=SCALARS[operand.type])
+        form = "to_float({0})" if operand.type is Type.FLOAT else "{0}"
+        return Assign((name,), (op(form, text(at.format(name))),), type=SCALARS[operand.type])
+
+    def _of_access(self, operand: Operand) -> Assign:
+        """The same of an access that was loaded."""
+        return self._element(operand, "{0}_at, i" if operand.type is Type.FLOAT else "{0}_at.at[i]")
+
+    def _of_column(self, operand: Operand) -> Assign:
+        """The same straight from memory, at a row and a column."""
+        of_head = "blockIdx.z * width_ + " if self.spec.heads else ""
+        places = {"element": "row * {0}_stride + col", "row": "row", "column": f"{of_head}col"}
+        return self._element(operand, f"{{0}}_ptr[{places[operand.along]}]")
 
     def _value(self, value: Value) -> Assign:
         code = self.printer.real(value.tree)
         if value.rounded is not None:
+            self.printer.helpers.add("rounded")
             code = op(f"rounded<{TYPES[value.rounded]}>({{0}})", code)
         return Assign((value.name,), (code,), type="float")
 
@@ -128,14 +211,15 @@ class KernelFields:
         """What is done with a value of each element."""
         return Assign((to,), (self.printer.real(tree),), sign)
 
-    def _body(
-        self, operands: Iterable[Operand], values: Iterable[Value], ends: Sequence[Statement], by: str = ""
-    ) -> Body:
-        """Statements that compute `ends`, or the value `by`, and only what these need before."""
-        reads = {o.name: self._element(o) for o in operands if o.along != "row"}
-        before = needed([*reads.values(), *map(self._value, values)], {*uses_of(ends), by})
-        lines = lines_of([*before, *ends], CUDA)
-        return Body(lines, frozenset(n for n, read in reads.items() if read in before))
+    def _body(self, reads: Mapping[str, Assign], values: Iterable[Value], ends: Sequence[Statement]) -> Body:
+        """Statements that compute `ends`, and only what these need before."""
+        before = needed([*reads.values(), *map(self._value, values)], uses_of(ends))
+        read = frozenset(n for n, assign in reads.items() if assign in before)
+        statements = without_copies([*before, *ends])
+        return Body(lines_of(_ended(statements), CUDA), read, uses_of(statements))
+
+    def _accesses(self, operands: Iterable[Operand]) -> dict[str, Assign]:
+        return {o.name: self._of_access(o) for o in operands if o.along != "row"}
 
     def _reads(self, operands: Iterable[Operand], body: Body) -> list[dict[str, str]]:
         """The accesses that some lines use."""
@@ -156,14 +240,8 @@ class KernelFields:
             before = f"{begin} + {slots}::BYTES"
         return streams
 
-    def _streams(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
-        return self._slots(((self.local(o.name), o.dtype) for o in operands), "0")
-
-    def _after(self, streams: Sequence[dict[str, str]]) -> str:
-        return f"{streams[-1]['begin']} + {streams[-1]['slots']}::BYTES"
-
-    def _columns(self, operands: Iterable[Operand], head: str) -> list[dict[str, str]]:
-        offset, row_offset = (f" + {head}", " + head_of_row") if self.spec.heads else ("", "")
+    def _columns(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
+        offset, row_offset = (" + head", " + head_of_row") if self.spec.heads else ("", "")
         return [
             {
                 "name": (n := self.local(o.name)),
@@ -172,226 +250,251 @@ class KernelFields:
                 "row_address": f"{n}_ptr{row_offset}",
             }
             for o in operands
+            if o.along == "column"
         ]
 
     def _rows(self, operands: Iterable[Operand]) -> list[dict[str, str]]:
-        def value(o: Operand) -> str:
-            at = f"{self.local(o.name)}_ptr[row]"
-            return f"to_float({at})" if o.type is Type.FLOAT else at
-
+        found = [(o, self._element(o, "{0}_ptr[row]")) for o in operands if o.along == "row"]
         return [
-            {"name": self.local(o.name), "type": SCALARS[o.type], "value": value(o), "zero": ZEROS[o.type]}
-            for o in operands
+            {"name": a.name, "type": a.type, "value": spell(a.value, CUDA), "zero": ZEROS[o.type]}
+            for o, a in found
         ]
 
-    def _params(self, loads: Iterable[Operand], outputs: Sequence[Param], sizes: Sequence[Param]) -> Params:
+    def _inputs(self, loads: Iterable[Operand]) -> Params:
         lines: Params = []
         for o in loads:
-            name = self.local(o.name)
-            stride = [Param("long long", f"{name}_stride")] if o.along == "element" else []
-            lines.append([pointer(TYPES[o.dtype], f"{name}_ptr", const=True), *stride])
-        lines += [*([output] for output in outputs), [*sizes]]
-        return lines + [[Param(SCALARS[p.scalar], self.local(n))] for n, p in self.runtime.items()]
+            name, rows = self.local(o.name), o.along == "element"
+            first = pointer(TYPES[o.dtype], f"{name}_ptr", o.name, const=True)
+            stride = [Param("long long", f"{name}_stride")] if rows else []
+            lines.append([replace(first, given=f"*_rows({o.name})") if rows else first, *stride])
+        return lines
 
-    def _sizes(self) -> list[Param]:
-        names = ["rows", "width_", *(["heads"] if self.spec.heads else [])]
-        return [Param("long long", name) for name in names]
+    def _numbers(self, heads: bool, eps: bool, uses: frozenset[str]) -> Params:
+        """Sizes, and those numbers that a kernel uses."""
+        sizes = [Param("long long", n, n.strip("_")) for n in ("rows", "width_", *["heads"] * heads)]
+        sizes += [Param("float", "eps", "ctypes.c_float(eps)")] * eps
+        lines = [sizes]
+        for n, p in self.runtime.items():
+            if self.local(n) in uses:
+                kind = "ctypes.c_int" if p.scalar is Type.INT else "ctypes.c_float"
+                lines.append([Param(SCALARS[p.scalar], self.local(n), f"{kind}({n})")])
+        return lines
 
     # --- kernels ---
 
-    def forward(self) -> dict[str, Any]:
-        plan, f = self.plan, self.plan.forward
-        streams = self._streams(o for o in f.loads if o.along == "element")
-        h_lines = self._body(f.loads, [f.h], [], "h")
-        out_lines = self._body(f.loads, f.normed, [self._end("outs[i]", f.out.tree)])
-        outputs = [pointer(TYPES[self.spec.dtypes["output"]], "out_ptr")]
-        if self.spec.quantize:
-            given = self.spec.quantize.scale == "per_tensor"
-            outputs.append(pointer("float", "scale_ptr", const=given))
-        if plan.stores_h:
-            outputs.append(pointer(TYPES[self.spec.dtypes["residual"]], "h_ptr"))
-        outputs += [pointer("float", f"{s}_ptr") for s in plan.saves]
-        loads = sorted(f.loads, key=lambda o: ("element", "column", "row").index(o.along))
-        params = self._params(loads, outputs, [*self._sizes(), Param("float", "eps")])
-        vectors = [f"{self.local(o.name)}_ptr" for o in f.loads if o.along == "column"]
-        dtypes = self.spec.dtypes
-        stored = [("out", dtypes["output"]), *([("h", dtypes["residual"])] if plan.stores_h else [])]
+    def _row(self, s: Shape) -> list[int]:
+        """A shape as the tables of a file have it."""
+        vector = 1 if s.single else self.vector
+        return [s.width, s.threads, s.rows, s.elements, s.cluster, vector, s.stages, s.blocks, s.turns]
+
+    def _kernel(
+        self,
+        name: str,
+        shapes: Iterable[Shape],
+        loads: Sequence[Operand],
+        stored: Sequence[tuple[str, str]],
+        h: Body,
+    ) -> dict[str, Any]:
+        """What both kernels have: shapes, shared memory, what is loaded and stored, and how h is made."""
+        streams = self._slots(((self.local(o.name), o.dtype) for o in loads if o.along == "element"), "0")
+        columns = self._columns(loads)
+        vectors = [*(c["name"] for c in columns), *(n for n, _ in stored)]
         return {
-            **self._host(params, ()),
-            **self._host_alignment(streams, [*vectors, *(f"{n}_ptr" for n, _ in stored)]),
+            "name": name,
+            "table": f"{name.upper()}_SHAPES",
+            "shapes": [self._row(s) for s in shapes],
             "streams": streams,
+            "stage": f"{streams[-1]['begin']} + {streams[-1]['slots']}::BYTES",
+            "stored": self._slots(stored, "STAGES * STAGE"),
+            "columns": columns,
+            "rows": self._rows(loads),
+            "heads": bool(self.spec.heads and columns),
+            "bytes": sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element"),
+            "stored_bytes": sum(ELEMENT_SIZE[dtype] for _, dtype in stored),
+            "host_pointers": ", ".join(f"{n}_ptr" for n in (*(s["name"] for s in streams), *vectors)),
+            "host_strides": ", ".join(f"{s['name']}_stride" for s in streams),
+            "h_lines": h.lines,
+            "early": self._reads(loads, h),
+            "loads": loads,
+        }
+
+    def forward(self) -> dict[str, Any]:
+        plan, f, spec = self.plan, self.plan.forward, self.spec
+        loads = sorted(f.loads, key=lambda o: ORDER.index(o.along))
+        accesses = self._accesses(f.loads)
+        h = self._body(accesses, [f.h], [self._end("to[i]", H)])
+        late = {**accesses, "h": Assign(("h",), (Name("hs[i]"),), type="float")}
+        out = self._body(late, f.normed, [self._end("outs[i]", f.out.tree)])
+        stored = [
+            ("out", spec.dtypes["output"]),
+            *([("h", spec.dtypes["residual"])] if plan.stores_h else []),
+        ]
+        kernel = self._kernel("forward", forward_shapes(plan), loads, stored, h)
+        outputs = [pointer(TYPES[spec.dtypes["output"]], "out_ptr", "out")]
+        if spec.quantize:
+            outputs.append(pointer("float", "scale_ptr", "scale", const=spec.quantize.scale == "per_tensor"))
+        if plan.stores_h:
+            outputs.append(pointer(TYPES[spec.dtypes["residual"]], "h_ptr", "h"))
+        outputs += [pointer("float", f"{s}_ptr", s) for s in plan.saves]
+        # The largest of a row takes the registers that further rows would have.
+        refills = not (spec.quantize and spec.quantize.scale == "per_row")
+        params = [*self._inputs(loads), *([o] for o in outputs)]
+        params += self._numbers(kernel["heads"], eps=True, uses=h.uses | out.uses)
+        return kernel | {
+            "params": _device(params),
+            "arguments": given(params),
+            "host_params": _host(params),
+            "host_names": _names(params),
+            "host_multiple": ["1"] if self.multiples else [],
             "keeps": ["KEEPS_ROWS"],
             "from_memory": True,
+            "refills": refills,
+            "fetches": ["STAGES > 0", *["!REFILLS"] * refills],
+            "to_come": "!REFILLS" if refills else "1",
             "moments": plan.layer,
-            "to_come": "!REFILLS",
             "unroll": "unroll",
-            "stage": self._after(streams),
-            "stored": self._slots(stored, "STAGES * STAGE"),
-            "columns": self._columns((o for o in f.loads if o.along == "column"), "head"),
-            "rows": self._rows(o for o in f.loads if o.along == "row"),
-            "early": self._reads(f.loads, h_lines),
-            "late": self._reads(f.loads, out_lines),
-            "h_lines": h_lines.lines,
-            "out_lines": out_lines.lines,
+            "late": self._reads(f.loads, out),
+            "out_lines": out.lines,
             "saves": bool(plan.saves),
             "saves_mean": "mean" in plan.saves,
             "null_words": "; those of statistics, which backward alone needs, may be null"
             if plan.saves
             else "",
             "stores_h": plan.stores_h,
-            "heads": bool(self.spec.heads) and any(o.along == "column" for o in f.loads),
-            # With heads, rows of one block have different columns.
             "reads": str(sum(o.along != "row" for o in f.loads)),
-            "early_words": "a row is on its way" if self.spec.heads else "the first row is on its way",
-            "early_if": "EARLY" if self.spec.heads else "EARLY && round == 0",
-            "parts": 2 if plan.layer else 1,
-            "params": _device(params),
-            "loads": loads,
-        }
-
-    def _host(self, params: Params, ours: Sequence[str]) -> dict[str, str]:
-        """The same for the C launcher: typed, without those in `ours`, which callers do not give; then by name."""
-        lines = [line for line in params if line[-1].name not in ours]
-        return {
-            "host_params": ",\n".join(", ".join(p.host for p in line) for line in lines),
-            "host_names": ", ".join(p.name for line in params for p in line),
-        }
-
-    def _host_alignment(self, streams: Sequence[dict[str, str]], pointers: Sequence[str]) -> dict[str, str]:
-        strides = [f"{s['name']}_stride" for s in streams]
-        return {
-            "host_pointers": ", ".join([*(f"{s['name']}_ptr" for s in streams), *pointers]),
-            "host_strides": ", ".join(strides),
+            # With heads, rows of one block have different columns.
+            "early_words": "a row is on its way" if spec.heads else "the first row is on its way",
+            "early_if": "EARLY" if spec.heads else "EARLY && round == 0",
+            "parts": _more(2 if plan.layer else 1),
         }
 
     def backward(self) -> dict[str, Any]:
         plan, b, spec = self.plan, self.plan.backward, self.spec
         assert b is not None
-        dout = Operand("dout", spec.dtypes["output"], Type.FLOAT, "element")
-        upstream = [dout] + (
-            [Operand("dh_out", spec.dtypes["residual"], Type.FLOAT, "element")] if plan.stores_h else []
-        )
-        operands = [*upstream, *b.loads]
-        order = ("element", "column", "row")
-        loads = sorted(operands, key=lambda o: order.index(o.along))
+        heads, recomputes = bool(spec.heads), not plan.saves
+        loads = sorted([*plan.upstream, *b.loads], key=lambda o: ORDER.index(o.along))
+        accesses = self._accesses(loads)
         later = {"dh", *(m.name for m in b.means)}
 
-        def late(g: Gradient) -> bool:
-            return bool(later & set(variables(g.tree)))
+        def sums(form: str, late: bool) -> list[Assign]:
+            """Of the gradients of columns, those that need the means of a row or not."""
+            found = (g for g in b.columns if bool(later & set(variables(g.tree))) is late)
+            return [self._end(form.format(f"d{self.local(g.of)}"), g.tree, "+=") for g in found]
 
-        def sums(gradients: Iterable[Gradient]) -> list[Assign]:
-            return [self._end(f"d{self.local(g.of)}[v][i]", g.tree, "+=") for g in gradients]
-
-        def held(gradients: Iterable[Gradient]) -> list[Statement]:
+        def held(late: bool) -> list[Statement]:
             """Sums of threads that have their columns in registers."""
-            return [If(Name("ELEMENTS > 0"), (s,)) for s in sums(gradients)]
+            found = tuple(sums("{}[v][i]", late))
+            return [If(Name("ELEMENTS > 0"), found)] * bool(found)
 
-        means = [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)]
-        ends = [self._end(f"means[{i}]", m.tree, "+=") for i, m in enumerate(b.means)]
-        values = [*b.before, b.dh]
-        first = self._body(loads, b.before, [*ends, *held(g for g in b.columns if not late(g))])
+        h = self._body(accesses, b.before, [self._end("to[i]", H)])
+        means = [self._end(f"means[{i}]", m.tree, "+=") for i, m in enumerate(b.means)]
+        first = self._body(accesses, b.before, [*means, *held(late=False)])
         stores = [self._end(f"d{self.local(g.of)}_at[i]", g.tree) for g in b.elements]
-        row_ends = [self._end(f"row_sums[{i}]", g.tree, "+=") for i, g in enumerate(b.rows)]
-        second = self._body(loads, values, [*stores, *row_ends, *held(g for g in b.columns if late(g))])
-        alone = self._body(loads, values, sums(b.columns))
-        # What a thread of columns_kernel needs of each row.
-        recomputes = not plan.saves
-        scratch = [m.name for m in b.means] if any(late(g) for g in b.columns) else []
-        scratch += plan.statistics if recomputes else ()
-        streams = self._streams(o for o in loads if o.along == "element")
-        columns = [o for o in loads if o.along == "column"]
+        of_rows = [self._end(f"row_sums[{i}]", g.tree, "+=") for i, g in enumerate(b.rows)]
+        second = self._body(accesses, [*b.before, b.dh], [*stores, *of_rows, *held(late=True)])
+        stored = [(f"d{self.local(g.of)}", g.dtype) for g in b.elements]
+        kernel = self._kernel("backward", backward_shapes(plan), loads, stored, h)
+        # Each column alone. What a row has as a whole comes from the other kernel, which leaves it behind.
+        ends = [*sums("{}", late=False), *sums("{}", late=True)]
+        reads = {o.name: self._of_column(o) for o in loads}
+        uses = self._body(reads, [*b.before, b.dh], ends).uses
+        candidates = [*(m.name for m in b.means), *(plan.statistics if recomputes else ())]
+        scratch = [
+            {"name": n, "at": f"scratch_ptr[{_times(i, 'rows + ') * (i > 0)}row]"}
+            for i, n in enumerate(n for n in candidates if n in uses)
+        ]
+        of_row = [*((s["name"], s["at"]) for s in scratch), *((s, f"{s}_ptr[row]") for s in plan.saves)]
+        reads |= {n: Assign((n,), (op(at),), type="float") for n, at in of_row}
+        alone = self._body(reads, [*b.before, b.dh], ends)
+
         partial = [
             {"name": f"d{self.local(g.of)}", "index": str(i), "element": TYPES[g.dtype]}
             for i, g in enumerate(b.columns)
         ]
-        h_lines = self._body(loads, b.before, [], "h")
-        saved = [pointer("float", f"{s}_ptr", const=True) for s in plan.saves]
-        outputs = [
-            *saved,
-            *(pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr") for g in (*b.elements, *b.rows)),
+        n = len(partial)
+        saved = {s: pointer("float", f"{s}_ptr", s, const=True) for s in plan.saves}
+        results = [
+            pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr", f"d_{g.of}") for g in (*b.elements, *b.rows)
         ]
-        outputs += [pointer("float", f"{s['name']}_part") for s in partial]
-        outputs += [pointer("float", "scratch_ptr")] * bool(scratch)
-        finalize: Params = [[pointer("float", f"{s['name']}_part", const=True)] for s in partial]
-        finalize += [[pointer(s["element"], f"{s['name']}_ptr")] for s in partial]
-        eps = [Param("float", "eps")] * recomputes
-        params = self._params(loads, outputs, [*self._sizes(), *eps])
-        ours = [*(f"{s['name']}_part" for s in partial), "scratch_ptr"]
-        host = self._host(params, ours)
-        host["host_params"] += "".join(
-            f",\n{'void' if s['element'] in ('bf16', 'fp16') else s['element']}* {s['name']}_ptr"
-            for s in partial
-        )
-        parts = [
-            {"name": s["name"] + "_part", "begin": f"{i} * parts * width_"} for i, s in enumerate(partial)
-        ]
-        if scratch:
-            parts.append({"name": "scratch_ptr", "begin": f"{len(partial)} * parts * width_"})
-        floats = f"{len(partial)} * parts * width_" + (f" + {len(scratch)} * rows" if scratch else "")
-        vectors = [f"{self.local(o.name)}_ptr" for o in columns]
-        return {
-            **host,
-            **self._host_alignment(streams, [*vectors, *(f"d{self.local(g.of)}_ptr" for g in b.elements)]),
-            "host_parts": parts,
-            "host_floats": floats if partial else "",
-            "host_blocks": "heads" if spec.heads else "1",
-            "host_multiple": "heads" if spec.heads else "1LL",
-            "host_share": "(64 * heads)" if spec.heads else "64",
-            "host_rows": "shape.rows" if spec.heads else None,
-            "host_heads": "heads" if spec.heads else None,
-            "host_refused": ["heads < 1", "rows % heads != 0"] if spec.heads else [],
-            "host_finalize": ", ".join(
-                [
-                    *(f"{s['name']}_part" for s in partial),
-                    *(f"{s['name']}_ptr" for s in partial),
-                    "parts",
-                    "width_",
-                ]
+        parts = [pointer("float", f"d{self.local(g.of)}_part", f"d_{g.of}_part") for g in b.columns]
+        totals = [pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr", f"d_{g.of}") for g in b.columns]
+        ours = [*parts, *[pointer("float", "scratch_ptr", "scratch")] * bool(scratch)]
+        inputs, uses = self._inputs(loads), first.uses | second.uses | h.uses
+        own, outside = (self._numbers(there, recomputes, uses) for there in (kernel["heads"], heads))
+        params = [*inputs, *([p] for p in (*saved.values(), *results, *ours)), *own]
+        host = [*inputs, *([p] for p in (*saved.values(), *results)), *outside, *([p] for p in totals)]
+        columns = [line for o, line in zip(loads, inputs, strict=True) if o.name in alone.reads]
+        columns += [[p] for p in (*(saved[s] for s in plan.saves if s in alone.reads), *parts)]
+        columns += [[pointer("float", "scratch_ptr", "scratch", const=True)]] * bool(scratch)
+        columns += self._numbers(heads=False, eps=False, uses=alone.uses)
+        finalize = [*([replace(p, const="const ")] for p in parts), *([p] for p in totals)]
+        finalize.append([Param("long long", name, name) for name in ("parts", "width")])
+        begins = [None, *(_times(i, "parts * width_") for i in range(1, n + 1))]
+        calls = [f"finalize({s['name']}_part, {s['name']}_ptr, parts, (int)width);" for s in partial]
+        grid = ["columns", "static_cast<unsigned int>(heads)" if heads else "1", str(n)]
+        return kernel | {
+            "params": _device(params),
+            "arguments": given(params),
+            "host_params": _host(host),
+            "host_names": _names(params),
+            "host_multiple": ["heads"] if self.multiples else [],
+            "host_parts": [{"name": p.name, "begin": begin} for p, begin in zip(ours, begins, strict=False)],
+            "host_floats": " + ".join(
+                [_times(n, "parts * width_"), *[_times(len(scratch), "rows")] * bool(scratch)]
             ),
-            "streams": streams,
+            "host_share": "(64 * heads)" if heads else "64",
+            "host_rows": "shape.rows" if heads else None,
+            "host_heads": "heads" if heads else None,
+            "host_refused": ["heads < 1", "rows % heads != 0"] if heads else [],
+            "host_columns_grid": ["columns", "static_cast<unsigned int>(shares)", *grid[1:2] * heads],
+            "host_columns_names": _names(columns),
+            "host_finalize_grid": grid if heads or n > 1 else grid[:1],
+            "host_finalize_names": _names([*finalize[:-1], [Param("", "parts"), Param("", "width_")]]),
             "keeps": [],
             "from_memory": False,
-            "moments": False,
             "to_come": "1",
+            "moments": False,
             "unroll": "unroll (COPIES)",
-            "stage": self._after(streams),
-            "stored": self._slots(((f"d{self.local(g.of)}", g.dtype) for g in b.elements), "STAGES * STAGE"),
-            "columns": self._columns(columns, "head"),
-            "rows": self._rows(o for o in loads if o.along == "row"),
             "statistics": list(plan.saves),
             "first_reads": self._reads(loads, first),
-            "second_reads": self._reads(loads, second),
-            "column_reads": self._reads(loads, alone),
-            "column_streams": [
-                x for x in streams if x["name"] in {r["name"] for r in self._reads(loads, alone)}
-            ],
-            "column_columns": [
-                x
-                for x in self._columns(columns, "head")
-                if x["name"] in {r["name"] for r in self._reads(loads, alone)}
-            ],
             "first_lines": first.lines,
+            "second_reads": self._reads(loads, second),
             "second_lines": second.lines,
-            "column_lines": alone.lines,
-            "means": means,
-            "means_count": str(len(means)),
-            "parts": str(len(means)),
-            "elements": [{"name": f"d{self.local(g.of)}"} for g in b.elements],
-            "sums": partial,
-            "sums_count": str(len(partial)),
+            "means": [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)],
+            "means_count": str(len(b.means)),
+            "parts": _more(len(b.means)),
+            "elements": [{"name": name} for name, _ in stored],
             "row_sums": [
                 {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
                 for i, g in enumerate(b.rows)
             ],
             "row_sums_count": str(len(b.rows)),
-            "scratch": [{"name": n, "index": str(i)} for i, n in enumerate(scratch)],
+            "row_parts": _more(len(b.rows)),
             "recomputes": recomputes,
-            "statistic_parts": 2 if plan.layer else 1,
-            "h_lines": h_lines.lines,
-            "early": self._reads(loads, h_lines),
-            "heads": bool(spec.heads) and bool(columns),
-            "held_words": "every row of a head" if spec.heads else "every row",
-            "params": _device(params),
-            "finalize_params": _device([*finalize, [Param("long long", n) for n in ("parts", "width")]]),
-            "loads": loads,
+            "statistic_parts": _more(2 if plan.layer else 1),
+            "held_words": "every row of a head" if heads else "every row",
+            "sums": partial,
+            "sums_count": str(n),
+            "scratch": scratch,
+            "columns_params": _device(columns),
+            "columns_arguments": given(columns),
+            "columns_lines": alone.lines,
+            "columns_words": "gridDim.y shares of the rows" + ", gridDim.z heads" * heads,
+            "columns_first": "(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z"
+            if heads
+            else "blockIdx.y * 8 + stripe",
+            "columns_step": "8LL * gridDim.y * gridDim.z" if heads else "gridDim.y * 8",
+            "columns_part": "(long long)(blockIdx.y * gridDim.z + blockIdx.z)"
+            if heads
+            else "(long long)blockIdx.y",
+            "finalize_params": _device(finalize),
+            "finalize_arguments": given(finalize),
+            "finalize_lines": [f"if (blockIdx.z == {i}) {call}" for i, call in enumerate(calls)]
+            if n > 1
+            else calls,
+            "finalize_words": "32 columns a block"
+            + ", gridDim.y heads, to which every gridDim.y-th part belongs" * heads,
+            "finalize_first": "blockIdx.y + (long long)stripe * gridDim.y" if heads else "stripe",
+            "finalize_step": "32 * gridDim.y" if heads else "32",
+            "finalize_head": "(long long)blockIdx.y * width" if heads else None,
         }

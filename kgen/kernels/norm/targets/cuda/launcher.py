@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan.planning import Operand
-from kgen.kernels.norm.plan.shapes import Shape, backward_shapes, forward_shapes
 from kgen.kernels.norm.spec import MAX_WIDTH
-from kgen.kernels.norm.targets.cuda.kernels import KernelFields
+from kgen.kernels.norm.targets.cuda.kernels import ORDER, KernelFields
 from kgen.kernels.norm.targets.triton.launcher import FP8, norm_derivatives
-from kgen.sizes import ELEMENT_SIZE
 from kgen.targets import opening
 from kgen.targets.arguments import number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
-def _row(shape: Shape, vector: int) -> dict[str, object]:
-    """What a table of shapes says of one, whose threads take `vector` elements at a time or one."""
-    return {
-        **asdict(shape),
-        "width": shape.width,
-        "vector": 1 if shape.single else vector,
-        "stay": shape.stay,
-        "stay_word": shape.stay_word,
-        "single_word": str(shape.single).lower(),
-    }
+def _by_place(loads: list[Operand]) -> list[list[str]]:
+    """Their names, by what they vary along."""
+    return [[o.name for o in loads if o.along == along] for along in ORDER]
 
 
 class LauncherFields:
@@ -37,7 +26,6 @@ class LauncherFields:
         self, kernels: KernelFields, forward: dict[str, Any], backward: dict[str, Any] | None
     ) -> None:
         self.plan, self.spec, self.runtime = kernels.plan, kernels.spec, kernels.runtime
-        self.vector = kernels.vector
         self.forward, self.backward = forward, backward
 
     def fields(self) -> dict[str, object]:
@@ -87,8 +75,6 @@ class LauncherFields:
                 for o in plan.operands
             ],
             "positional": positional,
-            "and_heads": ": of one head in backward" if spec.heads else "",
-            "backward_multiple": "heads" if spec.heads else "1",
             "x_words": "[..., H, width]" if spec.heads else "[..., width]",
             "x_dims": 2 if spec.heads else 1,
             "heads": bool(spec.heads),
@@ -102,8 +88,6 @@ class LauncherFields:
             "saves": list(plan.saves),
             "save_mean": "mean" in plan.saves,
             "save_rstd": "rstd" in plan.saves,
-            "forward_table": self._table(forward_shapes(plan)),
-            "backward_table": self._backward_table(),
             "has_backward": plan.backward is not None,
             "max_width": MAX_WIDTH,
             "width_words": " or ".join(map(str, [spec.width] if isinstance(spec.width, int) else spec.width)),
@@ -138,56 +122,14 @@ class LauncherFields:
             words.append("h, what was normed")
         return " and ".join(words) if len(words) < 3 else f"{words[0]}, {words[1]}, and {words[2]}"
 
-    def _backward_table(self) -> list[dict[str, object]]:
-        return self._table(backward_shapes(self.plan)) if self.plan.backward else []
-
-    def _table(self, shapes: Sequence[Shape]) -> list[dict[str, object]]:
-        """The shapes that the widths of the spec need."""
-        widths = [self.spec.width] if isinstance(self.spec.width, int) else self.spec.width
-        if widths != "any":
-            # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
-            least, most = min(widths), max(widths)
-            enough = [
-                s
-                for single in (False, True)
-                for s in [s for s in shapes if s.single == single and s.width >= most][:2]
-            ]
-            shapes = [s for s in shapes if least <= s.width < most or s in enough]
-        return [_row(s, self.vector) for s in shapes]
-
-    def _bytes(self, loads: Iterable[Operand]) -> int:
-        return sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
-
-    def _argument(self, o: Operand) -> str:
-        if o.along == "element":
-            return f"*_rows({o.name})"
-        return f"{o.name}.data_ptr()"
-
-    def _scalars(self) -> list[str]:
-        kinds = {Type.INT: "ctypes.c_int", Type.FLOAT: "ctypes.c_float"}
-        return [f"{kinds[p.scalar]}({n})" for n, p in self.runtime.items()]
-
     def _forward(self) -> dict[str, object]:
-        plan, spec = self.plan, self.spec
         loads: list[Operand] = self.forward["loads"]
-        outputs = ["out", *["scale"] * (self.spec.quantize is not None)]
-        outputs += [*["h"] * plan.stores_h, *plan.saves]
-        sizes = ["rows", "width", *(["heads"] if self.spec.heads else []), "ctypes.c_float(eps)"]
+        elements, columns, rows = _by_place(loads)
         return {
-            "forward_arguments": [
-                *(self._argument(o) for o in loads),
-                *(f"{n}.data_ptr()" for n in outputs),
-                *sizes,
-                *self._scalars(),
-            ],
-            "forward_elements": [o.name for o in loads if o.along == "element"],
-            "forward_vectors": ["out", *(o.name for o in loads if o.along == "column")],
-            "forward_columns": [o.name for o in loads if o.along == "column"],
-            "forward_rows": [o.name for o in loads if o.along == "row"],
-            "forward_bytes": self._bytes(loads),
-            "forward_stored": sum(
-                ELEMENT_SIZE[spec.dtypes[n]] for n in ("output", *["residual"] * plan.stores_h)
-            ),
+            "forward_elements": elements,
+            "forward_columns": columns,
+            "forward_rows": rows,
+            "forward_vectors": ["out", *columns],
         }
 
     def _backward(self) -> dict[str, object]:
@@ -227,10 +169,7 @@ class LauncherFields:
                 o["shape"] = "(heads, width)" if spec.heads else "(width,)"
             if like[g.of] is None and g.along == "row":
                 o["shape"] = "dout.shape[:-1]"
-        sizes = ["rows", "width", *(["heads"] if spec.heads else [])]
-        sizes += ["ctypes.c_float(eps)"] * fields["recomputes"]
-        fixed = [*(self._argument(o) for o in loads), *(f"{s}.data_ptr()" for s in plan.saves)]
-        fixed += [f"d_{g.of}.data_ptr()" for g in (*b.elements, *b.rows)]
+        elements, columns, rows = _by_place(loads)
         return {
             "backward_params": ", ".join([*params, *scalars]),
             "backward_names": ", ".join([n.split(":")[0] for n in (*params, *scalars)]),
@@ -240,20 +179,10 @@ class LauncherFields:
             "backward_types": "tuple[" + ", ".join(["Tensor"] * len(outputs)) + "]",
             "gradient_names": [o["name"] for o in outputs],
             "part_names": [f"d_{g.of}_part" for g in b.columns],
-            "finalize_arguments": [
-                *(f"d_{g.of}_part.data_ptr()" for g in b.columns),
-                *(f"d_{g.of}.data_ptr()" for g in b.columns),
-                "parts",
-                "width",
-            ],
             "cotangents": ["dout", *(["dh_out"] if plan.stores_h else []), *(f"_{s}" for s in plan.saves)],
-            "backward_elements": [o.name for o in loads if o.along == "element"],
-            "backward_columns": [o.name for o in loads if o.along == "column"],
-            "backward_rows": [o.name for o in loads if o.along == "row"],
-            "backward_bytes": self._bytes(loads),
-            "backward_stored": sum(ELEMENT_SIZE[g.dtype] for g in b.elements),
-            "backward_arguments": fixed,
-            "backward_sizes": [*sizes, *self._scalars()],
+            "backward_elements": elements,
+            "backward_columns": columns,
+            "backward_rows": rows,
             "column_results": [f"d_{g.of}" for g in b.columns],
             "column_count": len(b.columns),
             "has_columns": bool(b.columns),
@@ -264,7 +193,7 @@ class LauncherFields:
             "width_used": any("width" in o["shape"] for o in outputs),
             "heads_used": any("heads" in o["shape"] for o in outputs),
             "first_of_gradients": "[0]" if len(outputs) == 1 else "",
-            "parts_factor": 'shape["rows"]' if spec.heads else None,
+            "parts_factor": "shape.rows" if spec.heads else None,
             "share_rows": "(64 * heads)" if spec.heads else "64",
             "heads_factor": "heads" if spec.heads else None,
             "heads_or_one": "heads" if spec.heads else "1",
