@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from kgen.expr.nodes import Const, Node, Type, variables
@@ -14,20 +13,20 @@ from kgen.sizes import ELEMENT_SIZE
 from kgen.targets.code import (
     CUDA,
     Assign,
-    Code,
     If,
     Name,
     Statement,
     lines_of,
     needed,
     op,
-    renamed,
     spell,
     text,
     uses_of,
 )
 from kgen.targets.cuda.elements import ELEMENTS
+from kgen.targets.cuda.params import Param, Params, device, given, host, names, pointer
 from kgen.targets.cuda.printer import Printer, literal
+from kgen.targets.cuda.statements import stored_at_once, without_copies
 
 TYPES = {**ELEMENTS, "int32": "int", "int64": "long long", "bool": "bool"}
 SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.LONG: "long long", Type.BOOL: "bool"}
@@ -55,56 +54,39 @@ TAKEN = frozenset(
 )
 
 
-OF_FILE = ("bf16", "fp16", "fp8_e4m3")
-"""Types that the file defines, which C has not."""
-
-
-@dataclass(frozen=True)
-class Param:
-    """A parameter of a kernel: a number, or a pointer to elements of a type. `given` is what Python passes."""
-
-    type: str
-    name: str
-    given: str = ""
-    is_pointer: bool = False
-    const: str = ""
-
-    @property
-    def device(self) -> str:
-        """As the kernel has it."""
-        return f"{self.const}{self.type}{'* __restrict__' * self.is_pointer} {self.name}"
-
-    @property
-    def host(self) -> str:
-        """As its C launcher has it."""
-        own = "void" if self.is_pointer and self.type in OF_FILE else self.type
-        return f"{self.const}{own}{'*' * self.is_pointer} {self.name}"
-
-
-Params = list[list[Param]]
-"""Parameters, a line at a time."""
-
-
-def pointer(element: str, name: str, tensor: str, const: bool = False) -> Param:
-    """One to the elements of a tensor of the launcher, or to floats."""
-    return Param(element, name, f"{tensor}.data_ptr()", is_pointer=True, const="const " * const)
-
-
-def _device(params: Params) -> str:
-    return ",\n".join(", ".join(p.device for p in line) for line in params)
-
-
-def _host(params: Params) -> str:
-    return ",\n".join(", ".join(p.host for p in line) for line in params)
-
-
-def _names(params: Params) -> str:
-    return ", ".join(p.name for line in params for p in line)
-
-
-def given(params: Params) -> list[str]:
-    """What Python passes for them."""
-    return [p.given for line in params for p in line if p.given]
+OF_ROWS: dict[bool, dict[str, object]] = {
+    False: {
+        "held_words": "every row",
+        "host_share": "64",
+        "host_rows": None,
+        "host_heads": None,
+        "host_refused": [],
+        "columns_words": "gridDim.y shares of the rows",
+        "columns_first": "blockIdx.y * 8 + stripe",
+        "columns_step": "gridDim.y * 8",
+        "columns_part": "(long long)blockIdx.y",
+        "finalize_words": "32 columns a block",
+        "finalize_first": "stripe",
+        "finalize_step": "32",
+        "finalize_head": None,
+    },
+    True: {
+        "held_words": "every row of a head",
+        "host_share": "(64 * heads)",
+        "host_rows": "shape.rows",
+        "host_heads": "heads",
+        "host_refused": ["heads < 1", "rows % heads != 0"],
+        "columns_words": "gridDim.y shares of the rows, gridDim.z heads",
+        "columns_first": "(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z",
+        "columns_step": "8LL * gridDim.y * gridDim.z",
+        "columns_part": "(long long)(blockIdx.y * gridDim.z + blockIdx.z)",
+        "finalize_words": "32 columns a block, gridDim.y heads, to which every gridDim.y-th part belongs",
+        "finalize_first": "blockIdx.y + (long long)stripe * gridDim.y",
+        "finalize_step": "32 * gridDim.y",
+        "finalize_head": "(long long)blockIdx.y * width",
+    },
+}
+"""How kernels go through rows to sum over them: all of them, or those of each head."""
 
 
 def _times(n: int, of: str) -> str:
@@ -122,34 +104,6 @@ class Body(NamedTuple):
     lines: list[str]
     reads: frozenset[str]
     uses: frozenset[str]
-
-
-def without_copies(statements: Iterable[Statement]) -> list[Statement]:
-    """Statements with names in place of others that are defined as nothing else."""
-    copies: dict[str, Code] = {}
-    found = []
-    for statement in statements:
-        changed = statement.map(lambda code: renamed(code, copies))
-        if isinstance(changed, Assign) and changed.type and isinstance(changed.value, Name):
-            copies[changed.name] = changed.value
-        else:
-            found.append(changed)
-    return found
-
-
-def _ended(statements: list[Statement]) -> list[Statement]:
-    """Statements in which what is only stored has no name before: `out[i] = x * w`."""
-    made = {s.name: s for s in statements if isinstance(s, Assign) and s.type}
-    uses = Counter(name for s in statements for name in s.uses)
-    found: list[Statement] = []
-    for statement in statements:
-        if isinstance(statement, Assign) and isinstance(value := statement.value, Name):
-            once = made.get(value.name) if uses[value.name] == 1 else None
-            if once is not None:
-                found.remove(once)
-                statement = replace(statement, values=once.values)
-        found.append(statement)
-    return found
 
 
 class KernelFields:
@@ -216,7 +170,7 @@ class KernelFields:
         before = needed([*reads.values(), *map(self._value, values)], uses_of(ends))
         read = frozenset(n for n, assign in reads.items() if assign in before)
         statements = without_copies([*before, *ends])
-        return Body(lines_of(_ended(statements), CUDA), read, uses_of(statements))
+        return Body(lines_of(stored_at_once(statements), CUDA), read, uses_of(statements))
 
     def _accesses(self, operands: Iterable[Operand]) -> dict[str, Assign]:
         return {o.name: self._of_access(o) for o in operands if o.along != "row"}
@@ -341,10 +295,10 @@ class KernelFields:
         params = [*self._inputs(loads), *([o] for o in outputs)]
         params += self._numbers(kernel["heads"], eps=True, uses=h.uses | out.uses)
         return kernel | {
-            "params": _device(params),
+            "params": device(params),
             "arguments": given(params),
-            "host_params": _host(params),
-            "host_names": _names(params),
+            "host_params": host(params),
+            "host_names": names(params),
             "host_multiple": ["1"] if self.multiples else [],
             "keeps": ["KEEPS_ROWS"],
             "from_memory": True,
@@ -394,107 +348,101 @@ class KernelFields:
         second = self._body(accesses, [*b.before, b.dh], [*stores, *of_rows, *held(late=True)])
         stored = [(f"d{self.local(g.of)}", g.dtype) for g in b.elements]
         kernel = self._kernel("backward", backward_shapes(plan), loads, stored, h)
-        # Each column alone. What a row has as a whole comes from the other kernel, which leaves it behind.
-        ends = [*sums("{}", late=False), *sums("{}", late=True)]
-        reads = {o.name: self._of_column(o) for o in loads}
-        uses = self._body(reads, [*b.before, b.dh], ends).uses
-        candidates = [*(m.name for m in b.means), *(plan.statistics if recomputes else ())]
-        scratch = [
-            {"name": n, "at": f"scratch_ptr[{_times(i, 'rows + ') * (i > 0)}row]"}
-            for i, n in enumerate(n for n in candidates if n in uses)
-        ]
-        of_row = [*((s["name"], s["at"]) for s in scratch), *((s, f"{s}_ptr[row]") for s in plan.saves)]
-        reads |= {n: Assign((n,), (op(at),), type="float") for n, at in of_row}
-        alone = self._body(reads, [*b.before, b.dh], ends)
-
-        partial = [
-            {"name": f"d{self.local(g.of)}", "index": str(i), "element": TYPES[g.dtype]}
-            for i, g in enumerate(b.columns)
-        ]
-        n = len(partial)
         saved = {s: pointer("float", f"{s}_ptr", s, const=True) for s in plan.saves}
-        results = [
-            pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr", f"d_{g.of}") for g in (*b.elements, *b.rows)
-        ]
-        parts = [pointer("float", f"d{self.local(g.of)}_part", f"d_{g.of}_part") for g in b.columns]
-        totals = [pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr", f"d_{g.of}") for g in b.columns]
-        ours = [*parts, *[pointer("float", "scratch_ptr", "scratch")] * bool(scratch)]
+        alone = self._of_columns(loads, saved, [*sums("{}", late=False), *sums("{}", late=True)])
+        results = [*b.elements, *b.rows]
+        outputs = [pointer(TYPES[g.dtype], f"d{self.local(g.of)}_ptr", f"d_{g.of}") for g in results]
+        ours = [*alone["parts"], *[pointer("float", "scratch_ptr", "scratch")] * bool(alone["scratch"])]
         inputs, uses = self._inputs(loads), first.uses | second.uses | h.uses
         own, outside = (self._numbers(there, recomputes, uses) for there in (kernel["heads"], heads))
-        params = [*inputs, *([p] for p in (*saved.values(), *results, *ours)), *own]
-        host = [*inputs, *([p] for p in (*saved.values(), *results)), *outside, *([p] for p in totals)]
-        columns = [line for o, line in zip(loads, inputs, strict=True) if o.name in alone.reads]
-        columns += [[p] for p in (*(saved[s] for s in plan.saves if s in alone.reads), *parts)]
-        columns += [[pointer("float", "scratch_ptr", "scratch", const=True)]] * bool(scratch)
-        columns += self._numbers(heads=False, eps=False, uses=alone.uses)
-        finalize = [*([replace(p, const="const ")] for p in parts), *([p] for p in totals)]
-        finalize.append([Param("long long", name, name) for name in ("parts", "width")])
-        begins = [None, *(_times(i, "parts * width_") for i in range(1, n + 1))]
-        calls = [f"finalize({s['name']}_part, {s['name']}_ptr, parts, (int)width);" for s in partial]
-        grid = ["columns", "static_cast<unsigned int>(heads)" if heads else "1", str(n)]
-        return kernel | {
-            "params": _device(params),
-            "arguments": given(params),
-            "host_params": _host(host),
-            "host_names": _names(params),
-            "host_multiple": ["heads"] if self.multiples else [],
-            "host_parts": [{"name": p.name, "begin": begin} for p, begin in zip(ours, begins, strict=False)],
-            "host_floats": " + ".join(
-                [_times(n, "parts * width_"), *[_times(len(scratch), "rows")] * bool(scratch)]
-            ),
-            "host_share": "(64 * heads)" if heads else "64",
-            "host_rows": "shape.rows" if heads else None,
-            "host_heads": "heads" if heads else None,
-            "host_refused": ["heads < 1", "rows % heads != 0"] if heads else [],
-            "host_columns_grid": ["columns", "static_cast<unsigned int>(shares)", *grid[1:2] * heads],
-            "host_columns_names": _names(columns),
-            "host_finalize_grid": grid if heads or n > 1 else grid[:1],
-            "host_finalize_names": _names([*finalize[:-1], [Param("", "parts"), Param("", "width_")]]),
-            "keeps": [],
-            "from_memory": False,
-            "to_come": "1",
-            "moments": False,
-            "unroll": "unroll (COPIES)",
-            "statistics": list(plan.saves),
-            "first_reads": self._reads(loads, first),
-            "first_lines": first.lines,
-            "second_reads": self._reads(loads, second),
-            "second_lines": second.lines,
-            "means": [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)],
-            "means_count": str(len(b.means)),
-            "parts": _more(len(b.means)),
-            "elements": [{"name": name} for name, _ in stored],
-            "row_sums": [
-                {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
-                for i, g in enumerate(b.rows)
+        params = [*inputs, *([p] for p in (*saved.values(), *outputs, *ours)), *own]
+        public = [*inputs, *([p] for p in (*saved.values(), *outputs)), *outside]
+        public += [[p] for p in alone["totals"]]
+        begins = [None, *(_times(i + 1, "parts * width_") for i, _ in enumerate(ours))]
+        return (
+            kernel
+            | {
+                "params": device(params),
+                "arguments": given(params),
+                "host_params": host(public),
+                "host_names": names(params),
+                "host_multiple": ["heads"] if self.multiples else [],
+                "host_parts": [
+                    {"name": p.name, "begin": begin} for p, begin in zip(ours, begins, strict=False)
+                ],
+                "keeps": [],
+                "from_memory": False,
+                "fetches": ["STAGES > 0"],
+                "to_come": "1",
+                "moments": False,
+                "unroll": "unroll (COPIES)",
+                "statistics": list(plan.saves),
+                "first_reads": self._reads(loads, first),
+                "first_lines": first.lines,
+                "second_reads": self._reads(loads, second),
+                "second_lines": second.lines,
+                "means": [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)],
+                "means_count": str(len(b.means)),
+                "parts": _more(len(b.means)),
+                "elements": [{"name": name} for name, _ in stored],
+                "row_sums": [
+                    {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
+                    for i, g in enumerate(b.rows)
+                ],
+                "row_sums_count": str(len(b.rows)),
+                "row_parts": _more(len(b.rows)),
+                "recomputes": recomputes,
+                "statistic_parts": _more(2 if plan.layer else 1),
+            }
+            | alone["fields"]
+        )
+
+    def _of_columns(
+        self, loads: Sequence[Operand], saved: Mapping[str, Param], ends: Sequence[Assign]
+    ) -> dict[str, Any]:
+        """The kernels that sum over rows: each column alone where blocks do not hold them, and all partial sums."""
+        plan, b, heads = self.plan, self.plan.backward, bool(self.spec.heads)
+        assert b is not None
+        reads, values = {o.name: self._of_column(o) for o in loads}, [*b.before, b.dh]
+        # What a row has as a whole comes from the kernel before, which leaves it behind.
+        uses = self._body(reads, values, ends).uses
+        left = [n for n in (*(m.name for m in b.means), *plan.statistics) if n in uses and n not in saved]
+        scratch = {n: f"scratch_ptr[{_times(i, 'rows + ') * (i > 0)}row]" for i, n in enumerate(left)}
+        of_row = scratch | {s: f"{s}_ptr[row]" for s in saved}
+        reads |= {n: Assign((n,), (text(at),), type="float") for n, at in of_row.items()}
+        body = self._body(reads, values, ends)
+
+        sums = [(f"d{self.local(g.of)}", TYPES[g.dtype], f"d_{g.of}") for g in b.columns]
+        parts = [pointer("float", f"{name}_part", f"{tensor}_part") for name, _, tensor in sums]
+        totals = [pointer(element, f"{name}_ptr", tensor) for name, element, tensor in sums]
+        params = self._inputs(o for o in loads if o.name in body.reads)
+        params += [[p] for p in (*(p for s, p in saved.items() if s in body.reads), *parts)]
+        params += [[pointer("float", "scratch_ptr", "scratch", const=True)]] * bool(scratch)
+        params += self._numbers(heads=False, eps=False, uses=body.uses)
+        finalize = [*([replace(p, const=True)] for p in parts), *([p] for p in totals)]
+        counts = [[Param("long long", n, n) for n in ("parts", "width")]]
+        calls = [f"finalize({name}_part, {name}_ptr, parts, (int)width);" for name, _, _ in sums]
+        if len(sums) > 1:
+            calls = [f"if (blockIdx.z == {i}) {call}" for i, call in enumerate(calls)]
+        of_heads, n = "static_cast<unsigned int>(heads)", len(sums)
+        floats = [_times(n, "parts * width_"), *[_times(len(scratch), "rows")] * bool(scratch)]
+        fields = {
+            "sums": [
+                {"name": name, "index": str(i), "element": element}
+                for i, (name, element, _) in enumerate(sums)
             ],
-            "row_sums_count": str(len(b.rows)),
-            "row_parts": _more(len(b.rows)),
-            "recomputes": recomputes,
-            "statistic_parts": _more(2 if plan.layer else 1),
-            "held_words": "every row of a head" if heads else "every row",
-            "sums": partial,
             "sums_count": str(n),
-            "scratch": scratch,
-            "columns_params": _device(columns),
-            "columns_arguments": given(columns),
-            "columns_lines": alone.lines,
-            "columns_words": "gridDim.y shares of the rows" + ", gridDim.z heads" * heads,
-            "columns_first": "(long long)(blockIdx.y * 8 + stripe) * gridDim.z + blockIdx.z"
-            if heads
-            else "blockIdx.y * 8 + stripe",
-            "columns_step": "8LL * gridDim.y * gridDim.z" if heads else "gridDim.y * 8",
-            "columns_part": "(long long)(blockIdx.y * gridDim.z + blockIdx.z)"
-            if heads
-            else "(long long)blockIdx.y",
-            "finalize_params": _device(finalize),
-            "finalize_arguments": given(finalize),
-            "finalize_lines": [f"if (blockIdx.z == {i}) {call}" for i, call in enumerate(calls)]
-            if n > 1
-            else calls,
-            "finalize_words": "32 columns a block"
-            + ", gridDim.y heads, to which every gridDim.y-th part belongs" * heads,
-            "finalize_first": "blockIdx.y + (long long)stripe * gridDim.y" if heads else "stripe",
-            "finalize_step": "32 * gridDim.y" if heads else "32",
-            "finalize_head": "(long long)blockIdx.y * width" if heads else None,
+            "scratch": [{"name": name, "at": at} for name, at in scratch.items()],
+            "columns_params": device(params),
+            "columns_arguments": given(params),
+            "columns_lines": body.lines,
+            "finalize_params": device([*finalize, *counts]),
+            "finalize_arguments": given([*finalize, *counts]),
+            "finalize_lines": calls,
+            "host_floats": " + ".join(floats),
+            "host_columns_grid": ["columns", "static_cast<unsigned int>(shares)", *[of_heads] * heads],
+            "host_columns_names": names(params),
+            "host_finalize_grid": ["columns", *[of_heads if heads else "1", str(n)] * (heads or n > 1)],
+            "host_finalize_names": names([*finalize, [Param("", "parts"), Param("", "width_")]]),
         }
+        return {"parts": parts, "totals": totals, "scratch": scratch, "fields": fields | OF_ROWS[heads]}

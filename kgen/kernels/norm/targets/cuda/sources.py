@@ -57,6 +57,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "sums_of_rows": SUMS[spec.norm],
         "multiples": kernels.multiples,
         "multiple_name": ["multiple"] if kernels.multiples else [],
+        "apart_words": ["rows of one thread a multiple of `multiple` apart"] * kernels.multiples,
         "multiple_param": ["long long multiple"] if kernels.multiples else [],
         "constants": kernels.constants,
         "forward": forward,
