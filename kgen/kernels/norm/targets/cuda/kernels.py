@@ -359,43 +359,39 @@ class KernelFields:
         public = [*inputs, *([p] for p in (*saved.values(), *outputs)), *outside]
         public += [[p] for p in alone["totals"]]
         begins = [None, *(_times(i + 1, "parts * width_") for i, _ in enumerate(ours))]
-        return (
-            kernel
-            | {
-                "params": device(params),
-                "arguments": given(params),
-                "host_params": host(public),
-                "host_names": names(params),
-                "host_multiple": ["heads"] if self.multiples else [],
-                "host_parts": [
-                    {"name": p.name, "begin": begin} for p, begin in zip(ours, begins, strict=False)
-                ],
-                "keeps": [],
-                "from_memory": False,
-                "fetches": ["STAGES > 0"],
-                "to_come": "1",
-                "moments": False,
-                "unroll": "unroll (COPIES)",
-                "statistics": list(plan.saves),
-                "first_reads": self._reads(loads, first),
-                "first_lines": first.lines,
-                "second_reads": self._reads(loads, second),
-                "second_lines": second.lines,
-                "means": [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)],
-                "means_count": str(len(b.means)),
-                "parts": _more(len(b.means)),
-                "elements": [{"name": name} for name, _ in stored],
-                "row_sums": [
-                    {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
-                    for i, g in enumerate(b.rows)
-                ],
-                "row_sums_count": str(len(b.rows)),
-                "row_parts": _more(len(b.rows)),
-                "recomputes": recomputes,
-                "statistic_parts": _more(2 if plan.layer else 1),
-            }
-            | alone["fields"]
-        )
+        return {
+            **kernel,
+            **alone["fields"],
+            "params": device(params),
+            "arguments": given(params),
+            "host_params": host(public),
+            "host_names": names(params),
+            "host_multiple": ["heads"] if self.multiples else [],
+            "host_parts": [{"name": p.name, "begin": begin} for p, begin in zip(ours, begins, strict=False)],
+            "keeps": [],
+            "from_memory": False,
+            "fetches": ["STAGES > 0"],
+            "to_come": "1",
+            "moments": False,
+            "unroll": "unroll (COPIES)",
+            "statistics": list(plan.saves),
+            "first_reads": self._reads(loads, first),
+            "first_lines": first.lines,
+            "second_reads": self._reads(loads, second),
+            "second_lines": second.lines,
+            "means": [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)],
+            "means_count": str(len(b.means)),
+            "parts": _more(len(b.means)),
+            "elements": [{"name": name} for name, _ in stored],
+            "row_sums": [
+                {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
+                for i, g in enumerate(b.rows)
+            ],
+            "row_sums_count": str(len(b.rows)),
+            "row_parts": _more(len(b.rows)),
+            "recomputes": recomputes,
+            "statistic_parts": _more(2 if plan.layer else 1),
+        }
 
     def _of_columns(
         self, loads: Sequence[Operand], saved: Mapping[str, Param], ends: Sequence[Assign]
