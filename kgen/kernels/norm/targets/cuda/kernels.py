@@ -319,6 +319,7 @@ class KernelFields:
             # With heads, rows of one block have different columns.
             "early_words": "a row is on its way" if spec.heads else "the first row is on its way",
             "early_if": "EARLY" if spec.heads else "EARLY && round == 0",
+            "held_if": "EARLY",
             "parts": _more(2 if plan.layer else 1),
         }
 
@@ -371,6 +372,7 @@ class KernelFields:
             "keeps": [],
             "from_memory": False,
             "fetches": ["STAGES > 0"],
+            "held_if": "ELEMENTS > 0",
             "to_come": "1",
             "moments": False,
             "unroll": "unroll (COPIES)",
