@@ -85,6 +85,7 @@ NORMS = {
         "quantize: {dtype: fp8_e4m3, scale: per_row}",
         "passes: [forward]",
     ),
+    "bare": ("norm: rms", "width: 64", "dtype: bf16", "weight: false", "statistics: recompute"),
     "recomputed": ("norm: layer", "width: any", "dtype: bf16", "statistics: recompute"),
     "mods": (
         "norm: layer",
@@ -142,7 +143,7 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
     module = import_file(path, f"emitted_{which}")
     first = 89 if which == "eight bits" else 80
-    sums = ("columns", "finalize") if "backward" in module._shapes() else ()
+    sums = ("columns", "finalize") if "columns_kernel" in path.read_text() else ()
     names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
     for kernel, shapes in module._shapes().items():
         held = [s for s in shapes if s.elements]
@@ -297,7 +298,7 @@ def nvcc(path: Path, folder: Path, *options: str) -> str:
     return subprocess.run(["nm", str(folder / "x.o")], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("which", ["heads", "mods", "eight bits"])
+@pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])
 def test_norms_are_for_nvcc_too(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
     symbols = nvcc(path, tmp_path)
@@ -360,6 +361,23 @@ def test_device_code_includes_nothing():
         device, _, host = path.read_text().partition("#ifndef __CUDACC_RTC__")
         assert "#include" not in device
         assert "#include <cuda_runtime.h>" in host
+
+
+@pytest.mark.parametrize("which", sorted(NORMS))
+def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
+    text = re.sub(r"//.*", "", path.read_text())
+    names = re.findall(r"__forceinline__ [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
+    names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
+    assert {"store", "Row", "SIDE_BY_SIDE"} < set(names)
+    assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) < 2} == set()
+    for name in ("forward", "backward", "columns", "finalize"):
+        for params, body in re.findall(rf"{name}_kernel\((const [^)]*)\) {{\n(.*?)\n}}\n", text, re.DOTALL):
+            given = re.findall(r"(\w+)(?:,|$)", params)
+            assert len(given) > 3
+            assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
+    # An RMS norm subtracts no mean, and has none.
+    assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (which not in ("rms", "heads", "bare"))
 
 
 def test_every_function_is_one_of_cuda():

@@ -376,6 +376,7 @@ class KernelFields:
             "to_come": "1",
             "moments": False,
             "unroll": "unroll (COPIES)",
+            "holds": bool(kernel["columns"] or b.columns),
             "statistics": list(plan.saves),
             "first_reads": self._reads(loads, first),
             "first_lines": first.lines,
