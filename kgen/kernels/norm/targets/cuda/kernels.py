@@ -16,7 +16,6 @@ from kgen.targets.code import (
     If,
     Name,
     Statement,
-    lines_of,
     needed,
     op,
     spell,
@@ -99,7 +98,7 @@ def _more(n: int) -> int | None:
 
 
 class Body(NamedTuple):
-    """Lines, the operands that they read an element of, and the names that they use."""
+    """Statements, the operands that they read an element of, and the names that they use."""
 
     lines: list[str]
     reads: frozenset[str]
@@ -170,7 +169,8 @@ class KernelFields:
         before = needed([*reads.values(), *map(self._value, values)], uses_of(ends))
         read = frozenset(n for n, assign in reads.items() if assign in before)
         statements = without_copies([*before, *ends])
-        return Body(lines_of(stored_at_once(statements), CUDA), read, uses_of(statements))
+        written = ["\n".join(s.lines(CUDA)) for s in stored_at_once(statements)]
+        return Body(written, read, uses_of(statements))
 
     def _accesses(self, operands: Iterable[Operand]) -> dict[str, Assign]:
         return {o.name: self._of_access(o) for o in operands if o.along != "row"}
