@@ -254,6 +254,9 @@ def test_shapes_are_wide_enough(module_of_layer_norm, width):
 def test_rows_of_a_thread_are_of_one_head(tmp_path):
     path = emitted(norm(tmp_path, *NORMS["heads"]), tmp_path / "out") / "sample" / "cuda.py"
     module = import_file(path, "emitted_heads_apart")
+    # What no shape takes is refused in C too.
+    widest = {s[-1].width for s in module._shapes().values()}
+    assert set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
     for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
         s = module._shapes()["backward"][0]._replace(rows=shape_rows, turns=turns)
         for multiple in (1, 8, 24):

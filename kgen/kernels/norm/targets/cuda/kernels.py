@@ -244,7 +244,7 @@ class KernelFields:
     def _kernel(
         self,
         name: str,
-        shapes: Iterable[Shape],
+        shapes: Sequence[Shape],
         loads: Sequence[Operand],
         stored: Sequence[tuple[str, str]],
         h: Body,
@@ -257,6 +257,7 @@ class KernelFields:
             "name": name,
             "table": f"{name.upper()}_SHAPES",
             "shapes": [self._row(s) for s in shapes],
+            "widest": shapes[-1].width,
             "streams": streams,
             "stage": f"{streams[-1]['begin']} + {streams[-1]['slots']}::BYTES",
             "stored": self._slots(stored, "STAGES * STAGE"),

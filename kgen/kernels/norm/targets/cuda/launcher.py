@@ -77,7 +77,6 @@ class LauncherFields:
             "heads": bool(spec.heads),
             "sizes": "heads, width" if spec.heads else "width",
             "sizes_at": "-2:" if spec.heads else "-1",
-            "max_width": MAX_WIDTH,
             "saves": bool(plan.saves),
             "dtype_words": TORCH_DTYPES[spec.dtypes["input"]],
             "out_dtype": (TORCH_DTYPES | FP8)[spec.dtypes["output"]],
