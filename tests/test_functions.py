@@ -30,6 +30,7 @@ from kgen.expr.scope import Scope
 from kgen.expr.show import show
 from kgen.expr.text import ExpressionError
 from kgen.kernels.norm.targets.cuda.kernels import SCALARS
+from kgen.targets.code import CUDA, spell
 from kgen.targets.cuda.printer import Printer as CudaPrinter
 from kgen.targets.cuda.printer import literal
 from kgen.targets.triton.printer import Printer
@@ -357,10 +358,10 @@ def test_cuda_spelling(tmp_path: Path) -> None:
     for name, types in cases:
         values = [v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)]
         wanted.append(reference(name, types, values).double())
-        text = printer.print(typed_call(name, *variables(types)))
+        text = spell(printer.value(typed_call(name, *variables(types))), CUDA)
         for point in zip(*(v.tolist() for v in values), strict=True):
             spelled = {
-                variable: f"const {SCALARS[t]} {variable} = {literal(Const(value, t))[0]};"
+                variable: f"const {SCALARS[t]} {variable} = {spell(literal(Const(value, t)), CUDA)};"
                 for variable, t, value in zip("xyz", types, point, strict=False)
             }
             inputs = " ".join(spelled.values())
@@ -394,4 +395,4 @@ def test_cuda_spelling(tmp_path: Path) -> None:
 )
 def test_cuda_brackets_and_types(text: str, printed: str) -> None:
     scope = Scope({"x": FLOAT, "y": FLOAT, "n": INT}, {})
-    assert CudaPrinter().print(parse_expression(text, scope, FLOAT)) == printed
+    assert spell(CudaPrinter().value(parse_expression(text, scope, FLOAT)), CUDA) == printed

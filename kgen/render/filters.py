@@ -47,16 +47,6 @@ def as_tuple(operands: Sequence[str]) -> str:
     return f"({', '.join(operands)}{',' if len(operands) == 1 else ''})"
 
 
-def packed(names: Sequence[str], name: str) -> str:
-    """Names made a tuple of this name."""
-    return f"{name} = {', '.join(names)}{',' if len(names) == 1 else ''}"
-
-
-def unpacked(names: Sequence[str], name: str) -> str:
-    """Names from such a tuple."""
-    return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {name}"
-
-
 def said(message: str, function: str) -> str:
     """A message of a function, formatted if it has fields."""
     return f'{"f" * ("{" in message)}"{function}: {message}"'
@@ -71,12 +61,22 @@ def partition(operands: Sequence[Sequence[str]], function: str, indent: int) -> 
     return f"{' ' * indent}({function}, (\n{rest}\n{' ' * indent})),"
 
 
+def unpacked(names: Sequence[str]) -> str:
+    """Names as Python unpacks into them: one alone has a comma behind it."""
+    return ", ".join(names) + "," * (len(names) == 1)
+
+
+def alternatives(conditions: Sequence[str]) -> str:
+    """Conditions of C++ behind another, any of which is enough."""
+    return "".join(f" || {c}" for c in conditions)
+
+
 FILTERS: dict[str, Callable[..., object]] = {
     "ahead": ahead,
+    "alternatives": alternatives,
     "behind": behind,
     "each": each,
     "loaded": around(", mask={}, other=0.0"),
-    "packed": packed,
     "partition": partition,
     "plus": around(" + {}"),
     "said": said,

@@ -30,7 +30,7 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
         "element": ELEMENTS[spec.dtype],
-        "elements": used({spec.dtype}),
+        "elements": used({spec.dtype, "fp32"}) | {"loaded_once": True},
         "rounds": False,
         "least_major_minor": "8, 0",
         "least_words": "8.0",
