@@ -11,13 +11,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kgen.expr.functions import ADD, ATOM, COMPARE, MUL, OR, TABLE, TERNARY, UNARY, WRAPPING
+from kgen.expr.functions import TABLE, WRAPPING
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.spelling import ADD, ATOM, COMPARE, MUL, OR, TERNARY, UNARY
 
 
 @dataclass
 class Printer:
-    """Prints trees over named scalars. `names` renames variables; `helpers` collects functions to define."""
+    """Prints trees over named scalars. `names` renames variables; `helpers` collects texts of functions to
+    define."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     fast_math: bool = False
