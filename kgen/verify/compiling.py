@@ -1,6 +1,6 @@
 """`kgen compile`: compile emitted kernels for architectures that need not be here.
 
-Each target has a worker of its own (`compile_<target>.py`) that says a row for each binary.
+Each target has a worker of its own (`Runtime.compiler`) that says a row for each binary.
 """
 
 from __future__ import annotations
@@ -28,14 +28,6 @@ ARCHS = {f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUF
 """What can be compiled for, and its compute capability."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
-
-WORKERS = {
-    "triton": "kgen.verify.compile_triton",
-    "cuda": "kgen.verify.compile_cuda",
-    "cute": "kgen.verify.compile_cute",
-}
-"""Target -> the module that compiles its files."""
-
 
 COLUMNS = (
     "spec",
@@ -100,7 +92,7 @@ def compile_specs(
         capability(arch)
     require("torch", "triton")
     work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
-    work = [(p, f) for p, f in work if targets is None or f.target in targets]
+    work = [(p, f) for p, f in work if f.runtime.compiler and (targets is None or f.target in targets)]
     tasks = [
         CompileJob(p, replace(f, path=f.path.resolve()), arch)
         for p, f in work
@@ -113,7 +105,9 @@ def compile_specs(
         raise KgenError(
             Diagnostic("nothing-to-compile", "no file is for these targets and architectures", hint=only)
         )
-    require(*sorted({package for job in tasks if (package := job.emitted.missing_package())}))
+    for runtime in {job.emitted.runtime: None for job in tasks}:
+        if runtime.needs:
+            require(runtime.needs, extra=runtime.extra)
     hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in tasks}
     done, lock = 0, Lock()
 
@@ -133,7 +127,7 @@ def compile_specs(
         for job, rows in zip(tasks, results, strict=True):
             file, digest = job.emitted, hashes[job.emitted]
             ledger.record_compiled(
-                place, file.path, digest, rows, arch=job.arch, versions=versions(file.target)
+                place, file.path, digest, rows, arch=job.arch, versions=versions(file.runtime.tools)
             )
     return [row for rows in results for row in rows]
 
@@ -158,7 +152,7 @@ def _rows(job: CompileJob, timeout: float) -> Iterator[dict[str, Any]]:
     found = 0
     trouble = None
     try:
-        for message in messages(WORKERS[job.emitted.target], job, timeout, environment):
+        for message in messages(job.emitted.runtime.compiler or "", job, timeout, environment):
             found += 1
             if message["error"] is None and message["shared"] > limit:
                 message["error"] = f"needs {message['shared']} bytes of shared memory, {arch} has {limit}"

@@ -16,7 +16,7 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "norm/cuda/norm.cu.j2", context),
+        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//"),
         Source("cuda.py", "norm/cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
     ]
 
