@@ -12,15 +12,12 @@ from threading import Lock
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
+from kgen.sizes import SHARED_LIMITS
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, require, versions
-
-KIB = 1024
-SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
-"""Bytes of shared memory that one block may have, by compute capability."""
 
 SUFFIXES = {"": 0, "a": 90, "f": 100}
 """Of an architecture: for that chip alone, and for its family; the least compute capability that has each."""
