@@ -294,6 +294,7 @@ ZEROS = [
     *("((q_idx + 1)**2 - q_idx * q_idx - 2 * q_idx - 1)", "min(0, 1)", "abs(0)", "(3 % 3)", "(1 // 2)"),
     *("where(1 > 2, 5, 0)", "(two - 2)", "(zero * score)", "(-zero)", "sin(0)", "log(1)", "floor(0.5)"),
     *("1e-60", "(1 / inf)", "float(0)", "tanh(zero)", "clamp(1, 0, 0)", "(score * 0)"),
+    *("sigmoid(-1000)", "silu(-1000)"),
 ]
 
 
