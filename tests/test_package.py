@@ -175,7 +175,9 @@ def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatc
         warnings.simplefilter("default")
         for number in range(2):
             assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
-    assert [str(warning.message).partition(": ")[2][: len(HOPPER_SAYS)] for warning in caught] == [HOPPER_SAYS]
+    assert [str(warning.message).partition(": ")[2][: len(HOPPER_SAYS)] for warning in caught] == [
+        HOPPER_SAYS
+    ]
     spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
     outside = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(outside)

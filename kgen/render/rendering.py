@@ -53,7 +53,8 @@ def render_spec(
         bodies = {name: _body(env, source) for name, source in sources.items()}
         renamed = found(apart(loaded), targets).values()
         others = {name: _body(env, source) for name, source in zip(sources, renamed, strict=True)}
-        if wrong := clashes(loaded, bodies, others):
+        marks = {name: source.comment for name, source in sources.items()}
+        if wrong := clashes(loaded, bodies, others, marks):
             raise KgenError(wrong)
         return {name: _file(env, loaded, source, bodies[name]) for name, source in sources.items()}
 
@@ -96,7 +97,7 @@ def _body(env: Environment, source: Source) -> str:
 def _file(env: Environment, loaded: Loaded, source: Source, body: str) -> str:
     return stamp(
         body,
-        source.filename,
+        source.comment,
         spec=loaded.spec.name,
         spec_file=UserText(Path(loaded.path).name),
         inputs=_inputs_hash(env, loaded, source),

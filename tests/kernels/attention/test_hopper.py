@@ -172,7 +172,8 @@ DQ = "        dq = warpgroup_mma_wait(0, deps=[dq_async])"
 EARLY = {
     "keys freed before they are read": _swapped(
         "    qk = warpgroup_mma_wait(PENDING, deps=[qk_async])",
-        "    if PENDING == 0:\n        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed",
+        "    if PENDING == 0:\n"
+        "        _consumer_release(kv_ring, i)  # of the first tile's slot nothing else is needed",
     ),
     "keys and values freed before they are read": _swapped(ACC, _release("kv_ring"), "        acc = _res"),
     "keys and values read before they are there": (

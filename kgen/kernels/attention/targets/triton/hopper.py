@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.expr.functions import MUL
+from kgen.expr.functions import in_order
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.idioms import LinearBias
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
@@ -48,6 +49,7 @@ from kgen.targets.code import (
     calls,
     cdiv,
     codes,
+    helpers_of,
     maximum,
     minimum,
     needed,
@@ -134,7 +136,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)), plan.grouped),
         "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
-        "sigmoid": any(calls(code, "sigmoid") for code in _codes(loops)),
+        "helpers": in_order(helpers_of(_codes(loops), GLUON) - kernels.helpers),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
         "skips": any(fields["past"] or fields["ahead"] for fields in loops.values()),
         "linear": any(fields["linear"] for fields in loops.values()),
@@ -172,11 +174,11 @@ def _shared(loops: Fields, kernels: KernelFields, plan: AttentionPlan) -> list[s
     used = {name for code in _codes(loops) for name in code.names}
     spelled = [p.spelled[GLUON] for code in _codes(loops) for p in walk(code) if isinstance(p, Op)]
     # What Gluon has of its own is in `hopper.py`.
-    helpers = [s.helper for s in spelled if s.helper and s.form.startswith(f"_{s.helper}(")]
+    helpers = [s.form.partition("(")[0] for s in spelled if s.helper in kernels.helpers]
     launcher = ["_launch", "_multiprocessors", "_by_ends" if kernels.packed else "_cdiv"]
     constants = ["LOG2E", *["FAR"] * kernels.packed, *["BLOCK_SIZE"] * plan.forward.listed]
     constants += [name.upper() for name in kernels.constants if name.upper() in used]
-    return sorted({*constants, *launcher, "_tile_and_head", *(f"_{name}" for name in helpers)})
+    return sorted({*constants, *launcher, "_tile_and_head", *helpers})
 
 
 def _one_kernel(hopper: HopperPlan, tiles: str, grouped: bool) -> Fields:
