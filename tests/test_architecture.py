@@ -131,6 +131,21 @@ def test_machinery_names_no_family(module: str) -> None:
     assert not [text for text in said if isinstance(text, str) and text.startswith("kgen.kernels.")]
 
 
+TARGETS = {target for name in NAMES for target in family(name).targets}
+
+
+@pytest.mark.parametrize(
+    "module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.functions"]
+)
+def test_nothing_lists_targets(module: str) -> None:
+    """What is known of a target is in its folder, but how it spells a function: other tables would grow with each."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Dict | ast.Set | ast.List | ast.Tuple):
+            items = node.keys if isinstance(node, ast.Dict) else node.elts
+            listed = {item.value for item in items if isinstance(item, ast.Constant)} & TARGETS
+            assert len(listed) < 2, f"{module}, line {node.lineno}: {', '.join(map(str, listed))}"
+
+
 def lazies(value: Any) -> Iterator[Lazy]:
     """Everything that a family would import."""
     if isinstance(value, Lazy):
@@ -172,8 +187,10 @@ def test_targets_of_a_family(name: str) -> None:
     folders = [path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")]
     assert sorted(targets) == sorted(folders)
     assert next(iter(targets)) == "triton"
+    extras = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
     for target in targets.values():
         assert isinstance(target, Target)
+        assert f"\n{target.runtime.extra} = [" in extras
         assert target.runtime.compiler is None or importlib.util.find_spec(target.runtime.compiler)
     assert [one for one, options in family(name).model.get().model_fields["targets"].default if options]
 

@@ -23,7 +23,9 @@ import torch
 
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Const, Type, Var
+from kgen.spec.load import loads
 from kgen.verify.evaluate import evaluate
+from kgen.verify.families import Subject, family_of, problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -235,6 +237,18 @@ def test_a_target_is_one_folder(copy: Copy) -> None:
     assert not function(x, weight).requires_grad
 
 
+def test_a_new_target_is_verified_as_others_are(copy: Copy) -> None:
+    copy.follow("Add a target")
+    copy.render(f"{NORM}targets: {{eager: {{}}}}\n")
+    path = copy.root / "generated/sample/eager.py"
+    subject = Subject(problem_of(loads(NORM, "x.yaml")), "eager", path, imported(path, "copied_case"), "cpu")
+    cases = family_of(subject.problem)
+    groups = [(group, cases.case_names(subject.problem, group, True)[0]) for group in ("forward", "backward")]
+    checks = [check for group, name in groups for check in cases.run_case(subject, group, name)]
+    assert {check.name for check in checks} == {"out", "dx", "dweight"}
+    assert all(check.ok for check in checks), checks
+
+
 def test_a_new_target_is_part_of_the_language(copy: Copy) -> None:
     copy.follow("Add a target")
     said = copy.refuses(f"{NORM}targets: {{eager: {{inference: 1}}}}\n")
@@ -274,4 +288,7 @@ def test_a_family_is_one_folder(copy: Copy) -> None:
     verified = copy.python("-m", "kgen", "verify", "specs/halved.yaml", "--device", "cpu")
     assert verified.returncode == 2
     assert "there is no reference for kernel `scaling` yet" in verified.stderr
+    raced = copy.python("-m", "kgen", "bench", "specs/halved.yaml")
+    assert raced.returncode == 2
+    assert "there is nothing to race kernel `scaling` against yet" in raced.stderr
     assert math.isfinite(float(function(torch.ones(1))))

@@ -98,7 +98,7 @@ def compile_specs(
         if capability(arch) >= getattr(p, "least_capability", 0)
     ]
     if loaded and not tasks:
-        only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work)
+        only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work) or None
         raise KgenError(
             Diagnostic("nothing-to-compile", "no file is for these targets and architectures", hint=only)
         )
