@@ -47,7 +47,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "formula": formula(plan),
         "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
         "elements": used(dtypes)
-        | {"loaded_once": False, "rounded": "rounded" in kernels.printer.helpers}
+        | {"loaded_once": False, "rounded": kernels.rounds}
         | {"stores_fp32": "fp32" in dtypes or bool(backward and backward["sums"])},
         "rounds": True,
         "moments": plan.layer,
