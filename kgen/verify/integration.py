@@ -26,14 +26,15 @@ from kgen.verify.toolchain import import_file
 
 
 def imports_alone(subject: Subject) -> None:
-    """The file needs Python, torch and the target's own package, nothing else."""
+    """The file needs Python, torch, the target's own package and what belongs to it, nothing else."""
     roots = set()
-    texts = [path.read_text() for path in parts(subject.path) if path.suffix == ".py"]
-    for node in (node for text in texts for node in ast.walk(ast.parse(text))):
+    own = [path for path in parts(subject.path) if path.suffix == ".py"]
+    for node in (node for path in own for node in ast.walk(ast.parse(path.read_text()))):
         if isinstance(node, ast.Import):
             roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            roots.add("." if node.level else (node.module or "").split(".")[0])
+            if not (node.level == 1 and f"{node.module}.py" in {path.name for path in own}):
+                roots.add("." if node.level else (node.module or "").split(".")[0])
     allowed = family(subject.problem.kernel).targets[subject.target].runtime.imports
     foreign = sorted(roots - {*allowed} - set(sys.stdlib_module_names))
     assert not foreign, f"imports {', '.join(foreign)}"
