@@ -32,9 +32,10 @@ def imports_alone(subject: Subject) -> None:
     for node in (node for path in own for node in ast.walk(ast.parse(path.read_text()))):
         if isinstance(node, ast.Import):
             roots |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            if not (node.level == 1 and f"{node.module}.py" in {path.name for path in own}):
-                roots.add("." if node.level else (node.module or "").split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            roots.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.ImportFrom) and f"{node.module}.py" not in {path.name for path in own}:
+            roots.add(".")
     allowed = family(subject.problem.kernel).targets[subject.target].runtime.imports
     foreign = sorted(roots - {*allowed} - set(sys.stdlib_module_names))
     assert not foreign, f"imports {', '.join(foreign)}"
