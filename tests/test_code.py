@@ -6,7 +6,8 @@ import ast
 
 import pytest
 
-from kgen.expr.functions import MODULES, TABLE
+from kgen.expr.functions import TABLE
+from kgen.expr.spelling import MODULES
 from kgen.targets.code import (
     CUDA,
     GLUON,

@@ -13,15 +13,15 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
-import jinja2
 import pytest
 import torch
 import triton
 from cuda.core import Program, ProgramOptions
 
 from kgen.expr.algebra import call
-from kgen.expr.functions import TABLE, TypeRuleError
+from kgen.expr.functions import TABLE, in_order
 from kgen.expr.nodes import Type, Var
+from kgen.expr.type_rules import TypeRuleError
 from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
@@ -385,20 +385,16 @@ def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
 
 def test_every_function_is_one_of_cuda():
     """Each row of the table compiles in a kernel: NVRTC knows the names, and none is ambiguous."""
-    lines = []
+    lines, helpers = [], set[str]()
     names = {Type.FLOAT: "xyz", Type.INT: "ijk", Type.LONG: "lmn", Type.BOOL: "pqr"}
     for name, row in TABLE.items():
         for types in product(Type, repeat=row.arity[0]):
             arguments = [Var(names[t][i], t) for i, t in enumerate(types)]
             with contextlib.suppress(TypeRuleError):
-                lines.append(f"    total += float({spell(Printer().value(call(name, *arguments)), CUDA)});")
-    helpers = dict.fromkeys(("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu"), True)
-    functions = (ROOT / "templates/cuda/_functions.j2").read_text()
-    source = (
-        jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
-        .from_string(functions)
-        .render(helpers=helpers)
-    )
+                for fast in (False, True):
+                    value = Printer(fast_math=fast, helpers=helpers).value(call(name, *arguments))
+                    lines.append(f"    total += float({spell(value, CUDA)});")
+    source = "\n".join(in_order(helpers))
     body = "\n".join(lines)
     kernel = (
         "__global__ void every(float* out, float x, float y, float z, int i, int j, int k, "

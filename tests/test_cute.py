@@ -25,6 +25,7 @@ from kgen.expr.parse import parse_expression
 from kgen.expr.scope import Scope
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
+from kgen.targets.cute import RUNTIME
 from kgen.targets.cute.printer import spell
 from kgen.verify import compiling, emitted, ledger, toolchain
 from kgen.verify.compiling import compile_specs
@@ -191,7 +192,7 @@ def test_kernels_compile_without_a_gpu(tmp_path, name):
     # A file that has only been compiled is said to be that, and no more.
     assert [row["state"] for row in ledger.status([one], tmp_path)] == ["compiled", "compiled"]
     (versions,) = {record["versions"]["nvidia-cutlass-dsl"] for record in _records(tmp_path)}
-    assert versions == toolchain.versions("cute")["nvidia-cutlass-dsl"]
+    assert versions == toolchain.versions(RUNTIME.tools)["nvidia-cutlass-dsl"]
 
 
 def _records(folder: Path):

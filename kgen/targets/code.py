@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from kgen.expr.functions import ADD, ATOM, COMPARE, MODULES, MUL, TABLE, TERNARY, Spelling, in_modules
+from kgen.expr.functions import TABLE
+from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, Spelling, in_modules
 
 TRITON, GLUON, CUDA = "triton", "gluon", "cuda"
 
@@ -110,6 +111,12 @@ def walk(code: Code) -> Iterator[Code]:
 def calls(code: Code, *fns: str) -> bool:
     """Whether any of these operations is in a value."""
     return any(isinstance(part, Op) and part.fn in fns for part in walk(code))
+
+
+def helpers_of(values: Iterable[Code], language: str) -> set[str]:
+    """The texts of the functions that values call, and that a file has to define."""
+    parts = (part for value in values for part in walk(value) if isinstance(part, Op))
+    return {helper for part in parts if (helper := part.spelled[language].helper) is not None}
 
 
 def rewritten(code: Code, change: Callable[[Code], Code | None]) -> Code:

@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from kgen.verify.compiling import SHARED_LIMITS, CompileJob
+from kgen.sizes import SHARED_LIMITS
+from kgen.verify.compiling import CompileJob
 from kgen.verify.families import family_of
 from kgen.verify.processes import serve
 from kgen.verify.resources import usage_of

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kgen.expr.functions import ATOM, TABLE, UNARY, WRAPPING
+from kgen.expr.functions import TABLE, WRAPPING
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.spelling import ATOM, UNARY
 from kgen.targets.code import Code, Name, op, row, text
 
 INFINITY = text("__int_as_float(0x7f800000)")
@@ -20,7 +21,7 @@ INFINITY = text("__int_as_float(0x7f800000)")
 
 @dataclass
 class Printer:
-    """Writes trees over named scalars. `names` renames variables; `helpers` collects functions to define."""
+    """Writes trees over named scalars. `names` renames variables; `helpers` collects texts of functions to define."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     fast_math: bool = False

@@ -16,7 +16,7 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernel and its C launcher, `cuda.py` with the PyTorch operator."""
     context = _context(loaded)
     return [
-        Source("cuda.cu", "attention/cuda/delta.cu.j2", context),
+        Source("cuda.cu", "attention/cuda/delta.cu.j2", context, comment="//"),
         Source("cuda.py", "attention/cuda/delta.py.j2", context),
     ]
 

@@ -120,6 +120,7 @@ class KernelFields:
             n: self.local(n).upper() for n in constants
         }
         self.printer = Printer(names, self.spec.fast_math)
+        self.rounds = False
         self.multiples = bool(self.spec.heads and plan.backward)
         self.constants = [
             {
@@ -156,7 +157,7 @@ class KernelFields:
     def _value(self, value: Value) -> Assign:
         code = self.printer.real(value.tree)
         if value.rounded is not None:
-            self.printer.helpers.add("rounded")
+            self.rounds = True
             code = op(f"rounded<{TYPES[value.rounded]}>({{0}})", code)
         return Assign((value.name,), (code,), type="float")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
 from kgen.kernels.norm.targets.cuda.launcher import LauncherFields
@@ -9,9 +10,6 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.cuda.elements import used
-
-HELPERS = ("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu")
-"""The functions of `_functions.j2`, each there if an expression needs it."""
 
 SUMS = {
     "layer": [
@@ -32,7 +30,7 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "norm/cuda/norm.cu.j2", context),
+        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//"),
         Source("cuda.py", "norm/cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
     ]
 
@@ -49,7 +47,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "formula": formula(plan),
         "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
         "elements": used(dtypes)
-        | {"loaded_once": False, "rounded": "rounded" in kernels.printer.helpers}
+        | {"loaded_once": False, "rounded": kernels.rounds}
         | {"stores_fp32": "fp32" in dtypes or bool(backward and backward["sums"])},
         "rounds": True,
         "moments": plan.layer,
@@ -62,7 +60,7 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "constants": kernels.constants,
         "forward": forward,
         "backward": backward,
-        "helpers": {h: h in kernels.printer.helpers for h in HELPERS},
+        "helpers": in_order(kernels.printer.helpers),
         "row_gradients": bool(backward and backward["row_sums"]),
         "vector": kernels.vector,
         "quantized": spec.quantize is not None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kgen.expr.functions import in_order
 from kgen.expr.hoist import Place, Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Node
@@ -15,7 +16,6 @@ from kgen.kernels.norm.targets.triton.launcher import NormLauncher
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import HELPERS
 from kgen.targets.triton.tritons import FIELDS
 
 TL_DTYPES = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3": "tl.float8e4nv"}
@@ -77,7 +77,7 @@ class _Fields:
             "max_width": MAX_WIDTH,
         }
         context |= NormLauncher(plan).fields() | FIELDS
-        context["helpers"] = {"tf32": False} | {h: h in self.printer.helpers for h in HELPERS}
+        context["helpers"] = in_order(self.printer.helpers)
         return context
 
     def _list(self, sizes: list[str]) -> str:
