@@ -17,11 +17,12 @@ from trees import BOOL, FLOAT, INT, LONG
 
 from kgen.expr.algebra import Algebra, apply
 from kgen.expr.algebra import call as typed_call
-from kgen.expr.functions import TABLE, Finite, in_order
+from kgen.expr.functions import TABLE, in_order
 from kgen.expr.hoist import hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Type, Var
 from kgen.expr.parse import parse_expression
+from kgen.expr.rows import Finite
 from kgen.expr.scope import Scope
 from kgen.expr.show import show
 from kgen.expr.text import ExpressionError

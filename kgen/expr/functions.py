@@ -16,15 +16,13 @@ Two conventions keep the rows short:
 
 from __future__ import annotations
 
-import enum
 import math
 import operator
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.expr import type_rules as types
-from kgen.expr.nodes import Type
+from kgen.expr.rows import Finite, Function, function, operation
 from kgen.expr.spelling import (
     ADD,
     AND,
@@ -39,53 +37,8 @@ from kgen.expr.spelling import (
     UNARY,
     Spelling,
     helped,
-    in_modules,
     infix,
 )
-
-
-class Finite(enum.Enum):
-    """Where a function of finite numbers is finite: zero times what is not would be NaN."""
-
-    EVERYWHERE = enum.auto()
-    UP_TO_OVERFLOW = enum.auto()
-    """Infinite for arguments that are too large."""
-    WHERE_DEFINED = enum.auto()
-    """NaN outside of its domain."""
-    AWAY_FROM_POLES = enum.auto()
-    """Infinite or NaN at some finite arguments."""
-
-
-@dataclass(frozen=True)
-class Function:
-    """A row of the table."""
-
-    name: str
-    arity: tuple[int, int | None]
-    typed: Callable[[tuple[Type, ...]], Type]
-    reference: Callable[..., Any]
-    """Called as `reference(torch, *tensors)`."""
-    value: Callable[..., Any]
-    """The same for one Python number each; raises `ArithmeticError` or `ValueError` where there is none."""
-    derivative: Callable[..., tuple[Any | None, ...]] | None
-    """`None` for functions that are flat wherever they are smooth (comparisons, `floor`) or take integers."""
-    spelled: dict[str, Spelling]
-    """By language: `python` is the spec's own syntax, `torch` eager PyTorch, the others those of kernels."""
-    callable: bool = True
-    """Whether a spec may call it by name; operators are not."""
-    fast: dict[str, Spelling] = field(default_factory=dict)
-    """Cheaper approximations that a spec opts into with `fast_math: true`."""
-    finite: Finite = Finite.EVERYWHERE
-
-    @property
-    def result(self) -> Type | None:
-        """FLOAT for a function whose result is real whatever its operands are; `None` where it follows them."""
-        return Type.FLOAT if self.typed is types.real else None
-
-    def spellings(self, language: str) -> tuple[Spelling, ...]:
-        """How a language spells it, and the cheaper approximation where there is one."""
-        return tuple(forms[language] for forms in (self.spelled, self.fast) if language in forms)
-
 
 LN2 = math.log(2)
 
@@ -125,68 +78,6 @@ def _floor_div(torch: Any, a: Any, b: Any) -> Any:
 # --- rows ------------------------
 
 
-def _operator(
-    name: str,
-    typed: Callable[[tuple[Type, ...]], Type],
-    reference: Callable[..., Any],
-    derivative: Callable[..., tuple[Any | None, ...]] | None,
-    python: Spelling,
-    *,
-    value: Callable[..., Any] | None = None,
-    torch: Spelling | None = None,
-    triton: Spelling | None = None,
-    cuda: Spelling | None = None,
-    cute: Spelling | None = None,
-    finite: Finite = Finite.EVERYWHERE,
-) -> Function:
-    """Each language has the spelling of Python where it has no other."""
-    arity = 1 if "{1}" not in python.form else 2
-    own = {"torch": torch, "cuda": cuda, "cute": cute, **dict.fromkeys(MODULES, triton)}
-    spelled = {"python": python} | {language: form or python for language, form in own.items()}
-    value = value or getattr(operator, name)
-    return Function(
-        name, (arity, arity), typed, reference, value, derivative, spelled, callable=False, finite=finite
-    )
-
-
-def _function(
-    name: str,
-    reference: Callable[..., Any],
-    derivative: Callable[..., tuple[Any | None, ...]] | None,
-    *,
-    typed: Callable[[tuple[Type, ...]], Type] = types.real,
-    arity: tuple[int, int | None] = (1, 1),
-    value: Callable[..., Any] | None = None,
-    torch: str | Spelling | None = None,
-    triton: str | Spelling | None = None,
-    gluon: str | Spelling | None = None,
-    cuda: str | Spelling | None = None,
-    cute: str | Spelling | None = None,
-    fast: dict[str, Spelling] | None = None,
-    finite: Finite = Finite.EVERYWHERE,
-) -> Function:
-    """Each language has a function of that name, and Python's `math` has, where nothing else is said.
-
-    `triton` is Gluon's spelling too, with its own module for `{tl}`, where `gluon` is not another.
-    """
-    operands = ", ".join(f"{{{i}}}" for i in range(arity[0]))
-    forms: dict[str, str | Spelling] = {
-        "python": f"{name}({operands})",
-        "torch": torch or f"torch.{name}({operands})",
-        "cuda": cuda or f"{name}f({operands})",
-        "cute": cute or f"cute.math.{name}({operands})",
-    }
-    if isinstance(triton, Spelling):
-        forms |= dict.fromkeys(MODULES, triton)
-    else:
-        forms |= in_modules(triton or f"{{tl}}.{name}({operands})")
-    if gluon is not None:
-        forms["gluon"] = gluon
-    spelled = {k: v if isinstance(v, Spelling) else Spelling(v) for k, v in forms.items()}
-    value = value or getattr(math, name)
-    return Function(name, arity, typed, reference, value, derivative, spelled, fast=fast or {}, finite=finite)
-
-
 def _sigmoid(x: float) -> float:
     """Without an intermediate that overflows."""
     return 0.5 * (1 + math.tanh(0.5 * x))
@@ -205,16 +96,16 @@ _TANH_APPROX_TRITON = helped(
 _ROWS = [
     # Arithmetic. The symbolic passes know + - * / and integer powers natively; their derivatives are here so
     # that the table is whole.
-    _operator("add", types.arithmetic, lambda t, a, b: a + b, lambda f, a, b: (1, 1), infix("+", ADD)),
-    _operator(
+    operation("add", types.arithmetic, lambda t, a, b: a + b, lambda f, a, b: (1, 1), infix("+", ADD)),
+    operation(
         "sub",
         types.arithmetic,
         lambda t, a, b: a - b,
         lambda f, a, b: (1, -1),
         Spelling("{0} - {1}", ADD, ADD),
     ),
-    _operator("mul", types.arithmetic, lambda t, a, b: a * b, lambda f, a, b: (b, a), infix("*", MUL)),
-    _operator(
+    operation("mul", types.arithmetic, lambda t, a, b: a * b, lambda f, a, b: (b, a), infix("*", MUL)),
+    operation(
         "div",
         types.real,
         lambda t, a, b: a / b,
@@ -223,15 +114,15 @@ _ROWS = [
         value=operator.truediv,
         finite=Finite.AWAY_FROM_POLES,
     ),
-    _operator("neg", types.arithmetic, lambda t, a: -a, lambda f, a: (-1,), Spelling("-{0}", UNARY, UNARY)),
+    operation("neg", types.arithmetic, lambda t, a: -a, lambda f, a: (-1,), Spelling("-{0}", UNARY, UNARY)),
     # Comparisons and logic.
-    _operator("lt", types.comparison, lambda t, a, b: a < b, None, infix("<", COMPARE, BITOR)),
-    _operator("le", types.comparison, lambda t, a, b: a <= b, None, infix("<=", COMPARE, BITOR)),
-    _operator("gt", types.comparison, lambda t, a, b: a > b, None, infix(">", COMPARE, BITOR)),
-    _operator("ge", types.comparison, lambda t, a, b: a >= b, None, infix(">=", COMPARE, BITOR)),
-    _operator("eq", types.comparison, lambda t, a, b: a == b, None, infix("==", COMPARE, BITOR)),
-    _operator("ne", types.comparison, lambda t, a, b: a != b, None, infix("!=", COMPARE, BITOR)),
-    _operator(
+    operation("lt", types.comparison, lambda t, a, b: a < b, None, infix("<", COMPARE, BITOR)),
+    operation("le", types.comparison, lambda t, a, b: a <= b, None, infix("<=", COMPARE, BITOR)),
+    operation("gt", types.comparison, lambda t, a, b: a > b, None, infix(">", COMPARE, BITOR)),
+    operation("ge", types.comparison, lambda t, a, b: a >= b, None, infix(">=", COMPARE, BITOR)),
+    operation("eq", types.comparison, lambda t, a, b: a == b, None, infix("==", COMPARE, BITOR)),
+    operation("ne", types.comparison, lambda t, a, b: a != b, None, infix("!=", COMPARE, BITOR)),
+    operation(
         "and",
         types.logical,
         lambda t, a, b: a & b,
@@ -243,7 +134,7 @@ _ROWS = [
         cuda=infix("&&", AND),
         cute=infix("&", BITAND),
     ),
-    _operator(
+    operation(
         "or",
         types.logical,
         lambda t, a, b: a | b,
@@ -255,7 +146,7 @@ _ROWS = [
         cuda=infix("||", OR),
         cute=infix("|", BITOR),
     ),
-    _operator(
+    operation(
         "not",
         types.logical,
         lambda t, a: ~a,
@@ -268,7 +159,7 @@ _ROWS = [
         cute=Spelling("~{0}", UNARY, UNARY),
     ),
     # Choice. `where` is differentiated branch by branch, never as condition * value: 0 * inf would be NaN.
-    _function(
+    function(
         "where",
         _where,
         lambda f, c, a, b: (None, f("where", c, 1, 0), f("where", c, 0, 1)),
@@ -278,7 +169,7 @@ _ROWS = [
         cuda=Spelling("{0} ? {1} : {2}", TERNARY, OR),
         cute="cutlass.select_({0}, {1}, {2})",
     ),
-    _function(
+    function(
         "min",
         _reduce("minimum"),
         lambda f, a, b: (f("where", f("le", a, b), 1, 0), f("where", f("le", a, b), 0, 1)),
@@ -290,7 +181,7 @@ _ROWS = [
         cuda="min({0}, {1})",
         cute="cutlass.min({0}, {1})",
     ),
-    _function(
+    function(
         "max",
         _reduce("maximum"),
         lambda f, a, b: (f("where", f("ge", a, b), 1, 0), f("where", f("ge", a, b), 0, 1)),
@@ -303,7 +194,7 @@ _ROWS = [
         cute="cutlass.max({0}, {1})",
     ),
     # Not the integer `abs` instruction: ptxas 13.0 can miscompile it on Hopper.
-    _function(
+    function(
         "abs",
         lambda t, x: t.abs(x),
         lambda f, x: (f("where", f("gt", x, 0), 1, f("where", f("lt", x, 0), -1, 0)),),
@@ -314,25 +205,25 @@ _ROWS = [
         cute="cutlass.max({0}, -({0}))",
     ),
     # Exponentials and logarithms.
-    _function("exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),), finite=Finite.UP_TO_OVERFLOW),
-    _function(
+    function("exp", lambda t, x: t.exp(x), lambda f, x: (f("exp", x),), finite=Finite.UP_TO_OVERFLOW),
+    function(
         "exp2",
         lambda t, x: t.exp2(x),
         lambda f, x: (f("exp2", x) * LN2,),
         value=lambda x: 2.0**x,
         finite=Finite.UP_TO_OVERFLOW,
     ),
-    _function("log", lambda t, x: t.log(x), lambda f, x: (1 / x,), finite=Finite.AWAY_FROM_POLES),
-    _function("log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * LN2),), finite=Finite.AWAY_FROM_POLES),
-    _function("sqrt", lambda t, x: t.sqrt(x), lambda f, x: (f("rsqrt", x) / 2,), finite=Finite.WHERE_DEFINED),
-    _function(
+    function("log", lambda t, x: t.log(x), lambda f, x: (1 / x,), finite=Finite.AWAY_FROM_POLES),
+    function("log2", lambda t, x: t.log2(x), lambda f, x: (1 / (x * LN2),), finite=Finite.AWAY_FROM_POLES),
+    function("sqrt", lambda t, x: t.sqrt(x), lambda f, x: (f("rsqrt", x) / 2,), finite=Finite.WHERE_DEFINED),
+    function(
         "rsqrt",
         lambda t, x: t.rsqrt(x),
         lambda f, x: (-(f("rsqrt", x) ** 3) / 2,),
         value=lambda x: 1 / math.sqrt(x),
         finite=Finite.AWAY_FROM_POLES,
     ),
-    _function(
+    function(
         "tanh",
         lambda t, x: t.tanh(x),
         lambda f, x: (1 - f("tanh", x) ** 2,),
@@ -406,7 +297,7 @@ _ROWS = [
             ),
         },
     ),
-    _function(
+    function(
         "sigmoid",
         lambda t, x: t.sigmoid(x),
         lambda f, x: (f("sigmoid", x) * (1 - f("sigmoid", x)),),
@@ -425,7 +316,7 @@ _ROWS = [
         ),
         cute=Spelling("1.0 / (1.0 + cute.math.exp(-({0})))", MUL),
     ),
-    _function(
+    function(
         "silu",
         lambda t, x: t.nn.functional.silu(x),
         lambda f, x: (f("sigmoid", x) * (x * (1 - f("sigmoid", x)) + 1),),
@@ -453,10 +344,10 @@ _ROWS = [
         ),
         cute=Spelling("({0}) / (1.0 + cute.math.exp(-({0})))", MUL),
     ),
-    _function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
-    _function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
-    _function("floor", lambda t, x: t.floor(x), None),
-    _function(
+    function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
+    function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
+    function("floor", lambda t, x: t.floor(x), None),
+    function(
         "clamp",
         lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
         lambda f, x, lo, hi: (
@@ -472,7 +363,7 @@ _ROWS = [
         cuda="min(max({0}, {1}), {2})",
         cute="cutlass.min(cutlass.max({0}, {1}), {2})",
     ),
-    _function(
+    function(
         "float",
         lambda t, x: x.to(t.float64),
         lambda f, x: (1,),
@@ -483,7 +374,7 @@ _ROWS = [
         cute="Float32({0})",
     ),
     # Division of integers.
-    _operator(
+    operation(
         "mod",
         types.integral,
         _floor_mod,
@@ -513,7 +404,7 @@ _ROWS = [
         ),
         cute=Spelling("{0} - {0} // {1} * {1}", ADD, UNARY),
     ),
-    _operator(
+    operation(
         "floordiv",
         types.integral,
         _floor_div,

@@ -27,8 +27,9 @@ from typing import Any
 import sympy as sp
 
 from kgen.expr.algebra import LOG2E, Algebra, call, expanded, vanishes
-from kgen.expr.functions import TABLE, Finite
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, substitute, variables
+from kgen.expr.rows import Finite
 
 QK = Var("qk", Type.FLOAT)
 SCALE = Var("scale", Type.FLOAT)

@@ -61,6 +61,7 @@ def _checked(value: Any, kernel: str) -> Any:
         hint = did_you_mean(name, supported) or f"{words} supported"
         raise problem("unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True)
     if not value:
-        raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
+        hint = f"write `targets: {{{next(iter(supported))}: {{}}}}`"
+        raise problem("missing-key", "a spec needs at least one target", hint)
     # `triton:` with nothing after it asks for the target without options.
     return {name: {} if options is None else options for name, options in value.items()}

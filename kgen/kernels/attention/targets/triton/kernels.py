@@ -8,10 +8,11 @@ from functools import reduce
 from typing import Any
 
 from kgen.expr.differentiate import is_one
-from kgen.expr.functions import TABLE, Finite
+from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.rows import Finite
 from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
