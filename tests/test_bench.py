@@ -194,7 +194,7 @@ def test_kernels_for_every_chip_leave_those_for_hopper_alone(monkeypatch):
     load_ = draw_workload(problem_of(load(root / "specs" / "causal.yaml")), 1, 1, 64, "cpu")
     other = peers.prepare("kgen-triton", load_, {"kgen": module.causal})
     found = []
-    for name in ("kgen_test_every_chip", "kgen_for_every_chip_causal"):
+    for name in ("kgen_test_every_chip.triton", "kgen_for_every_chip_causal.triton"):
         chosen = sys.modules[name]._on_hopper
         monkeypatch.setattr(sys.modules[name], "_arch", lambda device: 90)
         found.append(chosen(load_.q, load_.k, load_.v))
@@ -204,7 +204,7 @@ def test_kernels_for_every_chip_leave_those_for_hopper_alone(monkeypatch):
     for attention in (module.causal, other):
         with pytest.raises(ZeroDivisionError), torch.no_grad():
             attention(load_.q, load_.k, load_.v)
-    assert found[2:] == ["kgen_test_every_chip", "kgen_for_every_chip_causal"]
+    assert found[2:] == ["kgen_test_every_chip.triton", "kgen_for_every_chip_causal.triton"]
 
 
 def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):

@@ -26,7 +26,7 @@ def emitted(name: str, folder: Path) -> Path:
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     (folder / name).mkdir(parents=True)
     for file, text in render_spec(loaded).items():
-        rows = re.compile(r"^( +\(0, dict\(.*)TMA=False\)\),$", re.MULTILINE)
+        rows = re.compile(r"^( +\(\(\), dict\(.*)TMA=False\)\),$", re.MULTILINE)
         (folder / name / file).write_text(rows.sub(r"\1TMA=True)),\n\g<0>", text))
     return folder
 
@@ -39,7 +39,7 @@ STOCK = ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefil
 @pytest.mark.parametrize("name", STOCK)
 def test_verified(name: str, tmp_path: Path) -> None:
     folder = emitted(name, tmp_path)
-    assert len(re.findall(r"\(0, dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
+    assert len(re.findall(r"\(\(\), dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     # Every second case: the others are run by pointers all the same.
     cases = case_names(problem_of(loaded), "forward", "cpu", True)[::2]
@@ -112,7 +112,7 @@ def _neighbours(path: Path) -> None:
 )
 def test_tile_without_descriptors(x: torch.Tensor, causal: Any) -> None:
     good = torch.zeros(1, 2, 9, 128, dtype=torch.bfloat16)
-    table = [(90, {"TMA": True}), (90, {"TMA": False}), (0, {})]
+    table = [((100, 90), {"TMA": True}), ((90,), {"TMA": False}), ((), {})]
     assert causal._tile(table, 90, good, good) == {"TMA": True}
     assert causal._tile(table, 90, good, x) == {"TMA": False}
     assert causal._tile(table, 80, good, x) == {}

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from single import single
 
 from kgen.targets.triton.tritons import GLUON, OLDEST, TORCH_OF_OLDEST
 from kgen.verify.toolchain import import_file
@@ -68,7 +69,6 @@ def test_hopper_without_its_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("default")
         for module in modules:
-            assert module.gluon is None
             _on_chip(module, 80)
             assert not module._on_hopper(x)
         assert not told
@@ -77,6 +77,7 @@ def test_hopper_without_its_kernels_is_told_once(monkeypatch: pytest.MonkeyPatch
             _on_chip(module, 90)
             for _ in range(2):
                 assert not module._on_hopper(x)
+            assert f"{module.__package__}.hopper" not in sys.modules
     (only,) = told
     for version in (*GLUON, (3, 5, 1)):
         assert ".".join(map(str, version)) in str(only.message)
@@ -170,17 +171,21 @@ from kgen.verify.toolchain import import_file
 hopper = 0
 for path in sorted(Path("generated").glob("*/triton.py")):
     module = import_file(path, f"m_{path.parent.name}")
-    if getattr(module, "gluon", None) is not None:
-        hopper += 1
-        assert module.async_load and module.async_store and module.barrier
+    if module.TRITON in getattr(module, "GLUON_TRITONS", ()):
+        beside = module._hopper()
+        hopper += beside is not None
+        assert beside.async_load and beside.async_store and beside.barrier
+single = import_file(Path(sys.argv[2]), "m_single")
+assert (single.gluon is triton) == (single.TRITON not in single.GLUON_TRITONS)
 print(hopper)
 """
 
 
 @pytest.mark.parametrize("version", [NEWEST, pytest.param(FLOOR, marks=pytest.mark.thorough)])
-def test_files_import(version: str, another_triton: Callable[[str], str]) -> None:
-    """Without a warning, and the newest with its Gluon."""
-    there = int(_run(another_triton(version), "-c", IMPORTS, version))
+def test_files_import(version: str, another_triton: Callable[[str], str], tmp_path: Path) -> None:
+    """Without a warning, and the newest with its Gluon; and a file with all kernels."""
+    (tmp_path / "causal.py").write_text(single(ROOT / "specs/causal.yaml"))
+    there = int(_run(another_triton(version), "-c", IMPORTS, version, str(tmp_path / "causal.py")))
     assert (there > 20) is (version == NEWEST)
 
 

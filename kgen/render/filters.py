@@ -71,12 +71,20 @@ def alternatives(conditions: Sequence[str]) -> str:
     return "".join(f" || {c}" for c in conditions)
 
 
+def lines(statements: Sequence[str]) -> list[str]:
+    """Statements a line at a time: those that hold others are of several."""
+    return [line for statement in statements for line in statement.split("\n")]
+
+
 FILTERS: dict[str, Callable[..., object]] = {
     "ahead": ahead,
     "alternatives": alternatives,
+    "and": around(" & {}"),
     "behind": behind,
     "each": each,
+    "lines": lines,
     "loaded": around(", mask={}, other=0.0"),
+    "or": around(" or {}"),
     "partition": partition,
     "plus": around(" + {}"),
     "said": said,

@@ -15,7 +15,9 @@ from typing import Any
 from kgen.expr.functions import TABLE
 from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, Spelling, in_modules
 
-TRITON, GLUON, CUDA = "triton", "gluon", "cuda"
+TRITON = "triton"
+GLUON = "gluon"
+CUDA = "cuda"
 
 
 class Code:
@@ -387,7 +389,7 @@ def atom(value: Code | str, form: str = "{0}") -> Op:
 
 
 def printed(value: Any, language: str = TRITON) -> Any:
-    """What a template is given: the text of values, the lines of statements, and whatever else as it is."""
+    """What a template is given: the text of values and of statements, and whatever else as it is."""
     if isinstance(value, Code):
         return spell(value, language)
     if isinstance(value, Statement):
@@ -395,8 +397,7 @@ def printed(value: Any, language: str = TRITON) -> Any:
     if isinstance(value, dict):
         return {name: printed(v, language) for name, v in value.items()}
     if isinstance(value, list | tuple):
-        parts = (v.lines(language) if isinstance(v, Statement) else [printed(v, language)] for v in value)
-        return type(value)(line for part in parts for line in part)
+        return type(value)(printed(v, language) for v in value)
     return value
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kgen.targets import Source, callable_files, opening
 
@@ -25,40 +25,49 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
     spec, files = loaded.spec, callable_files(sources)
     if not files:
         return None
+    tried = list(_tried(files))
+    last = tried[-1] if _runs_anywhere(tried[-1]) else None
+    choices = [file for file in tried if file is not last]
+    offers = [spec.name, *(last.offers if last else ())]
+    fields: dict[str, object] = {
+        "name": spec.name,
+        "summary": opening(spec),
+        "file": last and _stem(last),
+        "offers": offers,
+        "quoted": [f'"{offered}"' for offered in offers],
+        "words": [_words(file, gradients=False) for file in tried],
+        "choices": [],
+    }
+    if choices:
+        fields |= _choice(spec, choices, last)
+    return Source("__init__.py", "package.j2", fields)
+
+
+def _choice(spec: Any, choices: Sequence[Source], last: Source | None) -> dict[str, object]:
+    """How one of several files is chosen, `last` where none of the others runs."""
+    files = [*choices, *([last] if last else [])]
     gradients = "backward" in spec.passes and any(file.forward_only for file in files)
     (signature,) = {str(file.context["signature"]) for file in files}
     positional, keywords = _parameters(signature)
-    tried = list(_tried(files))
-    choices = [file for file in tried if not _runs_anywhere(file)]
-    last = None if tried[-1] in choices else _stem(tried[-1])
     refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{positional[0]}.device}}")'
-    return Source(
-        "__init__.py",
-        "package.j2",
-        {
-            "name": spec.name,
-            "summary": opening(spec),
-            "words": [_words(file, gradients) for file in tried],
-            "choices": [
-                {
-                    "word": "elif" if number else "if",
-                    "file": _stem(file),
-                    "runs": _runs(file),
-                    "test": "not gradients and " * (gradients and file.forward_only)
-                    + f"_runs_{_stem(file)}({positional[0]}.device)",
-                }
-                for number, file in enumerate(choices)
-            ],
-            "file": last,
-            "offers": [spec.name, *tried[-1].offers],
-            "quoted": [f'"{offered}"' for offered in (spec.name, *tried[-1].offers)],
-            "otherwise": f"from .{last} import {spec.name} as function" if last else refusal,
-            "gradients": gradients,
-            "signature": signature,
-            "tensors": ", ".join(positional),
-            "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
-        },
-    )
+    return {
+        "words": [_words(file, gradients) for file in files],
+        "choices": [
+            {
+                "word": "elif" if number else "if",
+                "file": _stem(file),
+                "runs": _runs(file),
+                "test": "not gradients and " * (gradients and file.forward_only)
+                + f"_runs_{_stem(file)}({positional[0]}.device)",
+            }
+            for number, file in enumerate(choices)
+        ],
+        "otherwise": f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
+        "gradients": gradients,
+        "signature": signature,
+        "tensors": ", ".join(positional),
+        "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
+    }
 
 
 def _stem(file: Source) -> str:

@@ -122,7 +122,7 @@ class Bench:
 
     def run(self, kernel: str, tile: Tile) -> tuple[Any, ...]:
         """The outputs of `kernel` with a tile."""
-        getattr(self.module, KERNELS[kernel][1]).insert(0, (self.chip, asdict(tile)))
+        getattr(self.module, KERNELS[kernel][1]).insert(0, ((self.chip,), asdict(tile)))
         load = self.load
         if kernel == "forward":
             with torch.no_grad():

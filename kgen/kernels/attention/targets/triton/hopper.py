@@ -334,7 +334,7 @@ def _of_queries(
         if roped
         else product,
         "linear": bias is not None,
-        "alpha": "" if tile.bounded else ", alpha",
+        "alpha": [] if tile.bounded else ["alpha"],
         # Of bounded logits m_i is a number where no key is seen, too.
         "sum": "l_i" if tile.bounded else "l_safe",
         "passed": passed,

@@ -70,7 +70,7 @@ def columns(hopper: HopperPlan, there: int) -> Fields:
         "of_out": [str(width // 2)] * halved,
         "D": "D" if hopper.rope else there,
         "padded": there < width,
-        "guard": f" & (tl.arange(0, {width}) < {there})[None, :]" if there < width else "",
+        "guard": f"(tl.arange(0, {width}) < {there})[None, :]" if there < width else None,
     }
 
 

@@ -107,7 +107,7 @@ class KernelFields:
             rotates = loop.rotated and (not part["masked"] or not any(s.has_full for s in loop.spans))
             turn = [str("tile" if rotates else 0)] if loop.rotated else []
             gap = [str(end) for end in part.get("gap", (0, 0))] if gapped else []
-            part["options"] = "".join(f"{o}, " for o in turn + gap)
+            part["options"] = turn + gap
         fields = self.tile_fields(loop, printer, by_rows=descriptors)
         guards = plan.q if outer == "q" else plan.kv
         live, bound = loop.program.results["outer_live"], guards.bound
@@ -260,8 +260,8 @@ class KernelFields:
                 }
                 for g in kept
             ],
-            "gradient_params": " ".join(f"{p}," for p in params),
-            "gradient_args": " ".join(f"{a}," for a in args),
+            "gradient_params": params,
+            "gradient_args": args,
             "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
         }
 
@@ -355,7 +355,7 @@ class KernelFields:
             *outside,
             *self.problem,
             *("SQ", "SK") * self.packed,
-            *_pointer_names(fields.get("gradient_params", "")),
+            *(param.partition(":")[0] for param in fields.get("gradient_params", ())),
         ]
         candidates = [c for c in candidates if c != loop.inner.start.name]
         names += [c for c in dict.fromkeys(candidates) if c in used and c not in names]
@@ -431,8 +431,8 @@ class KernelFields:
             else f"tl.arange(0, {chunk.size})",
             "streamed": streamed_columns(chunk),
             "size": chunk.size,
-            "onto_qk": "" if first else ", qk",
-            "onto_dp": "" if first else ", dp",
+            "onto_qk": [] if first else ["qk"],
+            "onto_dp": [] if first else ["dp"],
         }
 
     def _operands(
@@ -456,12 +456,12 @@ class KernelFields:
             "stream": stream | {"tiles": [tiles[x] for x in streamed]},
             **{f"{x}_stream": stream | {"tiles": [tiles[x]]} for x in streamed},
             "held": [tiles[x] | {"by_tma": x in by_tma} for x in held],
-            "desc_params": " ".join(f"{block['desc']}," for block, _ in blocks),
+            "desc_params": [block["desc"] for block, _ in blocks],
             "desc_names": ", ".join(block["desc"] for block, _ in blocks),
             "desc_blocks": ", ".join(
                 f'({block["tensor"]}, tile["{rows}"], {block["size"]})' for block, rows in blocks
             ),
-            "tma_tensors": "".join(f", {x}" for x in dict.fromkeys(block["tensor"] for block, _ in blocks)),
+            "tma_tensors": list(dict.fromkeys(block["tensor"] for block, _ in blocks)),
         }
 
     def _operand(self, x: str, guard: Code | None) -> dict[str, Any]:
@@ -537,7 +537,3 @@ def _read_before(program: Program) -> dict[Node, Node]:
 
 def accumulators(loop: TileLoop) -> list[str]:
     return [f"d_{g.name}" for g in loop.gradients if g.along != "pair"]
-
-
-def _pointer_names(params: str) -> list[str]:
-    return [p.split(":")[0].strip() for p in params.split(",") if p.strip()]

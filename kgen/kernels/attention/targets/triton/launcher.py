@@ -83,12 +83,10 @@ class LauncherFields:
             "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join(scalars),
-            "gradient_buffer_names": "".join(
-                f", {line.partition(' = ')[0]}" for line in self._gradient_buffers()
-            ),
+            "gradient_buffer_names": list(self._gradient_buffers()),
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
-            "needs_lse": f" or (torch.is_grad_enabled() and ({needs}))" if plan.backward else "",
+            "needs_lse": f"(torch.is_grad_enabled() and ({needs}))" if plan.backward else None,
             "paged": paged,
             "kv_sizes": self.kv_sizes(),
             "checked_sizes": self._checked_sizes(),
@@ -98,11 +96,11 @@ class LauncherFields:
             "checks": self._checks(),
             "widest_step": self._widest_step(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
-            "gradient_buffers": self._gradient_buffers(),
+            "gradient_buffers": [f"{name} = {made}" for name, made in self._gradient_buffers().items()],
             "gradient_reductions": self._gradient_reductions(learned),
-            "gradient_results": "".join(f", grad_{n}" for n in learned),
-            "gradient_names": "".join(f", d{n}" for n in learned),
-            "gradient_fakes": "".join(f", {n}.new_empty({n}.shape)" for n in learned),
+            "gradient_results": [f"grad_{n}" for n in learned],
+            "gradient_names": [f"d{n}" for n in learned],
+            "gradient_fakes": [f"{n}.new_empty({n}.shape)" for n in learned],
             "gradient_returns": ", ".join(
                 [
                     "dq",
@@ -307,26 +305,25 @@ class LauncherFields:
             "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
         )
 
-    def _gradient_buffers(self) -> list[str]:
-        lines, packed = [], self.spec.varlen
+    def _gradient_buffers(self) -> dict[str, str]:
+        """What gradients of buffers are summed into, by name."""
+        made, packed = dict[str, str](), self.spec.varlen
         for g in self.plan.gradients if self.plan.backward else ():
             if g.along == "pair" and g.summed is not None:
                 sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
-                lines.append(f"d_{g.name} = {g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))")
+                made[f"d_{g.name}"] = f"{g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))"
             elif g.along == "distance":
-                lines.append(f"d_{g.name} = q.new_zeros((B, HQ, SQ + SK), dtype=torch.float32)")
+                made[f"d_{g.name}"] = "q.new_zeros((B, HQ, SQ + SK), dtype=torch.float32)"
             elif g.along == "pair":
-                lines.append(
-                    f"d_{g.name} = torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
-                )
+                made[f"d_{g.name}"] = f"torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
             else:
                 length = "SQ" if g.along == "q" else "SK"
                 shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
-                lines.append(f"d_{g.name} = q.new_zeros(({shape}), dtype=torch.float32)")
+                made[f"d_{g.name}"] = f"q.new_zeros(({shape}), dtype=torch.float32)"
         if self.spec.sinks:
             shape = "HQ, _cdiv(TQ, 64)" if packed else "B, HQ, _cdiv(SQ, 64)"
-            lines.append(f"d_sinks = q.new_zeros(({shape}), dtype=torch.float32)")
-        return lines
+            made["d_sinks"] = f"q.new_zeros(({shape}), dtype=torch.float32)"
+        return made
 
     def _gradient_reductions(self, learned: list[str]) -> list[str]:
         lines, packed = [], self.spec.varlen

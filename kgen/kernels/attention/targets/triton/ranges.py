@@ -27,7 +27,7 @@ from kgen.targets.code import (
 )
 from kgen.targets.triton.printer import Printer
 
-NO_LISTS = {"list_params": "", "list_args": ""}
+NO_LISTS: dict[str, Any] = {"list_params": [], "list_args": []}
 
 
 def lists_of(inner: str) -> tuple[str, str, str]:
@@ -105,19 +105,19 @@ def in_tiles(number: Code, block: Code) -> Code:
     return row("mul", number, block)
 
 
-def range_fields(loop: TileLoop, outer: str, inner: str, gapped: bool) -> dict[str, str]:
+def range_fields(loop: TileLoop, outer: str, inner: str, gapped: bool) -> dict[str, Any]:
     """What a tile function is told of the tiles to visit, and the lists that its kernel takes."""
     words = {"q": "query", "kv": "KV"}[inner]
     if not loop.listed:
         names = [f"{inner}_lo", f"{inner}_hi", *["turn"] * loop.rotated, *["gap_lo", "gap"] * gapped]
         visited = f"{words} tiles of [{inner}_lo, {inner}_hi)"
-        return {"range_params": "".join(f"{n}, " for n in names), "visited": visited} | NO_LISTS
+        return {"range_params": names, "visited": visited} | NO_LISTS
     lists = lists_of(inner)
     return {
-        "range_params": f"{inner}_blocks, n_blocks, ",
+        "range_params": [f"{inner}_blocks", "n_blocks"],
         "visited": f"{words} tiles of n_blocks listed blocks",
-        "list_params": "".join(f"{n}_ptr, " for n in lists),
-        "list_args": "".join(f"{n}, " for n in lists),
+        "list_params": [f"{n}_ptr" for n in lists],
+        "list_args": list(lists),
     }
 
 

@@ -71,7 +71,7 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
             ("h",): ["b = inner"],
             ("b", "h"): [],
         }[tuple(present)],
-        "programs": {(): "", ("b",): " * B", ("h",): " * HQ", ("b", "h"): " * B * HQ"}[tuple(present)],
+        "programs": {(): None, ("b",): "B", ("h",): "HQ", ("b", "h"): "B * HQ"}[tuple(present)],
         "address": address,
         "store_guard": stored,
     }

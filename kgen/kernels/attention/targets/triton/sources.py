@@ -67,9 +67,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "head_dim": spec.head_dim,
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "usage_args": "".join(
-            f", {n}={n}" for n in (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime)
-        ),
+        "usage_args": [f"{n}={n}" for n in (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime)],
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
         "typing": ", ".join(["NamedTuple"] * (plan.block_mask is not None) + ["Optional"] * plan.backward),
@@ -89,9 +87,9 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
             if n in kernels.constants
         ],
         "dot": "_tf32_dot" if kernels.tf32 else "tl.dot",
-        "precision": f', input_precision="{spec.precision}"'
+        "precision": [f'input_precision="{spec.precision}"']
         if spec.dtype == "fp32" and not kernels.tf32
-        else "",
+        else [],
         "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
         "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
         # As rounded as in dP = dO @ V^T, from which delta is subtracted.
