@@ -50,11 +50,11 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "list_sizes": f"{batches}, {heads}",
         "lists": ", ".join(lists),
         "list_params": ", ".join(f"{n}_ptr" for n in lists),
-        "directions": ", ".join(directions) + "," * (len(directions) == 1),
+        "directions": directions,
         "op_params": ", ".join([*op_params, "device: torch.device"]),
         "op_type": f"tuple[{', '.join(['Tensor'] * len(lists))}]",
         "op_names": ", ".join([*buffers, *SIZES, *scalars]),
-        "signature": ", ".join(["", "*", *buffers, *scalars, *['device="cuda"'] * (not buffers)]),
+        "signature": ["*", *buffers, *scalars, *['device="cuda"'] * (not buffers)],
         "device": device,
         "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
         "argument_words": launcher.argument_words(buffers, scalars),
@@ -62,7 +62,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),
-        "sharing": f", which {' and '.join(sharing)} share" if sharing else "",
+        "sharing": [f"which {' and '.join(sharing)} share"] if sharing else [],
     }
 
 

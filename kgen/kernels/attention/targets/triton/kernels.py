@@ -262,7 +262,7 @@ class KernelFields:
             ],
             "gradient_params": params,
             "gradient_args": args,
-            "also": "".join(f", and {a}" for a in dict.fromkeys(also)),
+            "also": [f"and {a}" for a in dict.fromkeys(also)],
         }
 
     def _scattered(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[Statement]:

@@ -96,7 +96,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "constants": ", ".join(["index", *variant, "H", "GROUP"]),
         "constants_alone": ", ".join(["Int64", *("False" for _ in variant), "H", "GROUP"]),
         "constants_here": ", ".join(["index", *variant, "H", "HV // H"]),
-        "constant_words": "a type of indices, given or not," if spec.varlen else "a type of indices,",
+        "constant_words": ["a type of indices", *["given or not"] * spec.varlen],
         "index_type": "Int64 if cu_seqlens.dtype == torch.int64 else Int32" if spec.varlen else "Int32",
         "checked": _checked(plan),
         "wrong_heads": _wrong_heads(plan),
@@ -138,18 +138,18 @@ def _tensors(plan: ChunkOutputPlan) -> dict[str, dict[str, object]]:
     if "g" in plan.gates:
         layouts["g"] = ("tokens, H * GROUP, batches", "2, 3, 1")
     if "g_gamma" in plan.gates:
-        layouts["g_gamma"] = ("H * GROUP,", "1,")
+        layouts["g_gamma"] = ("H * GROUP", "1")
     elements |= dict.fromkeys(plan.gates, ELEMENTS[spec.gate_dtype])
     if spec.varlen:
-        layouts |= {"cu_seqlens": ("sequences + 1,", "0,"), "chunk_indices": ("n_chunks, 2", "1, 0")}
+        layouts |= {"cu_seqlens": ("sequences + 1", "0"), "chunk_indices": ("n_chunks, 2", "1, 0")}
     found: dict[str, dict[str, object]] = {}
     at = len(_sizes(plan))
     for name, (shape, behind) in layouts.items():
-        strides = max(int(place) for place in behind.split(",") if place)
+        strides = max(map(int, behind.split(", ")))
         found[name] = {
             "name": name,
-            "shape": shape,
-            "behind": behind,
+            "shape": shape.split(", "),
+            "behind": behind.split(", "),
             "at": at,
             "strides": strides,
             "element": elements.get(name, "index"),
@@ -183,9 +183,9 @@ def _decay(plan: ChunkOutputPlan) -> dict[str, object]:
         if isinstance(exponent, Const) or exponent.type.integral:
             text = f"Float32({text})"
         fields[place] = text
-    difference, scale = "c_row[e // 2 % 2] - c_col", " * LOG2E" if plan.natural else ""
+    difference, scale = "c_row[e // 2 % 2] - c_col", "LOG2E" if plan.natural else None
     return fields | {
-        "difference": f"({difference}){scale}" if scale else difference,
+        "difference": f"({difference}) * {scale}" if scale else difference,
         "to_base_2": scale,
         "head_needed": bool(used & {"h", "g_gamma"}),
     }
@@ -214,13 +214,13 @@ def _checked(plan: ChunkOutputPlan) -> list[dict[str, object]]:
         "v": "B, NT * BT, HV, V" if spec.v_layout == "chunk_padded" else "B, T, HV, V",
         "h": "B, NT, HV, V, K" if spec.state_layout == "vk" else "B, NT, HV, K, V",
         "g": "B, T, HV",
-        "g_gamma": "HV,",
+        "g_gamma": "HV",
     }
     return [
         {
             "name": name,
-            "shape": dims[name],
-            "dims": len([dim for dim in dims[name].split(",") if dim]),
+            "shape": dims[name].split(", "),
+            "dims": len(dims[name].split(", ")),
             "dtype": TORCH_DTYPES[spec.gate_dtype if name in plan.gates else spec.dtype],
         }
         for name in ("q", "k", "v", "h", *plan.gates)

@@ -19,8 +19,8 @@ def layouts(spec: ChunkOutputSpec) -> dict[str, object]:
         "h_shape": f"[B, NT, HV, {state}]",
         "v_shape": f"[B, {length}, HV, V]",
         "v_first": "number.to(tl.int64) * BT" if padded else "first",
-        "dv_mask": "" if padded else ", mask=live[:, None]",
-        "v_words": ", padded to whole chunks; what is in the padding does not matter" if padded else "",
+        "dv_mask": None if padded else "live[:, None]",
+        "v_words": ["padded to whole chunks; what is in the padding does not matter"] if padded else [],
     }
 
 
@@ -48,17 +48,12 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "tensor_names": ", ".join(tensors),
         "problem_args": ", ".join([*arguments, *varlen, *sequences, "T", "NT", "scale", "H=H", "HV=HV"]),
         "sizes": '["N", "T", "NT"]' if spec.varlen else '["T", "NT"]',
-        "gate_shapes": {
-            (): "",
-            ("g",): ", g [B, T, HV]",
-            ("g_gamma",): ", g_gamma [HV]",
-            ("g", "g_gamma"): ", g [B, T, HV], g_gamma [HV]",
-        }[plan.gates],
+        "gate_shapes": [{"g": "g [B, T, HV]", "g_gamma": "g_gamma [HV]"}[gate] for gate in plan.gates],
         "gate_words": [words[g] for g in plan.gates],
-        "gate_checks": "".join(f', ("{g}", {g}, {3 if g == "g" else 1}, torch.{gate})' for g in plan.gates),
+        "gate_checks": [f'("{g}", {g}, {3 if g == "g" else 1}, torch.{gate})' for g in plan.gates],
         "head_words": _head_words(spec),
         "grad_words": (
-            f" Differentiable in q, k, v, h{' and g' if has_dg else ''}." if plan.backward else ""
+            f"Differentiable in q, k, v, h{' and g' if has_dg else ''}." if plan.backward else None
         ),
         **_derivatives(plan),
         **number_fields({}),
@@ -67,10 +62,10 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "gradient_types": f"tuple[{', '.join(['Tensor'] * len(fakes))}]",
         "gradient_fakes": ", ".join(f"{x}.new_empty({x}.shape)" for x in fakes),
         "gradient_returns": ", ".join([*gradients, "None"]),
-        "dg_name": ", dg" if has_dg else "",
-        "dg_param": "dg_ptr, stride_dg: tl.int64," if has_dg else "",
-        "dg_args": "dg, dg.stride(0)," if has_dg else "",
-        "dg_words": " dg has a share for each block of columns." if has_dg else "",
+        "dg_name": ["dg"] * has_dg,
+        "dg_params": ["dg_ptr", "stride_dg: tl.int64"] if has_dg else [],
+        "dg_args": ["dg", "dg.stride(0)"] if has_dg else [],
+        "dg_words": "dg has a share for each block of columns." if has_dg else None,
     }
 
 
@@ -143,9 +138,9 @@ def _varlen_lines() -> list[str]:
     shape = "cu_seqlens.dim() != 1 or len(cu_seqlens) < 2"
     dtype = "cu_seqlens.dtype not in (torch.int32, torch.int64)"
     return [
-        f"if {shape} or {dtype} or cu_seqlens.device != q.device:",
+        f"if {shape} or {dtype} or cu_seqlens.device != q.device:\n"
         '    raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")',
-        "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):",
+        "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):\n"
         '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',
         "cu_seqlens = cu_seqlens.contiguous()",
         "chunk_indices = None if chunk_indices is None else chunk_indices.contiguous()",

@@ -18,7 +18,7 @@ from kgen.kernels.chunk_output.plan.tiles import tile_tables
 from kgen.kernels.chunk_output.targets.triton.launcher import launcher_fields, layouts
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.code import NOTHING, Code, Name, assign, atom, lines_of, row, times
+from kgen.targets.code import Code, Name, assign, atom, lines_of, row, times
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.printer import Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
@@ -103,8 +103,8 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "decays": plan.exponent is not None,
         "natural": plan.exponent is not None and plan.natural,
         "formula": show(plan.decay) if plan.decay is not None else "",
-        "before": f"{power.format('c(i)')} * " if plan.decay is not None else "",
-        "between": f"{power.format('c(i) - c(j)')} * " if plan.decay is not None else "",
+        "before": power.format("c(i)") if plan.decay is not None else None,
+        "between": power.format("c(i) - c(j)") if plan.decay is not None else None,
         "tile_tables": [
             {
                 "name": name,
@@ -137,7 +137,7 @@ class _Decay:
     fields: dict[str, Any]
     c: str
     natural: bool
-    slope: Code
+    slope: Code | None
 
     def power(self, exponent: Code) -> Code:
         """The argument of `exp2` for an exponent of the spec's base."""
@@ -165,7 +165,7 @@ def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _De
         fields | {"lines": lines_of(lines)},
         "c" if "c" in roots else "g",
         plan.natural,
-        NOTHING if slope is None or is_one(slope) else atom(printer.own(slope), " * {0}"),
+        None if slope is None or is_one(slope) else atom(printer.own(slope)),
     )
 
 
