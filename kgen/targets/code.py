@@ -15,7 +15,9 @@ from typing import Any
 from kgen.expr.functions import TABLE
 from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, Spelling, in_modules
 
-TRITON, GLUON, CUDA = "triton", "gluon", "cuda"
+TRITON = "triton"
+GLUON = "gluon"
+CUDA = "cuda"
 
 
 class Code:
