@@ -7,11 +7,15 @@ import ast
 import pytest
 
 from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Const, Type
 from kgen.expr.spelling import MODULES
 from kgen.targets.code import (
     CUDA,
+    CUTE,
     GLUON,
+    LANGUAGES,
     NOTHING,
+    TORCH,
     TRITON,
     Assign,
     Code,
@@ -31,6 +35,7 @@ from kgen.targets.code import (
     load,
     maximum,
     needed,
+    number,
     op,
     over,
     printed,
@@ -74,6 +79,21 @@ def test_languages() -> None:
     assert spell(value, GLUON) == "_tanh_hopper(gl.maximum(gl.load(a), gl.exp2(b)))"
     assert spell(row("sigmoid", A)) == "tl.sigmoid(a)"
     assert spell(row("sigmoid", A), GLUON) == "_sigmoid_hopper(a)"
+
+
+def test_a_value_is_spelled_in_each_language() -> None:
+    value = row(
+        "where", row("not", row("lt", A, B)), row("sub", A, row("sub", B, C)), number(Const(-2, Type.INT))
+    )
+    assert {language: spell(value, language) for language in LANGUAGES} == {
+        TRITON: "tl.where(~(a < b), a - (b - c), -2)",
+        GLUON: "gl.where(~(a < b), a - (b - c), -2)",
+        CUDA: "!(a < b) ? a - (b - c) : -2",
+        CUTE: "cutlass.select_(~(a < b), a - (b - c), -2)",
+        TORCH: "torch.where(~(a < b), a - (b - c), -2)",
+    }
+    with pytest.raises(KeyError, match="tl"):
+        spell(load(A), TORCH)
 
 
 @pytest.mark.parametrize("fn", TABLE)
@@ -182,11 +202,13 @@ def test_cuda_has_types_and_braces():
         Assign(("x",), (row("and", row("lt", A, B), row("not", C)),), type="bool"),
         If(Name("N > 0"), (total,)),
         If(Name("N > 0"), (total, part), (part,)),
+        If(Name("N > 0"), (Run(op("store({0})", A)), assign("c", B, note="how")), note="why"),
     ]
     assert lines_of(statements, CUDA) == [
         "const bool x = a < b && !c;",
         "if constexpr (N > 0) sum[i] += a * b;",
         *("if constexpr (N > 0) {", "    sum[i] += a * b;", "    c = a;", "} else {", "    c = a;", "}"),
+        *("if constexpr (N > 0) {  // why", "    store(a);", "    c = b;  // how", "}"),
     ]
 
 

@@ -20,13 +20,15 @@ from hypothesis import strategies as st
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Type, Var
+from kgen.expr.nodes import Call, Const, Type, Var, variables
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import Scope
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
+from kgen.targets.code import CUTE, Name, spell
+from kgen.targets.code import row as call
 from kgen.targets.cute import RUNTIME
-from kgen.targets.cute.printer import spell
+from kgen.targets.cute.printer import value
 from kgen.verify import compiling, emitted, ledger, toolchain
 from kgen.verify.compiling import compile_specs
 from kgen.verify.evaluate import evaluate
@@ -112,14 +114,19 @@ def in_python(text: str, **values: object) -> float:
     return float(eval(text, {"__builtins__": {"float": float}}, names | values))
 
 
+def written(tree, **names) -> str:
+    """The text of an expression, of variables under their own names but for `names`."""
+    return spell(value(tree, {v: Name(v) for v in variables(tree)} | names), CUTE)
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="math.exp2 came with Python 3.11")
 @pytest.mark.parametrize("name", [row.name for row in TABLE.values() if row.name not in ("and", "or", "not")])
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_functions_are_spelled(name, data):
-    row = TABLE[name]
+    of = TABLE[name]
     integers = name in ("floordiv", "mod")
-    count = row.arity[0]
+    count = of.arity[0]
     numbers = (
         st.integers(-9, 9) if integers else st.floats(0.1, 3.0, allow_nan=False).map(lambda x: round(x, 3))
     )
@@ -131,9 +138,9 @@ def test_functions_are_spelled(name, data):
     if name == "where":
         condition = Call("lt", (args[0], args[1]), Type.BOOL)
         args[0] = condition
-    tree = Call(name, tuple(args), row.typed(tuple(arg.type for arg in args)))
+    tree = Call(name, tuple(args), of.typed(tuple(arg.type for arg in args)))
     env = dict(zip("xyz", values, strict=False))
-    got = in_python(spell(tree, {n: n for n in env}), **env)
+    got = in_python(written(tree), **env)
     tensors = {n: torch.tensor(v, dtype=torch.int64 if integers else REAL) for n, v in env.items()}
     want = float(evaluate(tree, tensors, torch, REAL))
     assert got == pytest.approx(want, rel=1e-12)
@@ -152,21 +159,20 @@ def test_functions_are_spelled(name, data):
 )
 def test_brackets_are_where_they_must_be(text, spelled):
     scope = Scope({"a": Type.FLOAT, "b": Type.FLOAT, "c": Type.FLOAT, "i": Type.INT}, {}, {})
-    names = {n: n for n in "abci"}
     tree = parse_expression(text, scope, Type.FLOAT)
-    written = spell(tree, names)
+    text = written(tree)
     for values in ({"a": 0.5, "b": 1.5, "c": 2.0, "i": 1}, {"a": 3.0, "b": 0.25, "c": 0.5, "i": 4}):
-        if "~" not in written:  # of a truth value: Python's own are integers
+        if "~" not in text:  # of a truth value: Python's own are integers
             tensors = {n: torch.tensor(v, dtype=torch.int64 if n == "i" else REAL) for n, v in values.items()}
             want = float(evaluate(tree, tensors, torch, REAL))
-            assert in_python(written, **values) == pytest.approx(want)
-    assert written == spelled
+            assert in_python(text, **values) == pytest.approx(want)
+    assert text == spelled
 
 
 def test_a_name_that_is_an_expression_is_bracketed():
     tree = Call("div", (Var("h", Type.INT), Var("HV", Type.INT)), Type.FLOAT)
-    assert spell(tree, {"h": "v_head", "HV": "H * GROUP"}) == "v_head / (H * GROUP)"
-    assert spell(Const(-1.0, Type.FLOAT), {}) == "-1.0"
+    assert written(tree, h=Name("v_head"), HV=call("mul", "H", "GROUP")) == "v_head / (H * GROUP)"
+    assert written(Const(-1.0, Type.FLOAT)) == "-1.0"
 
 
 # --- compiling ------------------------
@@ -244,8 +250,8 @@ def test_addresses_and_strides_are_where_the_kernel_looks(tmp_path):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_tensor"
     ]
     assert len(calls) == len(tensors)
-    for call, x in zip(calls, tensors, strict=True):
-        at, behind = ast.literal_eval(call.args[1]), ast.literal_eval(call.args[5])
+    for found, x in zip(calls, tensors, strict=True):
+        at, behind = ast.literal_eval(found.args[1]), ast.literal_eval(found.args[5])
         assert numbers[at] == x.data_ptr()
         # Every stride of the tensor is taken once; of the last dim, or where it is left out, elements are adjacent.
         assert sorted(numbers[at + b] for b in behind if b) == sorted(x.stride()[: max(behind)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.expr.nodes import Const, variables
+from kgen.expr.nodes import variables
 from kgen.expr.show import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
@@ -13,7 +13,8 @@ from kgen.targets.arguments import (
     derivative_fields,
     number_fields,
 )
-from kgen.targets.cute.printer import spell
+from kgen.targets.code import CUTE, Name, op, printed, row
+from kgen.targets.cute.printer import real
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
@@ -34,7 +35,7 @@ COLUMNS = 512
 
 def sources(loaded: Loaded) -> list[Source]:
     """A file for each architecture that the spec asks for."""
-    context = _context(plan_chunk_output(loaded))
+    context = printed(_context(plan_chunk_output(loaded)), CUTE)
     return [
         Source(
             f"cute_{FILES[arch]}.py",
@@ -176,17 +177,13 @@ def _decay(plan: ChunkOutputPlan) -> dict[str, object]:
     if exponent is None:
         return fields | {"head_needed": False}
     used = variables(exponent)
+    names = {"h": Name("v_head"), "H": Name("H"), "HV": row("mul", "H", "GROUP"), "g_gamma": Name("gamma")}
     for place, index in (("exponent_of_row", "row"), ("exponent_of_col", "col")):
-        names = {"i": index, "h": "v_head", "H": "H", "HV": "H * GROUP", "g_gamma": "gamma"}
-        text = spell(exponent, names | {"g": f"sg[{index}, stage]"})
-        # A sum of integers alone, or a number, is made real.
-        if isinstance(exponent, Const) or exponent.type.integral:
-            text = f"Float32({text})"
-        fields[place] = text
-    difference, scale = "c_row[e // 2 % 2] - c_col", "LOG2E" if plan.natural else None
+        fields[place] = real(exponent, names | {"i": Name(index), "g": op("sg[{0}, stage]", index)})
+    difference = row("sub", op("c_row[e // 2 % 2]"), "c_col")
     return fields | {
-        "difference": f"({difference}) * {scale}" if scale else difference,
-        "to_base_2": scale,
+        "difference": row("mul", difference, "LOG2E") if plan.natural else difference,
+        "to_base_2": Name("LOG2E") if plan.natural else None,
         "head_needed": bool(used & {"h", "g_gamma"}),
     }
 
