@@ -169,6 +169,11 @@ def test_names_of_functions_that_are_not_there_are_free() -> None:
 def test_names_in_cuda() -> None:
     assert not refused(NORM, {"slopes": "asm"})
     assert not refused(NORM, {"slopes": "t"})  # a comprehension's in the launcher
-    assert refused(NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}"), {"slopes": "next_rstd"}) == [
-        "next_rstd"
-    ]
+    # Names give way in kernels, of which callers see none.
+    cuda = NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}")
+    assert "next_rstd__ptr" in rendered(cuda, {"slopes": "next_rstd"})["cuda.cu"]
+    both = rendered(cuda, {"slopes": "a_1", "reach": "a1"})["cuda.cu"]
+    assert "using A1Slots" in both
+    assert "const int a1_" in both or "int a1_" in both
+    # Functions keep theirs: `forward_kernels` would be a function and what it is in.
+    assert refused(cuda, {"sample": "forward"}) == ["forward"]

@@ -1,16 +1,19 @@
 """Refuses a name of a spec that would mean something else too in an emitted file.
 
 Kernels and launchers have names of their own, and make others of the spec's: `slopes` gives `slopes_ptr`,
-`stride_slopes_0`, `d_slopes`. A list of those that clash would have to follow every template. In place of it, the
-files are rendered a second time with names that nothing else can have. Where two names have become one, a function
-of the first files has fewer names than the same function of the second.
+`stride_slopes_0`, `d_slopes`. A list of those that clash would have to follow every template. In place of it, this
+is a check of finished files. They are rendered a second time with names that nothing else can have, and Python says
+which names each scope of them has. Where two would be one under the spec's own names, they are rendered with those
+two as they are: they clash if the scope has one name less. What is emitted never follows from it.
+
+Files of another language are read by nobody: their names give way to the spec's, or are `reserved` (`Source`).
 """
 
 from __future__ import annotations
 
-import re
+import symtable
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,29 +22,36 @@ from kgen.expr.nodes import Node, Read, Var, transform
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
+    from kgen.targets import Source
 
 SECTIONS = ("buffers", "params")
 
-_SILENT = {
-    "#": re.compile(r'#[^\n]*|(?:\bf)?(?:""".*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL),
-    "//": re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL),
-}
-"""Comments and strings, by what begins a comment. A name in the braces of an f-string stands outside of it too."""
-_ENDS = {"#": re.compile(r"\n(?=[@\w])"), "//": re.compile(r"^\}", re.MULTILINE)}
-"""Between a definition and the next."""
-_WORD = re.compile(r"(?<![\w.])[^\W\d]\w*(?!\w|=)")
-"""A name, but no attribute, and no argument's in a call: `x.dtype`, `dtype=`."""
-_DEFINED = re.compile(r"[^(={:;\[]*?(\w+)\s*[(={:;\[]")
-_COMPREHENSION = re.compile(r"^.*\S for (\w+(?:, \w+)*) in .*$", re.MULTILINE)
-"""A line with one, and its variables, which are no others', whatever they are called; a loop begins its line."""
-_NUMBER = re.compile(r"__(\d+)z", re.IGNORECASE)
+
+def clashes(
+    loaded: Loaded, sources: Mapping[str, Source], rendered: Callable[[Loaded], Mapping[str, str]]
+) -> list[Diagnostic]:
+    """What to say of the names of a spec that are other names too in its files; `rendered` gives those of Python."""
+    others = {file: list(_scopes(text)) for file, text in rendered(apart(loaded)).items()}
+    suspects = {
+        file: {group for scope in scopes for group in _alike(scope)} for file, scopes in others.items()
+    }
+    names = _names(loaded)
+    found: dict[int, str] = {}
+    for file in (f for f, source in sources.items() if loaded.spec.name in source.reserved):
+        found.setdefault(names.index(loaded.spec.name), file)
+    for group in sorted(set().union(*suspects.values()), key=sorted):
+        files = rendered(apart(loaded, but=group))
+        for file in (f for f in files if group in suspects[f] and _fewer(files[f], others[f])):
+            found.setdefault(max(group), file)
+    return [_diagnostic(loaded, names[number], file) for number, file in sorted(found.items())]
 
 
-def apart(loaded: Loaded) -> Loaded:
+def apart(loaded: Loaded, but: Collection[int] = ()) -> Loaded:
     """The spec with names that nobody has: those of specs and templates have single underscores. Each has a number of
-    its own, or `dx` would be what is made of `x` here, too."""
+    its own, or `dx` would be what is made of `x` here, too. Those whose numbers are in `but` stay as they are."""
     spec = loaded.spec
-    other = {name: f"{name}__{number}z" for number, name in enumerate(_names(loaded))}
+    names = enumerate(_names(loaded))
+    other = {name: name if number in but else f"{name}__{number}z" for number, name in names}
 
     def rename(node: Node) -> Node:
         if isinstance(node, Var):
@@ -60,49 +70,56 @@ def apart(loaded: Loaded) -> Loaded:
     return replace(loaded, spec=spec.model_copy(update=fields), trees=trees)
 
 
-def clashes(
-    loaded: Loaded, files: Mapping[str, str], others: Mapping[str, str], marks: Mapping[str, str]
-) -> list[Diagnostic]:
-    """What to say of the names of a spec that are other names too in its `files`; `others` are those of `apart`, and
-    `marks` say what begins a comment in each."""
-    found: dict[int, str] = {}
-    for file in files:
-        scopes = zip(*(_scopes(marks[file], texts[file]) for texts in (files, others)), strict=True)
-        for number in (n for scope, other in scopes if len(scope) < len(other) for n in _joined(other)):
-            found.setdefault(number, file)
-    names = _names(loaded)
-    return [_diagnostic(loaded, names[number], file) for number, file in sorted(found.items())]
-
-
 def _names(loaded: Loaded) -> list[str]:
     return [loaded.spec.name, *(n for section in SECTIONS for n in getattr(loaded.spec, section, ()))]
 
 
-def _scopes(mark: str, text: str) -> Iterator[set[str]]:
-    """The names of each definition of a file, and those that the file defines."""
-    text = _COMPREHENSION.sub(_own, _SILENT[mark].sub('""', text))
-    for part in _ENDS[mark].split(text):
-        yield set(_WORD.findall(part))
-    defined: set[str] = set()
-    for line in re.findall(r"^[^\W\d].*", text, re.MULTILINE):
-        first = _DEFINED.match(line)
-        defined |= {first[1]} if first else set(_WORD.findall(line))
-    yield defined
+def _as_written(word: str) -> tuple[str, frozenset[int]]:
+    """What a name is under the spec's own names, and the numbers of those that it is made of."""
+    start, *parts = word.split("__")
+    numbers = set()
+    for part in parts:
+        number, _, rest = part.lower().partition("z")
+        if number.isdecimal():
+            numbers.add(int(number))
+            start += part[len(part) - len(rest) :]
+        else:
+            start += f"__{part}"
+    return start, frozenset(numbers)
 
 
-def _own(comprehension: re.Match[str]) -> str:
-    names = comprehension[1].replace(", ", "|")
-    return re.sub(rf"(?<!\.)\b({names})\b", r"\1_own", comprehension[0])
-
-
-def _joined(scope: set[str]) -> Iterator[int]:
-    """The numbers of the names that make two names of a scope one; of two of the spec's, the later."""
+def _alike(scope: set[str]) -> Iterator[frozenset[int]]:
+    """The numbers of the spec's names that make two names of a scope one."""
     written = defaultdict(list)
     for word in scope:
-        written[_NUMBER.sub("", word)].append(word)
-    for words in written.values():
-        if len(words) > 1:
-            yield max(int(n) for n in _NUMBER.findall(" ".join(words)))
+        name, numbers = _as_written(word)
+        written[name].append(numbers)
+    yield from (frozenset().union(*numbers) for numbers in written.values() if len(numbers) > 1)
+
+
+def _fewer(text: str, others: list[set[str]]) -> bool:
+    """Whether a scope of a file has fewer names than the same scope of the other."""
+    try:
+        return any(len(scope) < len(other) for scope, other in zip(_scopes(text), others, strict=True))
+    except SyntaxError:  # Two arguments of one name.
+        return True
+
+
+def _scopes(text: str) -> Iterator[set[str]]:
+    """The names of each scope of a file, with those that scopes in it take from outside of them."""
+    found: list[set[str]] = []
+
+    def from_outside(table: symtable.SymbolTable) -> set[str]:
+        """What a scope does not define itself. A class defines nothing for the functions in it."""
+        within = set().union(*map(from_outside, table.get_children()))
+        own = set(table.get_identifiers())
+        found.append(own | within)
+        if isinstance(table, symtable.Function):
+            return (own | within).difference(table.get_locals())
+        return within | {name for name in own if not table.lookup(name).is_local()}
+
+    from_outside(symtable.symtable(text, "", "exec"))
+    yield from found
 
 
 def _diagnostic(loaded: Loaded, name: str, file: str) -> Diagnostic:
