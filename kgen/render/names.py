@@ -91,10 +91,13 @@ def _as_written(word: str) -> tuple[str, frozenset[int]]:
 def _alike(scope: set[str]) -> Iterator[frozenset[int]]:
     """The numbers of the spec's names that make two names of a scope one."""
     written = defaultdict(list)
-    for word in scope:
+    for word in (word for word in scope if "__" in word):
         name, numbers = _as_written(word)
-        written[name].append(numbers)
-    yield from (frozenset().union(*numbers) for numbers in written.values() if len(numbers) > 1)
+        if numbers:
+            written[name].append(numbers)
+    for name, found in written.items():
+        if len(found) > 1 or name in scope:
+            yield frozenset().union(*found)
 
 
 def _fewer(text: str, others: list[set[str]]) -> bool:

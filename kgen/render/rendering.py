@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
     from kgen.spec.load import Loaded
     from kgen.targets import Source
-
-FILENAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+")
 
 
 class InternalError(Exception):
@@ -73,10 +70,16 @@ def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Sourc
     if targets is None and (whole := package(loaded, found)):
         found.append(whole)
     for source in found:
-        if not FILENAME.fullmatch(source.filename) or source.filename in files:
+        if not _is_filename(source.filename) or source.filename in files:
             raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
         files[source.filename] = source
     return files
+
+
+def _is_filename(name: str) -> bool:
+    """Whether it is one of a module, or of another file that may lie beside it: `triton.py`, `cuda.cu`."""
+    stem, _, kind = name.partition(".")
+    return name.isascii() and stem.isidentifier() and kind.isalpha() and kind.islower()
 
 
 def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
