@@ -205,9 +205,14 @@ def loaded_by(code: str) -> set[str]:
     return set(run.stdout.split())
 
 
-@pytest.mark.parametrize("module", [m for m in modules() if stage(m) in ("plan", "targets")])
+PRINTING = [m for m in MODULES if stage(m) in ("targets", "render") or own(m)[1] in ("plan", "targets")]
+OF_DISK = {"kgen.render.header", "kgen.render.manifest", "kgen.render.writer"}
+"""They find files that are there already, by their names and first lines."""
+
+
+@pytest.mark.parametrize("module", [m for m in PRINTING if m not in OF_DISK])
 def test_printed_text_is_not_looked_into(module: str) -> None:
-    """What is planned and printed is decided on trees."""
+    """What is planned, printed and rendered is decided on trees."""
     assert "re" not in {name.partition(".")[0] for name in imports(module)}
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jinja2 import Environment, nodes
 
 from kgen.family import NAMES
+from kgen.render import rendering
 from kgen.render.environment import environment, template_texts
 from kgen.render.filters import FILTERS as OURS
+from kgen.spec.load import load
+from kgen.targets.code import Code, Statement, printed
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = ROOT / "templates"
 FILTERS = {"indent", "join", *OURS}
 PLAIN = (
     nodes.Template,
@@ -160,3 +166,37 @@ def test_templates_of_a_family_know_no_other(name: str) -> None:
     own, _, _ = name.partition("/")
     used = {text.partition("/")[0] for text in template_texts(environment(TEMPLATES), name)}
     assert used & {*NAMES} <= {own}
+
+
+def scraps(value: Any, place: str) -> Iterator[str]:
+    """The strings in what a template is given that begin or end with a comma or a blank, each with its place."""
+    if isinstance(value, Code | Statement):
+        value = printed(value)
+    if isinstance(value, str):
+        if value and (value[0] in ", " or value[-1] in ", "):
+            yield f"{place}: {value!r}"
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from scraps(part, f"{place}.{name}")
+    elif isinstance(value, list | tuple | set | frozenset):
+        for part in value:
+            yield from scraps(part, f"{place}[]")
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from scraps(getattr(value, field.name), f"{place}.{field.name}")
+
+
+SPECS = [*sorted((ROOT / "specs").glob("*.yaml")), *sorted((ROOT / "tests" / "specs").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_templates_are_given_whole_operands(path: Path) -> None:
+    """What stands between operands is the templates' to say: a string with a comma at its end is half of that."""
+    for source in rendering._sources(load(path), None).values():
+        for context in (source.context, source.alone or {}):
+            assert list(scraps(context, source.template)) == []
+
+
+def test_scraps_are_found_wherever_they_are() -> None:
+    context = {"a": [{"b": ("x,", "y")}], "c": {" z"}, "d": "1, 2", "e": ""}
+    assert sorted(scraps(context, "t")) == ["t.a[].b[]: 'x,'", "t.c[]: ' z'"]
