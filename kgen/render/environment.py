@@ -1,7 +1,8 @@
 """The jinja environment, and where templates are found.
 
 Templates make no decisions: what they print is prepared in Python (`tests/test_templates.py` holds that).
-Prepared fragments of several lines are set into place with jinja's own `indent` filter.
+An expression with a line to itself stands for lines of code: each is set in as the expression is, and of none nothing
+is left, not even a blank line. What an `include` brings is set in as the include is.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ def template_root() -> Path:
 def environment(root: Path) -> Environment:
     """An environment in which a name that nobody prepared is an error, and block tags leave no blank line."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2.ext import Extension
+
+    class Lines(Extension):
+        """What a line that is one expression means."""
+
+        def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+            return "\n".join(map(_in_place, source.split("\n")))
 
     found = Environment(
+        extensions=[Lines],
         loader=FileSystemLoader(root),
         undefined=StrictUndefined,
         autoescape=False,
@@ -40,6 +49,18 @@ def environment(root: Path) -> Environment:
     )
     found.filters |= FILTERS
     return found
+
+
+def _in_place(line: str) -> str:
+    """A line of a template, with its indentation told to jinja."""
+    inner = line.strip()
+    indent = len(line) - len(line.lstrip())
+    if inner.startswith("{{") and inner.find("}}") == len(inner) - 2:
+        # The comment has jinja leave out the end of the line.
+        return f"{inner[:-2]}| lines({indent}) }}}}{{##}}"
+    if inner.startswith("{% include ") and indent:
+        return f"{{% filter indent({indent}, true) %}}{inner}{{% endfilter %}}"
+    return line
 
 
 @cache

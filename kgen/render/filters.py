@@ -71,9 +71,11 @@ def alternatives(conditions: Sequence[str]) -> str:
     return "".join(f" || {c}" for c in conditions)
 
 
-def lines(statements: Sequence[str]) -> list[str]:
-    """Statements a line at a time: those that hold others are of several."""
-    return [line for statement in statements for line in statement.split("\n")]
+def lines(text: str | Sequence[str] | None, indent: int) -> str:
+    """Lines of code, set in, with an end of line behind each; statements that hold others are of several lines."""
+    statements = [text.removesuffix("\n")] if isinstance(text, str) and text else text or ()
+    found = (line for statement in statements for line in statement.split("\n"))
+    return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
 
 
 FILTERS: dict[str, Callable[..., object]] = {
