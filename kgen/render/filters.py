@@ -52,15 +52,6 @@ def said(message: str, function: str) -> str:
     return f'{"f" * ("{" in message)}"{function}: {message}"'
 
 
-def partition(operands: Sequence[Sequence[str]], function: str, indent: int) -> str:
-    """A function and its operands, as `warp_specialize` takes them, on one line if they fit."""
-    line = f"{' ' * indent}({function}, {as_tuple([o for line in operands for o in line])}),"
-    if len(line) <= WIDTH + 20:
-        return line
-    rest = wrapped(operands, indent + 4)
-    return f"{' ' * indent}({function}, (\n{rest}\n{' ' * indent})),"
-
-
 def unpacked(names: Sequence[str]) -> str:
     """Names as Python unpacks into them: one alone has a comma behind it."""
     return ", ".join(names) + "," * (len(names) == 1)
@@ -89,7 +80,6 @@ FILTERS: dict[str, Callable[..., object]] = {
     "loaded": around(", mask={}, other=0.0"),
     "onto": around("{} + "),
     "or": around(" or {}"),
-    "partition": partition,
     "plus": around(" + {}"),
     "said": said,
     "sentence": around(" {}"),

@@ -17,6 +17,8 @@ from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile, pla
 from kgen.kernels.attention.plan.idioms import LinearBias
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import (
+    NO_OWN,
+    Own,
     own_range,
     passed_names,
     tile_lines,
@@ -125,6 +127,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         **told,
         **{name: printed(fields, GLUON) | {"tile": getattr(hopper, name)} for name, fields in loops.items()},
         "listed": listed,
+        "axes": 5 if kernels.packed else 4,
         "item_size": max(tile["size"] for tile in tiles),
         "uses_torch": hopper.forward is not None or not kernels.packed,
         "shared": _shared(loops, kernels, plan),
@@ -355,6 +358,15 @@ def _of_queries(
     }
 
 
+def _key_loops(loop: Fields, masked: str, own: Own) -> list[Fields]:
+    """The loops over the tiles of queries that a tile of keys meets, of which `masked` need masking; and how many tiles
+    `ahead` of each and `past` it are left out."""
+    ahead, past = "n_ahead" if own.ahead else None, "n_past" if own.past else None
+    first = {"masked": True, "lo": ahead or "0", "hi": f"{masked} - {past}" if past else masked}
+    rest = {"masked": False, "lo": masked, "hi": "n_tiles", "ahead": None, "past": None}
+    return [first | {"ahead": ahead, "past": past}] * loop["masked"] + [rest] * loop["has_full"]
+
+
 def _from_zero(code: Code, lo: str = "kv_lo") -> Code:
     """A bound of a range that begins with the first position."""
 
@@ -381,14 +393,12 @@ def _rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
     if hopper.wide:
         return {
             "rings": ["k_ring", "v_ring"],
-            "producer": "_dq_hopper_producer",
             "held": ["q_ring", "do_ring", "CONSUMER"],
             "carried": ", ".join(["dq", "n_used", *sums]),
         }
     own = ["dq", *["dq_rope"] * (hopper.rope > 0)]
     return {
         "rings": ["kv_ring"],
-        "producer": "_hopper_producer",
         "held": ["q", *["q_rope"] * (hopper.rope > 0), "do"],
         "carried": ", ".join(["ds", *own, "n_used", *sums]),
         "sums_of_products": ", ".join(own),
@@ -514,7 +524,9 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
     # The consumer that has dk alone multiplies it at the end, and knows nothing of tiles.
     late = needed(shared, at_the_end | hidden)
     used_late = uses_of(late) | at_the_end | hidden
-    own = own_range(fields, [*shared, *by_head], prologue, "q", tile.BLOCK_M)
+    before = [*shared, *by_head]
+    # Where one consumer has dv and the other dk, both have all keys of a tile.
+    own = NO_OWN if hopper.split_dkdv else own_range(fields, before, prologue, "q", tile.BLOCK_M)
     lines = [*own.lines]
     masked = "n_masked" if loop["has_full"] else "n_tiles"
     rest: Code = maximum(row("sub", masked, 1), 0)
@@ -544,9 +556,8 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
         "own_bounds": lines,
         "past": own.past,
         "ahead": own.ahead,
-        "first": "n_ahead" if own.ahead else "0",
-        "end": f"{masked} - n_past" if own.past else masked,
-        "masked_tiles": masked,
+        "left_out": ["n_ahead"] * own.ahead + ["n_past"] * own.past,
+        "loops": _key_loops(loop, masked, own),
         "q_start": q_start,
         "produced": q_start if listed else start_of_queries(loop, loop["lo"], listed),
         "of_tiles": [n for n in ("q_blocks", "q_lo", *MASKED_TILES, "n_masked", "n_tiles") if n in of_tiles],

@@ -40,6 +40,10 @@ class Own:
     full_past: bool
 
 
+NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
+"""That of who has whole tiles."""
+
+
 def own_range(fields: Fields, before: list[Statement], there: list[Statement], inner: str, block: int) -> Own:
     """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it."""
     outer, rows, size = ("q", "OWN_M", "SQ") if inner == "kv" else ("kv", "OWN_N", "SK")

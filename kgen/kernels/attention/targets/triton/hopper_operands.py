@@ -4,6 +4,7 @@ publishes to its consumers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan
@@ -30,15 +31,12 @@ class _Shared:
         self.counter, self.counters = ["counter_ptr"] * hopper.dynamic, ["counters"] * hopper.dynamic
         self.lists = {x: list(lists_of(x)) if plan.forward.listed else [] for x in ("kv", "q")}
         self.pointers = {x: [f"{name}_ptr" for name in names] for x, names in self.lists.items()}
+        self.query_descs = ["q_desc", "do_desc", *self.rows["vector_names"], *_descs(self.q[1:])]
         self.lag = _lag(hopper)
 
     def constexprs(self, *more: str) -> list[str]:
-        """What is known when a kernel is compiled, as arguments."""
+        """What is known when a kernel is compiled."""
         return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
-
-    def annotated(self, *more: str) -> list[str]:
-        """The same as parameters."""
-        return [f"{name}: tl.constexpr" for name in self.constexprs(*more)]
 
 
 def operands(
@@ -48,7 +46,6 @@ def operands(
     is handed, operands and what is known when it is compiled."""
     shared = _Shared(hopper, kernels)
     listed = kernels.plan.forward.listed
-    vectors = shared.rows["vector_names"]
     gradients = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
     sums = loops["dq"]["row_sums"] if hopper.dq is not None else []
     found: Fields = {
@@ -61,7 +58,7 @@ def operands(
         "k_bytes": "NBYTES + k_rope_desc.block_type.nbytes" if hopper.rope else "NBYTES",
         "key_rings": shared.key_rings,
         "held_keys": ["k_held", "k_rope_held"] if hopper.rope else ["k"],
-        "query_descs": ["q_desc", "do_desc", *vectors, *_descs(shared.q[1:])],
+        "query_descs": shared.query_descs,
         "query_slots": [f"{x}_slots" for x in ("q", "do", "lse", "delta", *shared.q[1:])],
         "lag": shared.lag,
         "backward": {
@@ -80,74 +77,116 @@ def operands(
         found["key_tile"] = _tiles_of_keys(loops["dkdv"], listed, kernels.packed)
         loops["dkdv"].update(_of_dkdv(shared))
     if hopper.fused is not None:
-        found["fused"] = _of_fused(shared)
+        found["fused"] = _of_fused(shared, loops["dkdv"]["producer"])
     return found
 
 
-def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Fields, Fields]:
-    """Of the producer of queries' tiles, which may serve dq too, and of forward."""
+@dataclass(frozen=True)
+class Warpgroup:
+    """What a function of a warpgroup, or of several, is given."""
+
+    operands: list[str]
+    constexprs: list[str]
+    """Known when it is compiled."""
+    own: list[str] = field(default_factory=list)
+    """Operands of which each warpgroup has another."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """What the kernel has for an operand, if not a variable of its name."""
+
+    @property
+    def params(self) -> list[str]:
+        """Operands are one tuple: `warp_specialize` is given short lists."""
+        return ["operands", *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
+
+    @property
+    def handed(self) -> list[str]:
+        return [self.made.get(name, name) for name in self.operands]
+
+    def partition(self, function: str, name: str, *first: str) -> Fields:
+        """An entry of `warp_specialize`: the kernel has the operands as `name`, and `first` for the first of the rest."""
+        return {"function": function, "given": [name, *first, *[*self.own, *self.constexprs][len(first) :]]}
+
+
+def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgroup, Fields]:
+    """The producer of queries' tiles, which may serve dq too, and forward."""
     q, k, pair = shared.q, shared.k, shared.hopper.pair is not None
-    lists, counter = shared.pointers["kv"], shared.counter
+    lists, counter, pairs = shared.pointers["kv"], shared.counter, ["pair_desc"] * pair
     descs, lag = _descs([*q, *k, "v", "o"]), ["LAG"] * shared.lag["given"]
-    producer = {
-        "extras": [*lists, *["pair_desc", "pair_rings"] * pair, *pages["args"], *counter],
-        "constexprs": shared.annotated(*lag, "GROUP"),
-    }
-    rings = ["(pair_ring_a, pair_ring_b)"] * pair
-    produced = ["scheduler", _tuple(_descs(q)), *_descs([*k, "v"]), _tuple(_rings(q)), "kv_ring", *lists]
-    produced += [*["pair_desc"] * pair, *rings, *pages["args"], *counter, "problem"]
-    given = [*descs, "lse", *shared.lists["kv"], *["pair_desc"] * pair, *pages["given"]]
+    extras = [*lists, *pairs, *["pair_rings"] * pair, *pages["args"], *counter]
+    producer = Warpgroup(
+        ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", "kv_ring", *extras, "problem"],
+        shared.constexprs(*lag, "GROUP"),
+        made={
+            "q_descs": _tuple(_descs(q)),
+            "q_rings": _tuple(_rings(q)),
+            "pair_rings": "(pair_ring_a, pair_ring_b)",
+        },
+    )
+    consumer = Warpgroup(
+        [
+            "scheduler",
+            *_rings(q),
+            "kv_ring",
+            *lists[2:],
+            *sinks["params"],
+            "out_slots",
+            "o_desc",
+            "lse_ptr",
+            "problem",
+        ],
+        shared.constexprs("CONSUMER", "STORE_LSE"),
+        ["pair_ring"] * pair,
+    )
+    given = [*descs, "lse", *shared.lists["kv"], *pairs, *pages["given"]]
     zero = ["q.new_zeros(1, dtype=torch.int32)"] * shared.hopper.dynamic
-
-    def consumer(number: int) -> list[list[str]]:
-        pairs = [f"pair_ring_{'ab'[number % 2]}"] * pair
-        own = ["scheduler", *_rings(q), "kv_ring", *lists[2:], *pairs, *sinks["params"]]
-        own += ["out_slots", "o_desc", "lse_ptr", "problem"]
-        return [own, shared.constexprs(str(number), "STORE_LSE")]
-
+    of_pairs = [[f"pair_ring_{'ab'[number % 2]}"] * pair for number in range(shared.consumers)]
     return producer, {
         "part": {2: "half", 3: "third"}[shared.consumers],
-        "params": [
-            *descs,
-            "lse_ptr",
-            *lists,
-            *["pair_desc"] * pair,
-            *pages["params"],
-            *counter,
-            *sinks["params"],
-        ],
+        "params": [*descs, "lse_ptr", *lists, *pairs, *pages["params"], *counter, *sinks["params"]],
         "given": [*given, *zero, *sinks["args"]],
         "options": ["launch_pdl=True"] * shared.hopper.dynamic,
-        "consumer": [*lists[2:], *["pair_ring"] * pair, *sinks["params"]],
-        "consumer_constexprs": shared.annotated("CONSUMER", "STORE_LSE"),
-        "consumers": [consumer(number) for number in range(shared.consumers)],
-        "producer": [produced, shared.constexprs(*[shared.lag["own"]] * len(lag), "GROUP")],
+        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
+        "consumer": consumer,
+        "partitions": [
+            *(
+                consumer.partition("_hopper_consumer", "consumer", *own, str(number))
+                for number, own in enumerate(of_pairs)
+            ),
+            producer.partition("_hopper_producer", "producer", *[shared.lag["own"]] * len(lag)),
+        ],
     }
 
 
 def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
     q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
-    own, held = [f"d{x}" for x in q], [*q, "do"]
+    own, held, wide = [f"d{x}" for x in q], [*q, "do"], shared.hopper.wide
     descs = _descs([*q, *k, "v", "do", *own])
     vectors = [f"{x}_ptr" for x in ("lse", "delta", *sums)]
-    consumer = [*lists[2:], *_descs(own), *vectors]
-    handed = ["scheduler", *_rings(held), *rings, *consumer, "problem"]
-    produced = ["scheduler", _tuple(_descs(held)), *_descs([*k, "v"]), _tuple(_rings(held)), *rings]
-    lag = ["0"] * (shared.lag["given"] and not shared.hopper.wide)
+    consumer = Warpgroup(
+        ["scheduler", *_rings(held), *rings, *lists[2:], *_descs(own), *vectors, "problem"],
+        shared.constexprs("CONSUMER"),
+    )
+    lag = ["0"] * (shared.lag["given"] and not wide)
+    producer = Warpgroup(
+        ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", *rings, *lists, *counter, "problem"],
+        shared.constexprs(*["LAG"] * len(lag), "GROUP"),
+        made={"q_descs": _tuple(_descs(held)), "q_rings": _tuple(_rings(held))},
+    )
     return {
         "params": [*descs, *vectors, *lists, *counter],
         "given": [*descs, "lse", "delta", *sums, *shared.lists["kv"], *shared.counters],
+        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
-        "consumer_constexprs": shared.annotated("CONSUMER"),
-        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
-        "extras": [*lists, *counter],
-        "producer_params": shared.annotated("GROUP"),
-        "produced": [[*produced, *lists, *counter, "problem"], shared.constexprs(*lag, "GROUP")],
+        "producer": producer,
+        "partitions": [
+            *(consumer.partition("_dq_hopper_consumer", "consumer", str(number)) for number in range(2)),
+            producer.partition("_dq_hopper_producer" if wide else "_hopper_producer", "producer", *lag),
+        ],
     }
 
 
 def _of_dkdv(shared: _Shared) -> Fields:
-    q, k, lists = shared.q, shared.k, shared.pointers["q"]
+    q, k, lists, split = shared.q, shared.k, shared.pointers["q"], shared.hopper.split_dkdv
     dkdv = shared.hopper.dkdv
     assert dkdv is not None
     streams = _descs([*q, *k, "v", "do"])
@@ -155,37 +194,56 @@ def _of_dkdv(shared: _Shared) -> Fields:
     own, rest = _descs([*(f"d{x}" for x in k), "dv"]), [*lists, *shared.counter]
     of_queries = [*shared.key_rings, "q_ring"]
     given = [f"short_{x}" if x in short else x for x in streams]
-    handed = ["scheduler", "kv_ring", "q_ring", *lists[2:], *own, "problem"]
-    dv = ["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"]
-    dk = ["scheduler", *of_queries, "factors", *own[:-1], "problem"]
-    produced = ["scheduler", *_descs([*k, "v"]), "q_descs", *of_queries, *rest, "problem"]
+    producer = Warpgroup(
+        ["scheduler", *_descs([*k, "v"]), "q_descs", *of_queries, *rest, "problem"],
+        shared.constexprs("GROUP"),
+        made={"q_descs": _tuple(shared.query_descs)},
+    )
+    consumer = Warpgroup(
+        ["scheduler", "kv_ring", "q_ring", *lists[2:], *own, "problem"], shared.constexprs("CONSUMER")
+    )
+    # Where one consumer has dv, and the other dk.
+    dv = Warpgroup(["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"], shared.constexprs())
+    dk = Warpgroup(["scheduler", *of_queries, "factors", *own[:-1], "problem"], shared.constexprs())
+    consumers = {"dv_consumer": dv, "dk_consumer": dk} if split else {"consumer": consumer}
+    each = [("_dv_hopper_consumer", "dv_consumer"), ("_dk_hopper_consumer", "dk_consumer")]
+    if not split:
+        each = [("_dkdv_hopper_consumer", "consumer", str(number)) for number in range(2)]
     return {
         "params": [*streams, *shared.rows["vector_names"], *own, *rest],
         "given": [*given, *shared.rows["vectors_given"], *own, *shared.lists["q"], *shared.counters],
-        "blocks_of": lists[2:],
-        "consumer_params": shared.annotated("CONSUMER"),
-        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
-        # Where one consumer has dv, and the other dk.
-        "split_params": shared.annotated(),
-        "dv_consumer": [dv, shared.constexprs()],
-        "dk_consumer": [dk, shared.constexprs()],
-        "extras": rest,
-        "producer_params": shared.annotated("GROUP"),
-        "producer": [produced, shared.constexprs("GROUP")],
+        "producer": producer,
+        **consumers,
+        "handed": [(name, of.handed) for name, of in (consumers | {"producer": producer}).items()],
+        "partitions": [
+            *(consumers[name].partition(function, name, *first) for function, name, *first in each),
+            producer.partition("_dkdv_hopper_producer", "producer"),
+        ],
     }
 
 
-def _of_fused(shared: _Shared) -> Fields:
+def _of_fused(shared: _Shared, producer: Warpgroup) -> Fields:
     fused, lists = shared.hopper.fused, shared.pointers["q"]
     assert fused is not None
     streams, own = _descs(["q", "k", "v", "do"]), _descs(["dk", "dv"])
     vectors = [f"_gluon_rows({x}, {fused.BLOCK_M})" for x in ("lse", "delta")]
-    handed = ["scheduler", "kv_ring", "q_ring", "ds_ring", *lists[2:], *own, "dq_sum_ptr", "problem"]
+    consumer = Warpgroup(
+        ["scheduler", "kv_ring", "q_ring", "ds_ring", *lists[2:], *own, "dq_sum_ptr", "problem"],
+        shared.constexprs("CONSUMER", "DQ"),
+    )
     return {
         "tile": fused,
         "params": [*streams, *shared.rows["vector_names"], *own, "dq_sum_ptr", *lists, *shared.counter],
         "given": [*streams, *vectors, *own, "dq_sum", *shared.lists["q"], *shared.counters],
-        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
+        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
+        "consumer": consumer,
+        "partitions": [
+            *(
+                consumer.partition("_backward_hopper_consumer", "consumer", str(number))
+                for number in range(2)
+            ),
+            producer.partition("_dkdv_hopper_producer", "producer"),
+        ],
     }
 
 
