@@ -102,9 +102,16 @@ class Warpgroup:
     def handed(self) -> list[str]:
         return [self.made.get(name, name) for name in self.operands]
 
-    def partition(self, function: str, name: str, *first: str) -> Fields:
-        """An entry of `warp_specialize`: the kernel has the operands as `name`, and `first` for the first of the rest."""
-        return {"function": function, "given": [name, *first, *[*self.own, *self.constexprs][len(first) :]]}
+    def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Fields]:
+        """Entries of `warp_specialize` for `n` warpgroups, whose operands the kernel has as `name`; `given` are other
+        arguments, in which `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
+
+        def entry(number: int) -> Fields:
+            of = {"n": number, "letter": "abc"[number]}
+            rest = [given.get(other, other).format(**of) for other in (*self.own, *self.constexprs)]
+            return {"function": function, "given": [name, *rest]}
+
+        return [entry(number) for number in range(n)]
 
 
 def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgroup, Fields]:
@@ -139,7 +146,6 @@ def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgrou
     )
     given = [*descs, "lse", *shared.lists["kv"], *pairs, *pages["given"]]
     zero = ["q.new_zeros(1, dtype=torch.int32)"] * shared.hopper.dynamic
-    of_pairs = [[f"pair_ring_{'ab'[number % 2]}"] * pair for number in range(shared.consumers)]
     return producer, {
         "part": {2: "half", 3: "third"}[shared.consumers],
         "params": [*descs, "lse_ptr", *lists, *pairs, *pages["params"], *counter, *sinks["params"]],
@@ -148,11 +154,14 @@ def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgrou
         "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
         "partitions": [
-            *(
-                consumer.partition("_hopper_consumer", "consumer", *own, str(number))
-                for number, own in enumerate(of_pairs)
+            *consumer.partitions(
+                "_hopper_consumer",
+                "consumer",
+                shared.consumers,
+                CONSUMER="{n}",
+                pair_ring="pair_ring_{letter}",
             ),
-            producer.partition("_hopper_producer", "producer", *[shared.lag["own"]] * len(lag)),
+            *producer.partitions("_hopper_producer", "producer", LAG=shared.lag["own"]),
         ],
     }
 
@@ -166,10 +175,10 @@ def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
         ["scheduler", *_rings(held), *rings, *lists[2:], *_descs(own), *vectors, "problem"],
         shared.constexprs("CONSUMER"),
     )
-    lag = ["0"] * (shared.lag["given"] and not wide)
+    lag = ["LAG"] * (shared.lag["given"] and not wide)
     producer = Warpgroup(
         ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", *rings, *lists, *counter, "problem"],
-        shared.constexprs(*["LAG"] * len(lag), "GROUP"),
+        shared.constexprs(*lag, "GROUP"),
         made={"q_descs": _tuple(_descs(held)), "q_rings": _tuple(_rings(held))},
     )
     return {
@@ -179,8 +188,8 @@ def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
         "consumer": consumer,
         "producer": producer,
         "partitions": [
-            *(consumer.partition("_dq_hopper_consumer", "consumer", str(number)) for number in range(2)),
-            producer.partition("_dq_hopper_producer" if wide else "_hopper_producer", "producer", *lag),
+            *consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
+            *producer.partitions("_dq_hopper_producer" if wide else "_hopper_producer", "producer", LAG="0"),
         ],
     }
 
@@ -206,19 +215,18 @@ def _of_dkdv(shared: _Shared) -> Fields:
     dv = Warpgroup(["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"], shared.constexprs())
     dk = Warpgroup(["scheduler", *of_queries, "factors", *own[:-1], "problem"], shared.constexprs())
     consumers = {"dv_consumer": dv, "dk_consumer": dk} if split else {"consumer": consumer}
-    each = [("_dv_hopper_consumer", "dv_consumer"), ("_dk_hopper_consumer", "dk_consumer")]
-    if not split:
-        each = [("_dkdv_hopper_consumer", "consumer", str(number)) for number in range(2)]
+    if split:
+        partitions = dv.partitions("_dv_hopper_consumer", "dv_consumer")
+        partitions += dk.partitions("_dk_hopper_consumer", "dk_consumer")
+    else:
+        partitions = consumer.partitions("_dkdv_hopper_consumer", "consumer", 2, CONSUMER="{n}")
     return {
         "params": [*streams, *shared.rows["vector_names"], *own, *rest],
         "given": [*given, *shared.rows["vectors_given"], *own, *shared.lists["q"], *shared.counters],
         "producer": producer,
         **consumers,
         "handed": [(name, of.handed) for name, of in (consumers | {"producer": producer}).items()],
-        "partitions": [
-            *(consumers[name].partition(function, name, *first) for function, name, *first in each),
-            producer.partition("_dkdv_hopper_producer", "producer"),
-        ],
+        "partitions": [*partitions, *producer.partitions("_dkdv_hopper_producer", "producer")],
     }
 
 
@@ -238,11 +246,8 @@ def _of_fused(shared: _Shared, producer: Warpgroup) -> Fields:
         "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
         "partitions": [
-            *(
-                consumer.partition("_backward_hopper_consumer", "consumer", str(number))
-                for number in range(2)
-            ),
-            producer.partition("_dkdv_hopper_producer", "producer"),
+            *consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
+            *producer.partitions("_dkdv_hopper_producer", "producer"),
         ],
     }
 
