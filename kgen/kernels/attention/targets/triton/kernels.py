@@ -421,19 +421,20 @@ class KernelFields:
         first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
         return atom(reduce(times, rest, first))
 
-    def chunk(self, chunk: Chunk) -> dict[str, Any]:
-        first = chunk.start == 0
+    def chunk(self, chunk: Chunk, total: str) -> dict[str, Any]:
+        """A block of columns, whose product is added to a `total`."""
         return {
             "tag": chunk.tag,
             "columns": chunk.columns,
-            "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
-            if chunk.start
-            else f"tl.arange(0, {chunk.size})",
             "streamed": streamed_columns(chunk),
             "size": chunk.size,
-            "onto_qk": [] if first else ["qk"],
-            "onto_dp": [] if first else ["dp"],
+            "onto": [total] if chunk.start else [],
         }
+
+    def columns(self, chunks: Iterable[Chunk]) -> list[str]:
+        """The columns of blocks."""
+        begins = {c: f"{c.start} + " if c.start else "" for c in chunks}
+        return [f"{c.columns} = {begin}tl.arange(0, {c.size})" for c, begin in begins.items()]
 
     def _operands(
         self, streamed: tuple[str, ...], held: tuple[str, ...], guards: dict[str, Code | None]

@@ -90,8 +90,12 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "precision": [f'input_precision="{spec.precision}"']
         if spec.dtype == "fp32" and not kernels.tf32
         else [],
-        "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
-        "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
+        "qk_chunks": [kernels.chunk(c, "qk") for c in plan.qk_chunks],
+        "v_chunks": [kernels.chunk(c, "dp") for c in plan.v_chunks],
+        "columns": {
+            "both": kernels.columns([*plan.qk_chunks, *plan.v_chunks]),
+            "v": kernels.columns(plan.v_chunks),
+        },
         # As rounded as in dP = dO @ V^T, from which delta is subtracted.
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [
