@@ -108,15 +108,11 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
         loops["dkdv"] = _of_keys(keys, known, hopper, set(hidden["names"]) if hidden else set())
         loops["dkdv"] |= _key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
-    for fields in loops.values():
-        fields |= {
-            "head_of": _head_of(fields["used"], kernels.packed),
-            **(
-                {"late": late | {"head_of": _head_of(late["used"], kernels.packed)}}
-                if (late := fields.get("late_consumer"))
-                else {}
-            ),
-        }
+    for name, fields in loops.items():
+        begin = _begin_of_keys if name == "dkdv" else _begin_of_queries
+        fields |= {"begin": begin(fields, kernels)}
+        if late := fields.get("late_consumer"):
+            fields |= {"late": late | {"begin": begin(late, kernels)}}
     accumulated = min(HALF * hopper.width // 128, 64)
     of_pages = pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES
     shared = {"pages": of_pages, "sinks": context["sinks"]}
@@ -329,7 +325,7 @@ def _of_queries(
     asks = uses_of([*lines, kv_start, *(part[end] for part in masked["loops"] for end in ("lo", "hi"))])
     return loop | {
         "prologue": prologue,
-        "offs_n": "offs_n" in uses_of(prologue),
+        "offs_n": _offsets("BLOCK_N", 0) if "offs_n" in uses_of(prologue) else [],
         **{name: fields[name] for name in ("row_rest", "sink", "vector_load", "vector_guard")},
         "row_gradients": fields.get("row_gradients", []),
         "row_sums": fields.get("accumulators", []),
@@ -507,6 +503,31 @@ def _head_of(used: Set[str], packed: bool) -> Statement:
     return assign("h", head) if packed and "b" not in used else Assign(("b", "h"), (batch, head))
 
 
+def _begin_of_queries(loop: Fields, kernels: KernelFields) -> list[Statement]:
+    """What a consumer makes of a tile of queries that it was told of."""
+    end = [assign("q_end", row("add", "q_begin", "SQ"))] * kernels.packed
+    q_idx = assign("q_idx", row("add", "q_start", "offs_m"))
+    return [_head_of(loop["used"], kernels.packed), *loop["blocks"], *end, q_idx, *loop["prologue"]]
+
+
+def _begin_of_keys(loop: Fields, kernels: KernelFields) -> list[Statement]:
+    """What a consumer makes of a tile of keys that it was told of."""
+    found = [_head_of(loop["used"], kernels.packed)]
+    found += [assign("h_kv", over("h", "GQA"))] * kernels.plan.grouped
+    found += [assign("kv_idx", row("add", "kv_start", "offs_n"))] * bool(loop["offs_n"])
+    found += loop["shared_prologue"]
+    if kernels.packed:
+        first = row("add", row("sub", "FAR", "SK"), "kv_start")
+        found.append(Assign(("kv_end", "kv_row"), (row("add", "kv_begin", "SK"), first)))
+    return found
+
+
+def _offsets(length: str, dim: int) -> list[Statement]:
+    """Keys of a tile, in the layout of scores without a dimension."""
+    form = f"gl.arange(0, {{0}}, layout=gl.SliceLayout({dim}, SCORES))"
+    return [assign("offs_n", op(form, length, fn="arange"))]
+
+
 def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set[str]) -> Fields:
     """The kernel whose tiles are keys, of dk and dv; its loop over query heads has a prologue of its own. `hidden` is
     what tells which keys are past an end."""
@@ -542,16 +563,17 @@ def _of_keys(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: set
     listed = fields["listed"]
     q_start = start_of_queries(loop, begins(loop, "q_lo"), listed)
     of_tiles = uses_of([q_start])
+    offs_n = _offsets("BLOCK_N" if hopper.split_dkdv else "OWN_N", 1)
     return loop | {
         "used": used,
-        "positions": "kv_idx" in used,
+        "offs_n": offs_n if "kv_idx" in used else [],
         "late_consumer": {
-            "prologue": late,
-            "positions": "kv_idx" in used_late,
+            "shared_prologue": late,
+            "offs_n": offs_n if "kv_idx" in used_late else [],
             "used": used_late,
         },
         "shared_prologue": [line for line in prologue if line in shared],
-        "prologue": [line for line in prologue if line in by_head],
+        "of_head": [*(line for line in prologue if line in by_head), *loop["blocks"]],
         "linear": any(calls(code, "linear") for code in codes(lse_lines)),
         "own_bounds": lines,
         "past": own.past,

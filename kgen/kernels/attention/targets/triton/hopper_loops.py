@@ -87,6 +87,7 @@ def tile_loop(fields: Fields, before: list[Statement], own: list[str], problem: 
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
         "last": bool({"q_last", "kv_last"} & uses_of(bounds)),
+        "blocks": [],
         "searches": any(calls(code, FIRST_AT_LEAST) for code in codes(bounds)),
     }
 
@@ -104,7 +105,7 @@ def _listed_loop(
         "full_length": "n_full * BLOCK_SIZE",
         "bounds": counts,
         "last": False,
-        "blocks": blocks,
+        "blocks": [blocks],
         "searches": False,
     }
 
