@@ -11,7 +11,8 @@ from kgen.expr.nodes import Const, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, streamed_columns
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.loads import streamed_columns
 from kgen.targets.code import (
     Code,
     Name,
@@ -143,7 +144,7 @@ def _loads(
             rows = f"{x}_rows{chunk.tag} + {x}_page"
         else:
             rows = f"{x}_ptr + {x}_page[:, None] + {streamed_columns(chunk)}[None, :] * stride_{x}d"
-        loads.append({"tag": chunk.tag, "rows": rows, "guard": kernels.streamed(chunk, guard).guard})
+        loads.append({"tag": chunk.tag, "rows": rows, "guard": guard})
     return loads
 
 

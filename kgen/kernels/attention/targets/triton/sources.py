@@ -17,6 +17,7 @@ from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
+from kgen.kernels.attention.targets.triton.loads import block_of, columns_of, load_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pair_fields
 from kgen.spec.load import Loaded
@@ -90,17 +91,15 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "precision": [f'input_precision="{spec.precision}"']
         if spec.dtype == "fp32" and not kernels.tf32
         else [],
-        "qk_chunks": [kernels.chunk(c, "qk") for c in plan.qk_chunks],
-        "v_chunks": [kernels.chunk(c, "dp") for c in plan.v_chunks],
+        "qk_chunks": [block_of(c, "qk") for c in plan.qk_chunks],
+        "v_chunks": [block_of(c, "dp") for c in plan.v_chunks],
         "columns": {
-            "both": kernels.columns([*plan.qk_chunks, *plan.v_chunks]),
-            "v": kernels.columns(plan.v_chunks),
+            "both": columns_of([*plan.qk_chunks, *plan.v_chunks]),
+            "v": columns_of(plan.v_chunks),
         },
         # As rounded as in dP = dO @ V^T, from which delta is subtracted.
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
-        "delta_loads": [
-            kernels.load(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks
-        ],
+        "delta_loads": [load_of(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks],
         "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
         **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
