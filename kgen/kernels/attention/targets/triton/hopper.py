@@ -229,8 +229,7 @@ def _forward(
     """Forward, and who computes it."""
     tile = hopper.forward
     assert tile is not None
-    chained, others = tile.chained, tile.consumers - 1
-    registers = [tile.consumer_registers] * others + [tile.producer_registers]
+    chained = tile.chained
     found = hopper.idioms["forward"]
     if found.documents is not None:
         fields = fields | from_first_key(fields, found.documents, of, kernels)
@@ -242,11 +241,6 @@ def _forward(
         "columns": "BLOCK_N" if chained else "BLOCK_N // 2",
         "value_slots": f"SLOTS - {tile.fewer_values}" if tile.fewer_values else "SLOTS",
         "hidden_keys": hopper.hidden_keys and _hidden_keys(fields, loop["bounds"], problem),
-        "warps": [4] * tile.consumers,
-        "registers": registers,
-        "rest": "the second consumer and the producer; the first consumer has the rest of 504"
-        if chained
-        else "the other consumers and the producer; the first consumer has the rest of 512",
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan
+from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import in_tiles
 from kgen.kernels.attention.targets.triton.ranges import lists_of
@@ -114,6 +114,18 @@ class Warpgroup:
         return [entry(number) for number in range(n)]
 
 
+def _specialized(tile: HopperTile | None) -> Fields:
+    """Warps and registers of all warpgroups but the first."""
+    assert tile is not None
+    others = tile.consumers - 1
+    which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)
+    return {
+        "warps": [4] * tile.consumers,
+        "registers": [tile.consumer_registers] * others + [tile.producer_registers],
+        "rest": f"the {which} and the producer; the first consumer has the rest of {all_of}",
+    }
+
+
 def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgroup, Fields]:
     """The producer of queries' tiles, which may serve dq too, and forward."""
     q, k, pair = shared.q, shared.k, shared.hopper.pair is not None
@@ -153,6 +165,7 @@ def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgrou
         "options": ["launch_pdl=True"] * shared.hopper.dynamic,
         "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
+        **_specialized(shared.hopper.forward),
         "partitions": [
             *consumer.partitions(
                 "_hopper_consumer",
@@ -187,6 +200,7 @@ def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
         "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
         "producer": producer,
+        **_specialized(shared.hopper.dq),
         "partitions": [
             *consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
             *producer.partitions("_dq_hopper_producer" if wide else "_hopper_producer", "producer", LAG="0"),
@@ -226,6 +240,7 @@ def _of_dkdv(shared: _Shared) -> Fields:
         "producer": producer,
         **consumers,
         "handed": [(name, of.handed) for name, of in (consumers | {"producer": producer}).items()],
+        **_specialized(dkdv),
         "partitions": [*partitions, *producer.partitions("_dkdv_hopper_producer", "producer")],
     }
 
@@ -245,6 +260,7 @@ def _of_fused(shared: _Shared, producer: Warpgroup) -> Fields:
         "given": [*streams, *vectors, *own, "dq_sum", *shared.lists["q"], *shared.counters],
         "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
+        **_specialized(fused),
         "partitions": [
             *consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
             *producer.partitions("_dkdv_hopper_producer", "producer"),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.functions import in_order
-from kgen.kernels.attention.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention, without_promises
 from kgen.kernels.attention.plan.tuned import Tile
@@ -133,7 +133,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields() | FIELDS
     context["decode_kernels"] = decode is not None
-    context["asked"] = _asked(hopper)
+    context["asked"] = _asked(hopper, decode, plan.backward)
     context["helpers"] = in_order(helpers)
     context["tf32"] = kernels.tf32
     return context
@@ -154,13 +154,31 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
     }
 
 
-def _asked(hopper: Mapping[str, Any] | None) -> dict[str, str]:
-    """The tensors on which it depends which kernels a call takes."""
+def _asked(hopper: Mapping[str, Any] | None, decode: DecodePlan | None, backward: bool) -> dict[str, str]:
+    """The tensors on which it depends which kernels a call takes, and what each pass takes."""
     asked = {name: name for name in ("q", "k", "v")}
     if hopper is not None and hopper["pair"]["there"]:
         asked[hopper["pair"]["buffer"]] = hopper["pair"]["tensor"]
     quoted = ", ".join(f'"{name}"' for name in asked)
-    return {"names": ", ".join(asked), "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))"}
+    passes = {
+        name: "kernels"
+        if hopper is not None and hopper[kernel] is not None
+        else '"portable: there are no others"'
+        for name, kernel in {"forward": "forward", "backward": "dkdv"}.items()
+    }
+    if decode is not None:
+        few, many = f"q.shape[2] <= {MOST_QUERIES}", passes["forward"]
+        if decode.alone:
+            few += " or why"
+        forward = f'"decode" if {few} else {many}'
+        passes["forward"] = '"decode"' if decode.alone and many != "kernels" else forward
+    if not backward:
+        del passes["backward"]
+    return {
+        "names": ", ".join(asked),
+        "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))",
+        "passes": "{" + ", ".join(f'"{name}": {kernels}' for name, kernels in passes.items()) + "}",
+    }
 
 
 def _before(hopper: Mapping[str, Any] | None) -> dict[str, list[str] | bool]:
