@@ -13,6 +13,7 @@ from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.loads import streamed_columns
+from kgen.kernels.attention.targets.triton.placement import strides
 from kgen.targets.code import (
     Code,
     Name,
@@ -68,6 +69,8 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "no_specialize": f"do_not_specialize={fixed!r}".replace("'", '"'),
         "alone": plan.alone,
         "most_queries": MOST_QUERIES,
+        # Of pages [page, row, head, column].
+        "strides": strides("kv", "pshd" if plan.page_size is not None else "bhsd"),
     }
 
 

@@ -59,6 +59,19 @@ def operands(
         "key_rings": shared.key_rings,
         "held_keys": ["k_held", "k_rope_held"] if hopper.rope else ["k"],
         "query_descs": shared.query_descs,
+        # Vectors of packed sequences begin anywhere, and TMA at multiples of 16 bytes: the producer writes them.
+        "query_writers": 2 if kernels.packed else 1,
+        "query_rings": [
+            f"_slots({desc}, SLOTS)" if desc.endswith("_desc") else "_vector_slots(BLOCK_M, SLOTS)"
+            for desc in shared.query_descs
+        ],
+        "query_bytes": " + ".join(
+            [
+                "2 * q_desc.block_type.nbytes",
+                *["2 * lse_desc.block_type.nbytes"] * (not kernels.packed),
+                *["q_rope_desc.block_type.nbytes"] * bool(hopper.rope),
+            ]
+        ),
         "query_slots": [f"{x}_slots" for x in ("q", "do", "lse", "delta", *shared.q[1:])],
         "lag": shared.lag,
         "backward": {
