@@ -32,13 +32,12 @@ from kgen.kernels.attention.targets.triton.hopper_operands import (
 )
 from kgen.kernels.attention.targets.triton.hopper_reads import (
     NO_PAGES,
-    NO_PAIR,
     columns,
     documents,
     from_first_key,
     pages,
-    pair,
 )
+from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import (
     GLUON,
@@ -84,13 +83,15 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     # Lengths of packed sequences are told with each tile.
     known = [*problem, *("SQ", "SK") * kernels.packed]
     loops: dict[str, Fields] = {}
-    paired = pair(hopper, kernels) if hopper.pair is not None else NO_PAIR
+    streams = streams_of(hopper, kernels) if hopper.forward is not None else []
     if hopper.forward is not None:
         fields = context["forward"]
-        if hopper.pair is not None:
-            scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=hopper.pair)
-            fields = fields | {"score_lines": [paired["line"], *scores["score_lines"]]}
-        loops["forward"] = _forward(fields, plan.forward, kernels, known, hopper)
+        if streams:
+            given = [s.binding for s in streams]
+            scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=given)
+            fields = fields | {"score_lines": [*(s.line for s in streams), *scores["score_lines"]]}
+        rings = [f"{s.name}_ring" for s in streams]
+        loops["forward"] = _forward(fields, plan.forward, kernels, [*known, *rings], hopper)
     if hopper.dq is not None:
         assert plan.dq is not None
         fields, found = context["dq"], hopper.idioms["dq"]
@@ -115,7 +116,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
             fields |= {"late": late | {"begin": begin(late, kernels)}}
     accumulated = min(HALF * hopper.width // 128, 64)
     of_pages = pages(hopper, plan.spec.paged_kv.page_size) if plan.spec.paged_kv is not None else NO_PAGES
-    shared = {"pages": of_pages, "sinks": context["sinks"]}
+    shared = {"streams": streams, "pages": of_pages, "sinks": context["sinks"]}
     told = operands(hopper, kernels, loops, shared)
     tiles = [told[name] for name in ("query_tile", "key_tile") if name in told]
     return {
@@ -155,7 +156,9 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         # Threads of a warp beside each other in a row, eight elements each, and rows.
         "lanes": [256 // hopper.width, hopper.width // 8],
         "half": HALF,
-        "pair": paired,
+        "streams": streams,
+        "streamed": [s.tensor for s in streams],
+        "of_heads": bool(streams) and all(s.of_heads for s in streams),
         "head_columns": plan.spec.head_dim.qk,
         "columns": columns(hopper, plan.spec.head_dim.v),
         "in_registers": hopper.forward is not None and hopper.forward.queries_in_registers,
@@ -285,7 +288,7 @@ def _of_queries(
             "scaled": bias.scale,
         }
     before = [_of_half(line, "q") for line in fields["prologue"] if "offs_n" not in line.defines]
-    outside = ["b", "h", "q_idx", "q_start", "pair_ring", "item"]
+    outside = ["b", "h", "q_idx", "q_start", "item"]
     loop = tile_loop(fields, [*before, *fields["searches"]], [*outside, "n_first_masked"], problem)
     after = [fields["row_rest"], fields["sink"], *fields["lse_lines"], fields["vector_load"]]
     after += [fields.get("dqk_scale", product), *(g["value"] for g in fields.get("row_gradients", []))]

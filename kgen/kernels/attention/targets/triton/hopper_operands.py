@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.targets.triton.hopper_streams import Stream
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import in_tiles
 from kgen.kernels.attention.targets.triton.ranges import lists_of
@@ -82,7 +83,9 @@ def operands(
     }
     if hopper.forward is not None:
         found["query_tile"] = _tiles_of_queries(loops, listed, kernels.packed)
-        found["producer"], of_forward = _of_forward(shared, fields["pages"], fields["sinks"])
+        found["producer"], of_forward = _of_forward(
+            shared, fields["streams"], fields["pages"], fields["sinks"]
+        )
         loops["forward"].update(of_forward)
     if hopper.dq is not None:
         loops["dq"].update(_of_dq(shared, loops["dq"]["rings"], sums))
@@ -139,19 +142,21 @@ def _specialized(tile: HopperTile | None) -> Fields:
     }
 
 
-def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgroup, Fields]:
+def _of_forward(
+    shared: _Shared, streams: list[Stream], pages: Fields, sinks: Fields
+) -> tuple[Warpgroup, Fields]:
     """The producer of queries' tiles, which may serve dq too, and forward."""
-    q, k, pair = shared.q, shared.k, shared.hopper.pair is not None
-    lists, counter, pairs = shared.pointers["kv"], shared.counter, ["pair_desc"] * pair
+    q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
+    streamed = _descs([s.name for s in streams])
     descs, lag = _descs([*q, *k, "v", "o"]), ["LAG"] * shared.lag["given"]
-    extras = [*lists, *pairs, *["pair_rings"] * pair, *pages["args"], *counter]
+    extras = [*lists, *streamed, *(f"{s.name}_rings" for s in streams), *pages["args"], *counter]
     producer = Warpgroup(
         ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", "kv_ring", *extras, "problem"],
         shared.constexprs(*lag, "GROUP"),
         made={
             "q_descs": _tuple(_descs(q)),
             "q_rings": _tuple(_rings(q)),
-            "pair_rings": "(pair_ring_a, pair_ring_b)",
+            **{f"{s.name}_rings": _tuple(s.rings) for s in streams},
         },
     )
     consumer = Warpgroup(
@@ -167,13 +172,13 @@ def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgrou
             "problem",
         ],
         shared.constexprs("CONSUMER", "STORE_LSE"),
-        ["pair_ring"] * pair,
+        _rings([s.name for s in streams]),
     )
-    given = [*descs, "lse", *shared.lists["kv"], *pairs, *pages["given"]]
+    given = [*descs, "lse", *shared.lists["kv"], *streamed, *pages["given"]]
     zero = ["q.new_zeros(1, dtype=torch.int32)"] * shared.hopper.dynamic
     return producer, {
         "part": {2: "half", 3: "third"}[shared.consumers],
-        "params": [*descs, "lse_ptr", *lists, *pairs, *pages["params"], *counter, *sinks["params"]],
+        "params": [*descs, "lse_ptr", *lists, *streamed, *pages["params"], *counter, *sinks["params"]],
         "given": [*given, *zero, *sinks["args"]],
         "options": ["launch_pdl=True"] * shared.hopper.dynamic,
         "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
@@ -185,7 +190,7 @@ def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Warpgrou
                 "consumer",
                 shared.consumers,
                 CONSUMER="{n}",
-                pair_ring="pair_ring_{letter}",
+                **{f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams},
             ),
             *producer.partitions("_hopper_producer", "producer", LAG=shared.lag["own"]),
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
@@ -144,7 +144,7 @@ class KernelFields:
         }
 
     def tile_fields(
-        self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
+        self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Sequence[Binding] = ()
     ) -> dict[str, Any]:
         """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
         the loop, and one element is read once. What is `given` is not computed here."""
@@ -157,7 +157,7 @@ class KernelFields:
         ahead = asked_ahead(bindings) if by_rows else ()
         row_lines, read_lines, score_lines = list[Statement](), list[Statement](), list[Statement]()
         for binding in bindings:
-            if binding == given:
+            if binding in given:
                 continue
             found = read_by_rows(binding, loop, printer) if by_rows else None
             rows, lines = found or ([], self.lines_of([binding], printer))

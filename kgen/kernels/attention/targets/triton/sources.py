@@ -157,8 +157,8 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
 def _asked(hopper: Mapping[str, Any] | None, decode: DecodePlan | None, backward: bool) -> dict[str, str]:
     """The tensors on which it depends which kernels a call takes, and what each pass takes."""
     asked = {name: name for name in ("q", "k", "v")}
-    if hopper is not None and hopper["pair"]["there"]:
-        asked[hopper["pair"]["buffer"]] = hopper["pair"]["tensor"]
+    if hopper is not None:
+        asked |= {stream.buffer: stream.tensor for stream in hopper["streams"]}
     quoted = ", ".join(f'"{name}"' for name in asked)
     passes = {
         name: "kernels"
