@@ -211,6 +211,11 @@ def test_printed_text_is_not_looked_into(module: str) -> None:
     assert "re" not in {name.partition(".")[0] for name in imports(module)}
 
 
+def test_a_module_is_short() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert [f"{path}: {length} lines" for path, length in lengths.items() if length > 500] == []
+
+
 def test_rendering_needs_no_runtime() -> None:
     names = [m for m in MACHINERY if stage(m) in RENDERING]
     names += [m for m in FAMILIES if own(m)[1] in (None, *OWN_RENDERING)]
