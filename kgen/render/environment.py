@@ -7,14 +7,15 @@ is left, not even a blank line. What an `include` brings is set in as the includ
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kgen.render.filters import FILTERS
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, nodes
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -28,8 +29,18 @@ def template_root() -> Path:
 @cache
 def environment(root: Path) -> Environment:
     """An environment in which a name that nobody prepared is an error, and block tags leave no blank line."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
     from jinja2.ext import Extension
+
+    class Parsed(FileSystemLoader):
+        """Templates from files, each of which is parsed once: to be compiled, and to find what it includes."""
+
+        def load(
+            self, environment: Environment, name: str, globals: MutableMapping[str, Any] | None = None
+        ) -> Template:
+            tree, filename = parsed(environment, name)
+            code = environment.compile(tree, name, filename)
+            return Template.from_code(environment, code, globals if globals is not None else {})
 
     class Lines(Extension):
         """What a line that is one expression means."""
@@ -39,7 +50,7 @@ def environment(root: Path) -> Environment:
 
     found = Environment(
         extensions=[Lines],
-        loader=FileSystemLoader(root),
+        loader=Parsed(root),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,
@@ -64,6 +75,14 @@ def _in_place(line: str) -> str:
 
 
 @cache
+def parsed(env: Environment, name: str) -> tuple[nodes.Template, str | None]:
+    """The tree of a template, and its file."""
+    assert env.loader is not None
+    source, filename, _ = env.loader.get_source(env, name)
+    return env.parse(source, name, filename), filename
+
+
+@cache
 def template_texts(env: Environment, name: str) -> dict[str, str]:
     """The text of a template and of everything that it imports, includes or extends, by name."""
     from jinja2.meta import find_referenced_templates
@@ -77,7 +96,7 @@ def template_texts(env: Environment, name: str) -> dict[str, str]:
         if current in texts:
             continue
         texts[current] = env.loader.get_source(env, current)[0]
-        for other in find_referenced_templates(env.parse(texts[current])):
+        for other in find_referenced_templates(parsed(env, current)[0]):
             if other is None:
                 raise ValueError(f"{current}: the name of an imported template must be a literal")
             pending.append(other)
