@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from jinja2 import Environment, nodes
+from jinja2.meta import find_referenced_templates
 
 from kgen.family import NAMES
-from kgen.render.environment import environment, template_texts
+from kgen.render.environment import environment, referenced, template_texts
 from kgen.render.filters import FILTERS as OURS
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
@@ -93,6 +94,13 @@ def _allowed_by_parent(node: nodes.Node) -> bool:
 
 def templates() -> list[str]:
     return sorted(path.relative_to(TEMPLATES).as_posix() for path in TEMPLATES.rglob("*.j2"))
+
+
+@pytest.mark.parametrize("name", templates())
+def test_what_a_template_names_is_found(name: str) -> None:
+    """As jinja finds it, which also says that no name is computed."""
+    text = (TEMPLATES / name).read_text(encoding="utf-8")
+    assert referenced(text) == [*find_referenced_templates(environment(TEMPLATES).parse(text))]
 
 
 @pytest.mark.parametrize("name", templates())

@@ -7,15 +7,14 @@ is left, not even a blank line. What an `include` brings is set in as the includ
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kgen.render.filters import FILTERS
 
 if TYPE_CHECKING:
-    from jinja2 import Environment, nodes
+    from jinja2 import Environment
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -29,18 +28,8 @@ def template_root() -> Path:
 @cache
 def environment(root: Path) -> Environment:
     """An environment in which a name that nobody prepared is an error, and block tags leave no blank line."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from jinja2.ext import Extension
-
-    class Parsed(FileSystemLoader):
-        """Templates from files, each of which is parsed once: to be compiled, and to find what it includes."""
-
-        def load(
-            self, environment: Environment, name: str, globals: MutableMapping[str, Any] | None = None
-        ) -> Template:
-            tree, filename = parsed(environment, name)
-            code = environment.compile(tree, name, filename)
-            return Template.from_code(environment, code, globals if globals is not None else {})
 
     class Lines(Extension):
         """What a line that is one expression means."""
@@ -50,7 +39,7 @@ def environment(root: Path) -> Environment:
 
     found = Environment(
         extensions=[Lines],
-        loader=Parsed(root),
+        loader=FileSystemLoader(root),
         undefined=StrictUndefined,
         autoescape=False,
         trim_blocks=True,
@@ -75,29 +64,24 @@ def _in_place(line: str) -> str:
 
 
 @cache
-def parsed(env: Environment, name: str) -> tuple[nodes.Template, str | None]:
-    """The tree of a template, and its file."""
-    assert env.loader is not None
-    source, filename, _ = env.loader.get_source(env, name)
-    return env.parse(source, name, filename), filename
-
-
-@cache
 def template_texts(env: Environment, name: str) -> dict[str, str]:
-    """The text of a template and of everything that it imports, includes or extends, by name."""
-    from jinja2.meta import find_referenced_templates
+    """The text of a template and of everything that it imports, includes or extends, by name.
 
-    if env.loader is None:
-        raise ValueError("the environment has no loader")
+    jinja would parse all of them, also what a spec has no use for. The tags stand on lines of their own.
+    """
+    assert env.loader is not None
     texts: dict[str, str] = {}
     pending = [name]
     while pending:
         current = pending.pop()
-        if current in texts:
-            continue
-        texts[current] = env.loader.get_source(env, current)[0]
-        for other in find_referenced_templates(parsed(env, current)[0]):
-            if other is None:
-                raise ValueError(f"{current}: the name of an imported template must be a literal")
-            pending.append(other)
+        if current not in texts:
+            texts[current] = env.loader.get_source(env, current)[0]
+            pending += referenced(texts[current])
     return dict(sorted(texts.items()))
+
+
+def referenced(text: str) -> list[str]:
+    """The templates that a text names in its tags."""
+    lines = (line.strip() for line in text.splitlines())
+    tags = ("{% include ", "{% from ", "{% import ", "{% extends ")
+    return [line.replace("'", '"').split('"')[1] for line in lines if line.startswith(tags)]
