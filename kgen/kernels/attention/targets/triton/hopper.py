@@ -70,6 +70,10 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
             fields = fields | {"score_lines": [*(s.line for s in streams), *scores["score_lines"]]}
         rings = [f"{s.name}_ring" for s in streams]
         loops["forward"] = forward_loop(fields, plan.forward, kernels, [*known, *rings], hopper)
+        loops["forward"] |= {
+            "ring": "kv_ring",
+            "beside": [{"name": ring, "at": "n_used - i"} for ring in rings],
+        }
     if hopper.dq is not None:
         assert plan.dq is not None
         fields, found = context["dq"], hopper.idioms["dq"]

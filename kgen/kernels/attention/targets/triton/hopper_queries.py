@@ -207,12 +207,16 @@ def rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
     if hopper.wide:
         return {
             "rings": ["k_ring", "v_ring"],
+            "ring": "v_ring",
+            "beside": [{"name": "k_ring", "at": "n_used"}],
             "held": ["q_ring", "do_ring", "CONSUMER"],
             "carried": ", ".join(["dq", "n_used", *sums]),
         }
     own = ["dq", *["dq_rope"] * (hopper.rope > 0)]
     return {
         "rings": ["kv_ring"],
+        "ring": "kv_ring",
+        "beside": [],
         "held": ["q", *["q_rope"] * (hopper.rope > 0), "do"],
         "carried": ", ".join(["ds", *own, "n_used", *sums]),
         "sums_of_products": ", ".join(own),
