@@ -102,7 +102,10 @@ def test_which_kernels_a_call_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked("causal", 90, x, x) == {"forward": "hopper", "backward": "hopper"}
     assert asked("causal", 90, x, odd)["forward"].startswith("portable: TMA cannot load k, v,")
     assert asked("causal", 80, x, x)["backward"] == "portable: the device is not of compute capability 9.0"
-    assert asked("causal_fp32", 90, x, x)["forward"] == "portable: there are no others"
+    assert (
+        asked("causal_fp32", 90, x, x)["forward"]
+        == "portable: no kernels for Hopper: its products are of 16 bits, and not of fp32"
+    )
     assert asked("decode_gqa", 90, x[:, :, :1], x) == {"forward": "decode"}
     assert asked("decode_gqa", 90, x, x) == {"forward": "hopper"}
     bias = torch.zeros(2, 96, 97)[:, :, :96]

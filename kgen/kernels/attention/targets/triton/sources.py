@@ -8,6 +8,7 @@ from typing import Any
 
 from kgen.expr.functions import in_order
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention, without_promises
 from kgen.kernels.attention.plan.tuned import Tile
@@ -133,7 +134,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields() | FIELDS
     context["decode_kernels"] = decode is not None
-    context["asked"] = _asked(hopper, decode, plan.backward)
+    context["asked"] = _asked(hopper, without_kernels(on_hopper), decode, plan.backward)
     context["helpers"] = in_order(helpers)
     context["tf32"] = kernels.tf32
     return context
@@ -154,17 +155,17 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
     }
 
 
-def _asked(hopper: Mapping[str, Any] | None, decode: DecodePlan | None, backward: bool) -> dict[str, str]:
+def _asked(
+    hopper: Mapping[str, Any] | None, missing: Mapping[str, str], decode: DecodePlan | None, backward: bool
+) -> dict[str, object]:
     """The tensors on which it depends which kernels a call takes, and what each pass takes."""
     asked = {name: name for name in ("q", "k", "v")}
     if hopper is not None:
         asked |= {stream.buffer: stream.tensor for stream in hopper["streams"]}
     quoted = ", ".join(f'"{name}"' for name in asked)
     passes = {
-        name: "kernels"
-        if hopper is not None and hopper[kernel] is not None
-        else '"portable: there are no others"'
-        for name, kernel in {"forward": "forward", "backward": "dkdv"}.items()
+        name: f'"portable: no kernels for Hopper: {missing[name]}"' if name in missing else "kernels"
+        for name in ("forward", "backward")
     }
     if decode is not None:
         few, many = f"q.shape[2] <= {MOST_QUERIES}", passes["forward"]
@@ -177,7 +178,7 @@ def _asked(hopper: Mapping[str, Any] | None, decode: DecodePlan | None, backward
     return {
         "names": ", ".join(asked),
         "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))",
-        "passes": "{" + ", ".join(f'"{name}": {kernels}' for name, kernels in passes.items()) + "}",
+        "passes": passes.items(),
     }
 
 
