@@ -45,6 +45,7 @@ def environment(root: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        optimized=False,  # constants are folded in Python
         newline_sequence="\n",
     )
     found.filters |= FILTERS

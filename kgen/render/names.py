@@ -8,7 +8,6 @@ of the first files has fewer names than the same function of the second.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -22,19 +21,9 @@ if TYPE_CHECKING:
 
 SECTIONS = ("buffers", "params")
 
-_SILENT = {
-    "#": re.compile(r'#[^\n]*|(?:\bf)?(?:""".*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL),
-    "//": re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL),
-}
-"""Comments and strings, by what begins a comment. A name in the braces of an f-string stands outside of it too."""
-_ENDS = {"#": re.compile(r"\n(?=[@\w])"), "//": re.compile(r"^\}", re.MULTILINE)}
-"""Between a definition and the next."""
-_WORD = re.compile(r"(?<![\w.])[^\W\d]\w*(?!\w|=)")
-"""A name, but no attribute, and no argument's in a call: `x.dtype`, `dtype=`."""
-_DEFINED = re.compile(r"[^(={:;\[]*?(\w+)\s*[(={:;\[]")
-_COMPREHENSION = re.compile(r"^.*\S for (\w+(?:, \w+)*) in .*$", re.MULTILINE)
-"""A line with one, and its variables, which are no others', whatever they are called; a loop begins its line."""
-_NUMBER = re.compile(r"__(\d+)z", re.IGNORECASE)
+_BLANKS = str.maketrans(dict.fromkeys("()[]{}<>,:;+-*/%&|^~!?@\\\t\n", " ") | {".": " .", "=": "= "})
+"""What stands between words. An attribute keeps its point, and an argument's name in a call its sign: `x.dtype`,
+`dtype=`."""
 
 
 def apart(loaded: Loaded) -> Loaded:
@@ -80,29 +69,75 @@ def _names(loaded: Loaded) -> list[str]:
 
 def _scopes(mark: str, text: str) -> Iterator[set[str]]:
     """The names of each definition of a file, and those that the file defines."""
-    text = _COMPREHENSION.sub(_own, _SILENT[mark].sub('""', text))
-    for part in _ENDS[mark].split(text):
-        yield set(_WORD.findall(part))
-    defined: set[str] = set()
-    for line in re.findall(r"^[^\W\d].*", text, re.MULTILINE):
-        first = _DEFINED.match(line)
-        defined |= {first[1]} if first else set(_WORD.findall(line))
+    scope, defined = set[str](), set[str]()
+    for line in _silent(mark, text):
+        top = line[:1].isalpha() or line[:1] == "_"
+        if mark == "#" and (top or line[:1] == "@"):
+            yield scope
+            scope = set()
+        words = _words(line)
+        scope |= words
+        if top:
+            defined |= {_defined(line)} - {""} or words
+        if mark == "//" and line[:1] == "}":
+            yield scope
+            scope = set()
+    yield scope
     yield defined
 
 
-def _own(comprehension: re.Match[str]) -> str:
-    names = comprehension[1].replace(", ", "|")
-    return re.sub(rf"(?<!\.)\b({names})\b", r"\1_own", comprehension[0])
+def _silent(mark: str, text: str) -> Iterator[str]:
+    """Lines without comments and strings; a name in the braces of an f-string stands outside of it too."""
+    if mark == "#":
+        text = '""'.join(text.split('"""')[::2])
+    else:
+        first, *rest = text.split("/*")
+        text = first + "".join(part.partition("*/")[2] for part in rest)
+    for line in text.split("\n"):
+        spoken = '""'.join(line.replace('\\"', "").split('"')[::2])
+        yield spoken.partition(mark)[0]
+
+
+def _words(line: str) -> set[str]:
+    """The names in a line. Variables of a comprehension are no others', whatever they are called."""
+    words = {word for word in line.translate(_BLANKS).split() if word.isidentifier()}
+    before, _, rest = line.rpartition(" for ")
+    if not before.strip() or " in " not in rest:
+        return words
+    own = {name.strip() for name in rest.partition(" in ")[0].split(",")}
+    return {f"{word}_own" if word in own else word for word in words}
+
+
+def _defined(line: str) -> str:
+    """What a line at the left edge gives a meaning to: the last word ahead of the first bracket or sign."""
+    at = next((at for at, c in enumerate(line) if c in "(={:;["), 0)
+    return (line[:at].translate(_BLANKS).split() or [""])[-1]
 
 
 def _joined(scope: set[str]) -> Iterator[int]:
     """The numbers of the names that make two names of a scope one; of two of the spec's, the later."""
     written = defaultdict(list)
     for word in scope:
-        written[_NUMBER.sub("", word)].append(word)
-    for words in written.values():
-        if len(words) > 1:
-            yield max(int(n) for n in _NUMBER.findall(" ".join(words)))
+        name, numbers = _numbered(word)
+        written[name].append(numbers)
+    for several in written.values():
+        if len(several) > 1:
+            yield max(n for numbers in several for n in numbers)
+
+
+def _numbered(word: str) -> tuple[str, list[int]]:
+    """A name as the spec's author would have it, and the numbers of `apart` in it."""
+    name, *parts = word.split("__")
+    numbers = list[int]()
+    for part in parts:
+        behind = part.lstrip("0123456789")
+        digits = part.removesuffix(behind)
+        if digits and behind[:1] in ("z", "Z"):
+            numbers.append(int(digits))
+            name += behind[1:]
+        else:
+            name += f"__{part}"
+    return name, numbers
 
 
 def _diagnostic(loaded: Loaded, name: str, file: str) -> Diagnostic:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
     from kgen.spec.load import Loaded
     from kgen.targets import Source
-
-FILENAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[a-z]+")
 
 
 class InternalError(Exception):
@@ -70,7 +67,9 @@ def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Sourc
     if targets is None and (whole := package(loaded, found)):
         found.append(whole)
     for source in found:
-        if not FILENAME.fullmatch(source.filename) or source.filename in files:
+        stem, _, suffix = source.filename.partition(".")
+        plain = stem.isidentifier() and suffix.isalpha() and suffix.islower() and source.filename.isascii()
+        if not plain or source.filename in files:
             raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
         files[source.filename] = source
     return files
