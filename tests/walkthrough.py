@@ -106,10 +106,10 @@ def spans() -> Iterable[str]:
 
 
 def gradients() -> Iterable[str]:
-    """What the backward kernels add up."""
+    """What the backward kernels multiply P * (dP - delta) by."""
     for name, loop in (("dq", plan().dq), ("dk and dv", plan().dkdv)):
         assert loop is not None
-        yield f"{name}: dS = P * (dP - delta) * ({show(loop.dscore)}); after the loop times {show(loop.dscore_factor)}"
+        yield f"{name + ':':10} {show(loop.dscore)} in the loop, scale and {show(loop.dscore_factor)} after it"
 
 
 @cache
@@ -170,12 +170,6 @@ def emitted() -> Iterable[str]:
     return lines[first - 1 : last + 1]
 
 
-def header() -> Iterable[str]:
-    """How the file begins."""
-    lines = render_spec(loaded())["hopper.py"].splitlines()
-    return lines[: next(i for i, line in enumerate(lines) if line.startswith('"""'))]
-
-
 STAGES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "read": ("text", read),
     "one_form": ("text", one_form),
@@ -188,7 +182,6 @@ STAGES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "triton": ("python", statements(TRITON)),
     "gluon": ("python", statements(GLUON)),
     "emitted": ("python", emitted),
-    "header": ("python", header),
 }
 
 
