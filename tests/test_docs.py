@@ -309,6 +309,18 @@ def test_first_example_renders(tmp_path: Path) -> None:
     assert "def causal_alibi(q, k, v, *, slopes" in run.stdout
 
 
+@pytest.mark.thorough
+def test_the_call_of_the_readme_runs() -> None:
+    """In Triton's interpreter, for few queries."""
+    call = re.search(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert call is not None
+    text = call[1].replace('"cuda"', '"cpu"').replace("randn(2, 16, 8192", "randn(1, 16, 20")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "generated"), "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", text], env=environment, check=True)
+
+
 def test_scripts_that_are_named_can_be_run() -> None:
     for name in ("scripts/setup", "scripts/quickstart", "scripts/test", ".ci/run"):
         assert os.access(ROOT / name, os.X_OK), name
