@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from jinja2.meta import find_referenced_templates
 from kgen.family import NAMES
 from kgen.render.environment import environment, referenced, template_texts
 from kgen.render.filters import FILTERS as OURS
+from kgen.spec.load import load
+from kgen.targets import asked_targets, sources
+from kgen.targets.code import Code, Statement, printed
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATES = ROOT / "templates"
 FILTERS = {"indent", "join", *OURS}
 PLAIN = (
     nodes.Template,
@@ -168,3 +173,53 @@ def test_templates_of_a_family_know_no_other(name: str) -> None:
     own, _, _ = name.partition("/")
     used = {text.partition("/")[0] for text in template_texts(environment(TEMPLATES), name)}
     assert used & {*NAMES} <= {own}
+
+
+SPECS = sorted([*ROOT.glob("specs/*.yaml"), *ROOT.glob("tests/specs/*.yaml")])
+SAMPLE = (
+    "causal_alibi",
+    "varlen_causal",
+    "decode_paged",
+    "natten_2d",
+    "pair_bias",
+    "mla_prefill",
+    "gated_delta_output",
+)
+SAMPLE += ("rms_norm", "layer_norm", "relative_bias")
+
+
+def loose(value: object, path: str) -> Iterator[str]:
+    """Texts that begin or end with what stands between operands: it belongs to the template, or its filters."""
+    if isinstance(value, Code | Statement):
+        value = printed(value)
+    if isinstance(value, str):
+        if value and {value[0], value[-1]} & {",", " "}:
+            yield f"{path}: {value!r}"
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from loose(part, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from loose(part, f"{path}[]")
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from loose(getattr(value, field.name), f"{path}.{field.name}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[] if path.stem in SAMPLE else pytest.mark.thorough, id=path.stem)
+        for path in SPECS
+    ],
+)
+def test_no_operand_brings_its_comma(path: Path) -> None:
+    loaded = load(path)
+    found = [source for target in asked_targets(loaded) for source in sources(loaded, target)]
+    assert found
+    contexts = [source.context | extra for source in found for extra in ({}, source.alone or {})]
+    assert [text for context in contexts for text in loose(context, path.stem)] == []
+
+
+def test_an_operand_that_brings_its_comma_is_found() -> None:
+    assert [*loose({"a": ["x", "y, "], "b": ("", " z")}, "of")] == ["of.a[]: 'y, '", "of.b[]: ' z'"]
