@@ -18,7 +18,6 @@ import pytest
 from apart import verified
 
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.families import family_of, problem_of
@@ -80,22 +79,20 @@ LONG = (
 @pytest.mark.parametrize(
     "path", [path for path in CORNERS + STOCK if path.stem not in LONG], ids=lambda p: p.stem
 )
-def test_verified_in_the_interpreter(path: Path, tmp_path: Path) -> None:
-    _verify(path, emitted(path, tmp_path))
+def test_verified_in_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -> None:
+    _verify(path, emitted(path, tmp_path), verdict)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", [path for path in CORNERS if path.stem in LONG], ids=lambda p: p.stem)
 def test_verdicts_of_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -> None:
-    folder = emitted(path, tmp_path)
-    text = without_inputs((folder / path.stem / "triton.py").read_bytes()).decode()
-    with verdict(text) as due:
-        if due:
-            _verify(path, folder)
+    _verify(path, emitted(path, tmp_path), verdict)
 
 
-def _verify(path: Path, folder: Path) -> None:
+def _verify(path: Path, folder: Path, verdict: Any) -> None:
     loaded = load(path)
     problem = problem_of(loaded)
+    verdict(problem, folder)
     names = dict.fromkeys(
         name
         for group in family_of(problem).groups(problem)

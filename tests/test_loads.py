@@ -37,12 +37,13 @@ STOCK = ["causal_alibi", "document_causal", "padding", "llama3_gqa", "mla_prefil
 
 
 @pytest.mark.parametrize("name", STOCK)
-def test_verified(name: str, tmp_path: Path) -> None:
+def test_verified(name: str, tmp_path: Path, verdict: Any) -> None:
     folder = emitted(name, tmp_path)
     assert len(re.findall(r"\(0, dict\(.*TMA=True\)", (folder / name / "triton.py").read_text())) == 3
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     # Every second case: the others are run by pointers all the same.
     cases = case_names(problem_of(loaded), "forward", "cpu", True)[::2]
+    verdict(problem_of(loaded), folder)
     rows = verified([loaded], folder, device="cpu", timeout=200.0, cases=cases)
     wrong = [f"{row['pass']} {row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)
@@ -69,9 +70,10 @@ def test_descriptors(causal: Any) -> None:
     assert causal._descriptors({"TMA": False}, (x, 64, 128), (x, 64, 128)) == [None, None]
 
 
-def test_sequences_do_not_see_their_neighbours(tmp_path: Path) -> None:
+def test_sequences_do_not_see_their_neighbours(tmp_path: Path, verdict: Any) -> None:
     """By TMA: a sequence of NaN between two others, each as if it were alone, bit by bit."""
     path = emitted("varlen_causal", tmp_path) / "varlen_causal" / "triton.py"
+    verdict(problem_of(load(ROOT / "specs/varlen_causal.yaml")), path)
     interpreted(_neighbours, path)
 
 
@@ -118,7 +120,7 @@ def test_tile_without_descriptors(x: torch.Tensor, causal: Any) -> None:
     assert causal._tile(table, 80, good, x) == {}
 
 
-def test_searches_of_sorted_buffers(tmp_path: Path) -> None:
+def test_searches_of_sorted_buffers(tmp_path: Path, verdict: Any) -> None:
     """Against `torch.searchsorted`: lengths around powers of 256, runs, values beyond both ends."""
     folder = emitted("document_causal", tmp_path) / "document_causal"
     path = folder / "searching.py"
@@ -133,6 +135,7 @@ def _search_kernel(ptr, stride, size, a, b, found_ptr):
     tl.store(found_ptr + 1, first_b)
 """
     )
+    verdict(problem_of(load(ROOT / "specs/document_causal.yaml")), path)
     # Where Triton was imported for compiling, its library cannot be interpreted any more: a process of its own.
     interpreted(_search, path)
 

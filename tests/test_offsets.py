@@ -10,31 +10,27 @@ from typing import Any
 import pytest
 import torch
 from apart import interpreted
+from offsets import FAR, OFFSETS, TOKENS
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
+from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parent.parent
-TOKENS = 70
-FAR = 2**31 - 1
-OFFSETS = {
-    "past the tokens": [0, 40, 1000],
-    "descending": [0, 66, 5, 70],
-    "negative": [-200, -200, 5, 70],
-    "from the middle": [68, 69, 70],
-    "far": [FAR, -FAR - 1, FAR, 7],
-}
 MANY = [(7919 * i) % 400 - 150 for i in range(140)]
 """More than the search for a sequence looks at in one step."""
 
 
-def test_attention_stays_in_its_tensors(tmp_path: Path) -> None:
-    assert not interpreted(_touched, "packed_learned", _emitted("packed_learned", tmp_path), OFFSETS)
+def test_attention_stays_in_its_tensors(tmp_path: Path, verdict: Any) -> None:
+    path = _emitted("packed_learned", tmp_path)
+    verdict(_problem("packed_learned"), path)
+    assert not interpreted(_touched, "packed_learned", path, OFFSETS)
 
 
-def test_attention_to_many_sequences_stays_in_its_tensors(tmp_path: Path) -> None:
+def test_attention_to_many_sequences_stays_in_its_tensors(tmp_path: Path, verdict: Any) -> None:
     path = _emitted("packed_narrow", tmp_path)
+    verdict(_problem("packed_narrow"), path)
     assert not interpreted(_touched, "packed_narrow", path, {"many": MANY}, False)
 
 
@@ -50,11 +46,12 @@ def test_attention_to_many_sequences_stays_in_its_tensors(tmp_path: Path) -> Non
         ("tl.maximum({}, 0)", "slot - begin // BLOCK - b"),
     ],
 )
-def test_each_bound_of_attention_is_needed(bounded: str, value: str, tmp_path: Path) -> None:
+def test_each_bound_of_attention_is_needed(bounded: str, value: str, tmp_path: Path, verdict: Any) -> None:
     path = _emitted("varlen_causal", tmp_path)
     text = path.read_text()
     assert bounded.format(value) in text
     path.write_text(text.replace(bounded.format(value), value))
+    verdict(_problem("varlen_causal"), path)
     assert interpreted(_touched, "varlen_causal", path, OFFSETS)
 
 
@@ -70,8 +67,10 @@ targets: {triton: {}, cute: {}}
 INDICES = {"right": [[0, 0], [0, 1], [1, 0]], "wrong": [[0, -1], [-3, 5], [FAR, FAR]]}
 
 
-def test_chunk_output_stays_in_its_tensors(tmp_path: Path) -> None:
-    text = render_spec(loads(CHUNKED, "chunked.yaml"))["triton.py"]
+def test_chunk_output_stays_in_its_tensors(tmp_path: Path, verdict: Any) -> None:
+    loaded = loads(CHUNKED, "chunked.yaml")
+    text = render_spec(loaded)["triton.py"]
+    verdict(problem_of(loaded), text)
     assert not interpreted(_touched_by_chunks, _written(text, tmp_path))
 
 
@@ -84,10 +83,13 @@ def test_chunk_output_stays_in_its_tensors(tmp_path: Path) -> None:
         ("tl.minimum({}, T)", "tl.load(cu_seqlens_ptr + seq + 1)"),
     ],
 )
-def test_each_bound_of_chunk_output_is_needed(bounded: str, value: str, tmp_path: Path) -> None:
-    text = render_spec(loads(CHUNKED, "chunked.yaml"))["triton.py"]
+def test_each_bound_of_chunk_output_is_needed(bounded: str, value: str, tmp_path: Path, verdict: Any) -> None:
+    loaded = loads(CHUNKED, "chunked.yaml")
+    text = render_spec(loaded)["triton.py"]
     assert bounded.format(value) in text
-    assert interpreted(_touched_by_chunks, _written(text.replace(bounded.format(value), value), tmp_path))
+    text = text.replace(bounded.format(value), value)
+    verdict(problem_of(loaded), text)
+    assert interpreted(_touched_by_chunks, _written(text, tmp_path))
 
 
 @pytest.mark.parametrize("arch", ["sm90", "sm100"])
@@ -140,10 +142,17 @@ def _touched_by_chunks(path: Path) -> Any:
 
 
 def _emitted(name: str, folder: Path) -> Path:
-    spec = next(p for p in (ROOT / f / f"{name}.yaml" for f in ("specs", "tests/specs")) if p.exists())
     path = folder / f"{name}.py"
-    path.write_text(render_spec(load(spec))["triton.py"])
+    path.write_text(render_spec(load(_spec(name)))["triton.py"])
     return path
+
+
+def _problem(name: str) -> Any:
+    return problem_of(load(_spec(name)))
+
+
+def _spec(name: str) -> Path:
+    return next(p for p in (ROOT / f / f"{name}.yaml" for f in ("specs", "tests/specs")) if p.exists())
 
 
 def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: bool = True) -> Any:
@@ -152,12 +161,10 @@ def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: boo
 
     from kgen.kernels.attention.verify import inputs
     from kgen.verify import interpreter
-    from kgen.verify.families import problem_of
 
     interpreter.mend()
     torch.set_num_threads(1)
-    spec = next(p for p in (ROOT / f / f"{name}.yaml" for f in ("specs", "tests/specs")) if p.exists())
-    problem, function = problem_of(load(spec)), getattr(import_file(path, name), name)
+    problem, function = _problem(name), getattr(import_file(path, name), name)
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     for what, numbers in offsets.items():
         drawn = inputs.draw(
