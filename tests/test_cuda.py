@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
@@ -23,12 +22,12 @@ from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE, TypeRuleError
 from kgen.expr.nodes import Type, Var
 from kgen.kernels.attention.plan.delta import plan_delta
-from kgen.render.header import without_inputs
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.targets.cuda.printer import Printer
 from kgen.verify.compiling import compile_specs
-from kgen.verify.resources import usage, usage_of, usages
+from kgen.verify.families import problem_of
+from kgen.verify.resources import usage, usage_of
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,11 +48,12 @@ def emitted(spec: Path, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("dtype", "head_dim"), [("bf16", 128), ("fp16", 80), ("fp32", 192), ("bf16", 1000)])
-def test_delta_compiles_and_does_not_spill(tmp_path, dtype, head_dim):
+def test_delta_compiles_and_does_not_spill(tmp_path, dtype, head_dim, verdict):
     spec = attention(
         tmp_path, f"dtype: {dtype}", f"head_dim: {head_dim}", "targets: {cuda: {passes: [delta]}}"
     )
     path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    verdict(problem_of(load(spec), "cuda"), path.parent)
     module = import_file(path, f"emitted_{dtype}_{head_dim}")
     for vector in (4 if dtype == "fp32" else 8, 1):
         for arch in ("sm_80", "sm_90", "sm_100"):
@@ -63,9 +63,10 @@ def test_delta_compiles_and_does_not_spill(tmp_path, dtype, head_dim):
             assert (spills, shared) == (0, 0)
 
 
-def test_kgen_compile_reports_what_the_launcher_launches(tmp_path):
+def test_kgen_compile_reports_what_the_launcher_launches(tmp_path, verdict):
     spec = attention(tmp_path, "dtype: bf16", "head_dim: 64", "targets: {cuda: {passes: [delta]}}")
     emitted(spec, tmp_path / "out")
+    verdict(problem_of(load(spec), "cuda"), tmp_path / "out")
     rows = compile_specs([load(spec)], tmp_path / "out", ["sm_90"])
     assert all(row["ok"] and row["spills"] == 0 and row["target"] == "cuda" for row in rows), rows
     assert {row["kernel"] for row in rows} == {"delta_kernel<8>", "delta_kernel<1>"}
@@ -108,37 +109,11 @@ def norm(folder: Path, *lines: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("which", ["rms", "layer"])
-def test_no_shape_spills(tmp_path, which, arch, verdict):
-    """Every kernel that the launcher may pick on a chip, which has clusters from sm_90 on."""
-    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
-    compiler = "nvidia-cuda-nvrtc " + version("nvidia-cuda-nvrtc")
-    bodies = (without_inputs(file.read_bytes()).decode() for file in (path, path.with_suffix(".cu")))
-    with verdict("\n".join([compiler, *bodies])) as due:
-        if due:
-            _spill_in_no_shape(path, which, arch)
-
-
-def _spill_in_no_shape(path, which, arch):
-    module = import_file(path, f"emitted_all_{which}_{arch}")
-    names = {"sample_kernels::columns_kernel", "sample_kernels::finalize_kernel"}
-    for kernel, shapes in module._SHAPES.items():
-        picked = [(s, s["single"]) for s in shapes if s["cluster"] == 1 or arch != "sm_80"]
-        fallback = product((module._NARROW, module._WIDE), (False, True))
-        names |= {module._name(kernel, s, single) for s, single in (*picked, *fallback)}
-    assert len(names) > 60
-
-    # All at once, for the source is read once then.
-    program = Program(path.with_suffix(".cu").read_text(), "c++", ProgramOptions(arch=arch, std="c++17"))
-    found = usages(bytes(program.compile("cubin", name_expressions=tuple(names)).code))
-    assert len(found) == len(names)
-    assert {name: local for name, (_, local, _) in found.items() if local} == {}
-
-
 @pytest.mark.parametrize("which", sorted(NORMS.keys() - {"rms", "layer"}))
-def test_norms_compile_and_do_not_spill(tmp_path, which):
-    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.py"
+def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
+    spec = norm(tmp_path, *NORMS[which])
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    verdict(problem_of(load(spec)), path.parent)
     module = import_file(path, f"emitted_{which}")
     first = 89 if which == "eight bits" else 80
     sums = ("columns", "finalize") if "backward" in module._SHAPES else ()
@@ -159,9 +134,10 @@ def test_norms_compile_and_do_not_spill(tmp_path, which):
             assert spills == 0 or which == "mods", (name, arch, spills)
 
 
-def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path):
+def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path, verdict):
     spec = norm(tmp_path, "norm: rms", "width: 64", "dtype: bf16", "passes: [forward]")
     path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    verdict(problem_of(load(spec)), tmp_path / "out")
     rows = compile_specs([load(spec)], tmp_path / "out", ["sm_80"])
     assert all(row["ok"] for row in rows), rows
     module = import_file(path, "emitted_shapes")
@@ -169,9 +145,10 @@ def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path):
     assert {n.rpartition("::")[2] for n in names} <= {row["kernel"] for row in rows}
 
 
-def test_chips_without_clusters_compile_none(tmp_path):
+def test_chips_without_clusters_compile_none(tmp_path, verdict):
     spec = norm(tmp_path, "norm: rms", "width: 65536", "dtype: bf16", "passes: [forward]")
     emitted(spec, tmp_path / "out")
+    verdict(problem_of(load(spec)), tmp_path / "out")
     clusters = {}
     for arch in ("sm_80", "sm_90"):
         rows = compile_specs([load(spec)], tmp_path / "out", [arch])
@@ -180,12 +157,14 @@ def test_chips_without_clusters_compile_none(tmp_path):
     assert clusters["sm_80"] == 0 < clusters["sm_90"]
 
 
-def test_hinted_copies_are_instructions(tmp_path):
+def test_hinted_copies_are_instructions(tmp_path, verdict):
     """Where ptxas takes the address of a copy with a hint apart, it names registers that it never filled."""
     disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     if not disassembler.exists():
         pytest.skip("this Triton has no disassembler")
-    path = emitted(norm(tmp_path, *NORMS["rms"]), tmp_path / "out") / "sample" / "cuda.cu"
+    spec = norm(tmp_path, *NORMS["rms"])
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.cu"
+    verdict(problem_of(load(spec)), path)
     kernel = "sample_kernels::forward_kernel<512, 1, 64, 1, 8, 1, 2>"
     program = Program(path.read_text(), "c++", ProgramOptions(arch="sm_90", std="c++17"))
     cubin = tmp_path / "kernel.cubin"
@@ -336,7 +315,7 @@ def test_device_code_includes_nothing():
         assert "#include <cuda_runtime.h>" in host
 
 
-def test_every_function_is_one_of_cuda():
+def test_every_function_is_one_of_cuda(verdict):
     """Each row of the table compiles in a kernel: NVRTC knows the names, and none is ambiguous."""
     lines = []
     names = {Type.FLOAT: "xyz", Type.INT: "ijk", Type.LONG: "lmn", Type.BOOL: "pqr"}
@@ -357,6 +336,7 @@ def test_every_function_is_one_of_cuda():
         "__global__ void every(float* out, float x, float y, float z, int i, int j, int k, "
         "long long l, long long m, long long n, bool p, bool q, bool r) {\n"
     )
+    verdict(None, source, kernel, body)
     program = Program(
         f"{source}\n{kernel}    float total = 0.0f;\n{body}\n    *out = total;\n}}",
         "c++",
@@ -380,7 +360,7 @@ def test_threads_share_wide_rows(tmp_path):
     assert plan("fp32", 128).vector == 4
 
 
-def test_backward_takes_delta_from_outside(tmp_path):
+def test_backward_takes_delta_from_outside(tmp_path, verdict):
     """In Triton's interpreter: with a delta that is given, gradients are those of the kernel's own."""
     spec = attention(
         tmp_path,
@@ -421,6 +401,7 @@ for with_lse in (False, True):
         torch.testing.assert_close(one, other)
 assert asked == [False, True], asked
 """
+    verdict(problem_of(load(spec)), path)
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -29,6 +29,7 @@ from kgen.targets.cute.printer import spell
 from kgen.verify import compiling, emitted, ledger, toolchain
 from kgen.verify.compiling import compile_specs
 from kgen.verify.evaluate import evaluate
+from kgen.verify.families import problem_of
 
 HEAD = (
     "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 128\npasses: [forward]\ntargets: {cute: {}}\n"
@@ -173,8 +174,9 @@ def test_a_name_that_is_an_expression_is_bracketed():
 
 @needs_dsl
 @pytest.mark.parametrize("name", SPECS)
-def test_kernels_compile_without_a_gpu(tmp_path, name):
+def test_kernels_compile_without_a_gpu(tmp_path, name, verdict):
     one = render(name, tmp_path)
+    verdict(problem_of(one), tmp_path)
     rows = compile_specs([one], tmp_path, ["sm_90", "sm_100"], jobs=2, record=True)
     # CuTe DSL writes what it keeps into files: not here.
     assert not [path for path in Path.cwd().iterdir() if path.suffix in (".cubin", ".ptx")]
@@ -199,11 +201,12 @@ def _records(folder: Path):
 
 
 @needs_dsl
-def test_a_kernel_without_tensor_cores_is_refused(tmp_path):
+def test_a_kernel_without_tensor_cores_is_refused(tmp_path, verdict):
     one = render("plain", tmp_path)
     path = tmp_path / "sample" / "cute_sm100.py"
     gone = "\n".join(line for line in path.read_text().splitlines() if not line.strip().startswith("_gemm("))
     path.write_text(gone + "\n")
+    verdict(problem_of(one), tmp_path)
     (row,) = (row for row in compile_specs([one], tmp_path, ["sm_100a"]) if row["kernel"] == "_kernel")
     assert not row["ok"]
     assert "tcgen05.mma" in row["error"]

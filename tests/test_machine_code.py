@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import triton
@@ -14,20 +15,36 @@ import triton
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.compiling import compile_specs
+from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 
 
+@pytest.fixture
+def compiled(compile_once: Callable[[str], Path], verdict: Any) -> Callable[[str], Path]:
+    """Compiles a spec for Hopper; gives the folder of what Triton made, unless the test is on record as right."""
+
+    def folder(name: str) -> Path:
+        loaded = load(_spec(name))
+        verdict(problem_of(loaded), *render_spec(loaded).values())
+        return compile_once(name)
+
+    return folder
+
+
+def _spec(name: str) -> Path:
+    paths = (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs"))
+    return next(path for path in paths if path.exists())
+
+
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Compiles a spec for Hopper, once; gives the folder of what Triton made."""
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     @functools.cache
     def folder(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        paths = (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs"))
-        spec = load(next(p for p in paths if p.exists()))
+        spec = load(_spec(name))
         (path / name).mkdir()
         for file, text in render_spec(spec).items():
             (path / name / file).write_text(text)
@@ -125,7 +142,7 @@ def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
 
 
 def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any
 ) -> None:
     """By the kernel for every chip, in tiles without a mask: a guard that differs from key to key makes copies of 4
     bytes."""
@@ -139,6 +156,7 @@ def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     (tmp_path / "pair_bias").mkdir()
     for file, text in render_spec(spec).items():
         (tmp_path / "pair_bias" / file).write_text(text)
+    verdict(problem_of(spec), tmp_path / "pair_bias")
     assert not any(row["error"] for row in compile_specs([spec], tmp_path, ["sm_100"], targets=["triton"]))
     ptx = [path.read_text() for path in (tmp_path / "cache").rglob("_forward_kernel.ptx")]
     by_tma = [text for text in ptx if "cp.async.bulk.tensor" in text]  # K and V

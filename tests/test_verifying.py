@@ -9,6 +9,7 @@ from standins import causal_alibi, loaded, plain, render
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.verify import ledger, toolchain, verifying
+from kgen.verify.families import problem_of
 from kgen.verify.verifying import verify_specs
 
 
@@ -24,9 +25,10 @@ def wrong(rows):
     return {(row["pass"], row["case"]): row["message"] for row in rows if not row["ok"]}
 
 
-def test_the_triton_fixture_passes(tmp_path):
+def test_the_triton_fixture_passes(tmp_path, verdict):
     render(causal_alibi(), tmp_path)
     seen = []
+    verdict(problem_of(causal_alibi()), tmp_path)
     rows = verify_specs([causal_alibi()], tmp_path, "cpu", jobs=2, progress=lambda *a: seen.append(a))
     assert wrong(rows) == {}
     assert {row["pass"] for row in rows} == {"forward", "backward"}
@@ -36,8 +38,9 @@ def test_the_triton_fixture_passes(tmp_path):
     assert not (tmp_path / ledger.FILENAME).exists()
 
 
-def test_the_plain_fixture_passes_and_is_recorded(tmp_path):
+def test_the_plain_fixture_passes_and_is_recorded(tmp_path, verdict):
     render(plain(), tmp_path)
+    verdict(problem_of(plain()), tmp_path)
     rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, record=True)
     assert wrong(rows) == {}
     assert {"ints-zero", "nan-hidden"} <= {row["case"] for row in rows}
@@ -48,7 +51,7 @@ def test_the_plain_fixture_passes_and_is_recorded(tmp_path):
     assert set(record["worst"]) == {"out", "lse", "dq", "dk", "dv"}
 
 
-def test_a_case_without_memory_is_tried_again(tmp_path):
+def test_a_case_without_memory_is_tried_again(tmp_path, verdict):
     """Other workers on the device give some back."""
     call = "    out, lse = _forward("
     once = (
@@ -56,6 +59,7 @@ def test_a_case_without_memory_is_tried_again(tmp_path):
     )
     path = render(plain(), tmp_path)
     edit(path, (call, once + call), ("import torch\n", "import torch\n\nCALLS = []\n"))
+    verdict(problem_of(plain()), tmp_path)
     rows = verified([plain()], tmp_path, "cpu", cases=["tile"])
     assert rows
     assert wrong(rows) == {}
@@ -84,21 +88,23 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
-def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch):
+def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
     old, new, group, case = BUGS[bug]
     edit(render(plain(), tmp_path), (old, new))
     # Only the case that must notice, in a process that need not import torch: that is what takes the time.
     whole = verifying._job
     monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
     monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), cases=((group, case),)))
+    verdict(problem_of(plain()), tmp_path)
     assert set(wrong(verified([plain()], tmp_path, "cpu"))) == {(group, case)}
 
 
-def test_a_wrong_kernel_is_caught(tmp_path):
+def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     path = render(causal_alibi(), tmp_path)
     edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
          ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
     heard: list[dict] = []
+    verdict(problem_of(causal_alibi()), tmp_path)
     rows = verified([causal_alibi()], tmp_path, "cpu", wrong=heard.append)
     messages = wrong(rows)
     assert heard == [row for row in rows if not row["ok"]]
@@ -107,11 +113,12 @@ def test_a_wrong_kernel_is_caught(tmp_path):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])  # both passes in one process, and each in its own
-def test_a_crash_costs_one_case(jobs, tmp_path):
+def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     edit(
         render(plain(), tmp_path),
         ("    p, weights_lse,", "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"),
     )
+    verdict(problem_of(plain()), tmp_path)
     rows = verify_specs([plain()], tmp_path, "cpu", jobs=jobs, record=True)
     messages = wrong(rows)
     assert set(messages) == {("forward", "q-shorter"), ("backward", "q-shorter")}
@@ -120,13 +127,14 @@ def test_a_crash_costs_one_case(jobs, tmp_path):
     assert ledger.read(tmp_path) == {}
 
 
-def test_a_hang_is_ended(tmp_path, monkeypatch):
+def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     edit(
         render(plain(), tmp_path),
         ("    p, weights_lse,", "    import time\n    time.sleep(600)\n    p, weights_lse,"),
     )
     monkeypatch.setattr(verifying, "RESTARTS", 1)
     began = time.monotonic()
+    verdict(problem_of(plain()), tmp_path)
     rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, timeout=8)
     assert time.monotonic() - began < 200
     assert not any(row["ok"] for row in rows)
@@ -134,22 +142,25 @@ def test_a_hang_is_ended(tmp_path, monkeypatch):
     assert "not run" in rows[-1]["message"]
 
 
-def test_a_file_that_does_not_import(tmp_path, monkeypatch):
+def test_a_file_that_does_not_import(tmp_path, monkeypatch, verdict):
     path = render(plain(), tmp_path)
     path.write_text("raise RuntimeError('no luck')\n")
     monkeypatch.setattr(verifying, "RESTARTS", 1)
+    verdict(problem_of(plain()), tmp_path)
     rows = verify_specs([plain()], tmp_path, "cpu", jobs=2)
     assert "no luck" in rows[0]["message"]
 
 
-def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch):
+def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch, verdict):
     edit(render(plain(), tmp_path), ("    p, weights_lse,", "    print('{}')\n    p, weights_lse,"))
     monkeypatch.setattr(verifying, "_groups", lambda problem: ("forward",))
+    verdict(problem_of(plain()), tmp_path)
     assert wrong(verify_specs([plain()], tmp_path, "cpu")) == {}
 
 
-def test_chosen_cases(tmp_path):
+def test_chosen_cases(tmp_path, verdict):
     render(plain(), tmp_path)
+    verdict(problem_of(plain()), tmp_path)
     rows = verified([plain()], tmp_path, "cpu", cases=["one", "opcheck"])
     assert [(r["pass"], r["case"]) for r in rows] == [
         ("forward", "one"),

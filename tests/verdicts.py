@@ -56,7 +56,10 @@ class Verdict:
         self.item = item
 
     def __call__(self, problem: Any, *emitted: Path | str) -> None:
-        """End the test if it is on record as right with this problem, and these files, folders of them, or texts."""
+        """End the test if it is on record as right with these files, folders of them, or texts, of a problem.
+
+        Where that is None, they are of no spec, and any family may have a part in it.
+        """
         assert DIGEST not in self.item.stash, "a test has one verdict"
         thorough, option = _thorough(self.item), self.item.config.getoption
         digest = self.item.stash[DIGEST] = self._digest(problem, emitted)
@@ -69,7 +72,7 @@ class Verdict:
 
     def _digest(self, problem: Any, emitted: Iterable[Path | str]) -> str:
         root, test = self.item.config.rootpath, self.item.path
-        of_family = f"kgen/kernels/{problem.kernel}"
+        of_family = f"kgen/kernels/{getattr(problem, 'kernel', '*')}"
         places = ("kgen/verify/**/*.py", f"{of_family}/__init__.py", f"{of_family}/verify/**/*.py")
         modules = _imported((path for place in places for path in root.glob(place)), root)
         helpers = _imported([test, root / "tests/conftest.py"], root / "tests", test.parent)

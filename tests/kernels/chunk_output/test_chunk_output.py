@@ -172,8 +172,10 @@ def test_every_spec_is_explained(path):
     assert "Call(" not in text
 
 
-def test_chunk_indices_of_the_launcher():
+def test_chunk_indices_of_the_launcher(verdict):
     """Of more sequences than a program sums at once, with spare chunks that have no tokens, for either type."""
+    emitted = ROOT / "generated/gated_delta_output_fla/triton.py"
+    verdict(problem_of(load(ROOT / "specs/gated_delta_output_fla.yaml")), emitted)
     lengths = [0, 5, 64, 0, 65, 20_000, 0] + [3, 0, 129] * 100 + [0]
     want = chunk_indices_of(lengths, 64)
     for found in interpreted(_chunk_indices, lengths, len(want) + 2):
