@@ -18,7 +18,7 @@ from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
 from kgen.verify.worker import case_names
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def emitted(name: str, folder: Path) -> Path:

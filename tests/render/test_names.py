@@ -13,7 +13,7 @@ from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = """kernel: attention
 name: sample
 dtype: bf16

@@ -21,7 +21,7 @@ from kgen.expr.nodes import Call, Const, Node, Type, rebuild
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 WRITTEN = {
     "causal": (

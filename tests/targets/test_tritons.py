@@ -21,7 +21,7 @@ import triton
 from kgen.targets.triton.tritons import GLUON, OLDEST, TORCH_OF_OLDEST
 from kgen.verify.toolchain import import_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted(ROOT.glob("generated/*/triton.py"))
 NEWEST = f"{GLUON[-1][0]}.{GLUON[-1][1]}.0"
 FLOOR = f"{OLDEST[0]}.{OLDEST[1]}.0"

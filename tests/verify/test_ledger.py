@@ -14,7 +14,7 @@ from kgen.spec.user_text import UserText
 from kgen.targets.triton.tritons import GLUON
 from kgen.verify import ledger
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = {"python": "3.11.0", "torch": "2.11.0", "triton": "3.6.0"}
 GPU = {"device": "NVIDIA H200", "capability": "9.0"}
 CPU = {"device": ledger.INTERPRETER, "capability": ""}

@@ -17,7 +17,7 @@ from kgen.spec.load import load, loads
 from kgen.targets import asked_targets, callable_files, sources
 from kgen.verify.toolchain import import_file
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 CHUNKS = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\n"
 NORM = "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\ntargets: {triton: {}, cuda: {}}\n"

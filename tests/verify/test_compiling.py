@@ -13,7 +13,7 @@ from kgen.verify.emitted import emitted_files
 from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_kernels_compile_without_a_gpu(tmp_path, verdict):

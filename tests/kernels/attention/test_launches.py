@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from kgen.verify.toolchain import import_file
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 FILES = [p for p in sorted(ROOT.glob("generated/*/triton.py")) if "def _launch(" in p.read_text()]
 
 

@@ -20,7 +20,7 @@ from kgen.spec import schema
 from kgen.spec.load import Loaded, load, loads
 from kgen.spec.source import Document, decode
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[1]
 BAD = sorted((ROOT / "bad_specs").glob("*.yaml"))
 STOCK = sorted((ROOT.parent / "specs").glob("*.yaml"))
 

@@ -17,7 +17,7 @@ from kgen.spec.load import load
 from kgen.verify.compiling import compile_specs
 from kgen.verify.families import problem_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
 
 

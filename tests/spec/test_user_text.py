@@ -27,7 +27,7 @@ from kgen.spec.common import checked_name
 from kgen.spec.load import Loaded, loads
 from kgen.spec.user_text import UserText
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 HOSTILE = [
     '"""; __import__("os").system("touch pwned"); """',

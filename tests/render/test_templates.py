@@ -12,7 +12,7 @@ from kgen.family import NAMES
 from kgen.render.environment import environment, template_texts
 from kgen.render.filters import FILTERS as OURS
 
-TEMPLATES = Path(__file__).resolve().parents[1] / "templates"
+TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 FILTERS = {"indent", "join", *OURS}
 PLAIN = (
     nodes.Template,

@@ -1,8 +1,6 @@
-"""Bounds of an index over a tile hold for all of its pairs, and tables by distance have tiles of one element."""
+"""Bounds of an index over a tile hold for all of its pairs."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +10,6 @@ from trees import INT, bounded, divides, evaluate, index, words
 
 from kgen.expr.nodes import Node, Var
 from kgen.expr.tile_bounds import tile_bounds
-from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.plan.tile_reads import asked_ahead, element_bounds
-from kgen.render.rendering import render_spec
-from kgen.spec.load import Loaded, loads
 
 ENDS: dict[Node, tuple[Node, Node]] = {
     Var(f"{side}_idx", INT): (Var(f"{side}_start", INT), Var(f"{side}_last", INT)) for side in ("q", "kv")
@@ -81,39 +75,3 @@ def test_tiles_of_one_element(text: str, far: int | None) -> None:
     assert [int(evaluate(bound, away)) for bound in bounds] == [far, far]
     least, most = (int(evaluate(bound, near)) for bound in bounds)
     assert least < most
-
-
-def planned(score_mod: str) -> Loaded:
-    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nbuffers:\n  table: {shape: [HQ, 16], dtype: fp32}\n"
-    text += "  kind: {shape: [SK], dtype: int32}\n" * ("kind" in score_mod)
-    return loads(f"{text}score_mod: {score_mod}\n", "n.yaml")
-
-
-@pytest.mark.parametrize(
-    ("score_mod", "once", "ahead"),
-    [
-        ("score + table[h, min(abs(q_idx - kv_idx), 15)]", True, True),
-        ("score + table[h, abs(q_idx - kv_idx) % 16]", False, True),
-        # What another read gives has no bounds.
-        ("score + table[h, min(kind[kv_idx] + q_idx, 15)]", False, True),
-        ("score + table[h, 3]", False, False),
-    ],
-)
-def test_plans(score_mod: str, once: bool, ahead: bool) -> None:
-    loaded = planned(score_mod)
-    plan = plan_attention(loaded)
-    for loop in (plan.forward, plan.dq, plan.dkdv):
-        assert loop is not None
-        assert any(element_bounds(b, loop) for b in loop.program.bindings) == once
-        assert bool(asked_ahead(loop.program.in_loop(without=("mask", "inner_live")))) == ahead
-    text = render_spec(loaded)["triton.py"]
-    assert text.count("# all pairs of the tile read one element") == 3 * once
-    for function in ("_forward_tiles", "_dq_tiles", "_dkdv_tiles"):
-        body = text.partition(f"def {function}(")[2].partition("\n\n\n")[0]
-        assert (0 < body.find("table_at = ") < body.find("qk = tl.dot")) == ahead
-
-
-def test_where_the_repository_has_tiles_of_one_element() -> None:
-    root = Path(__file__).resolve().parent.parent
-    found = {p.parent.name for p in root.glob("generated/*/triton.py") if "read one element" in p.read_text()}
-    assert found == {"relative_bias"}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SPECS = Path(__file__).resolve().parents[1] / "specs"
+SPECS = Path(__file__).resolve().parents[3] / "specs"
 NAMES = ("causal_alibi", "longformer", "relative_bias")
 
 # Sets are printed in order: what matters is what is in them.

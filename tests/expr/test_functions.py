@@ -35,7 +35,7 @@ from kgen.targets.cuda.printer import literal
 from kgen.targets.triton.printer import Printer
 from kgen.verify.evaluate import evaluate
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(TABLE)
 ARITHMETIC = {"add", "sub", "mul", "neg", "min", "max", "abs", "clamp"}
 REAL = set(words("div exp exp2 log log2 sqrt rsqrt tanh sigmoid silu sin cos floor float"))

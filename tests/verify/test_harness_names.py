@@ -15,7 +15,7 @@ from kgen.diagnostics import KgenError
 from kgen.spec.load import loads
 from kgen.verify.families import family_of, problem_of
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ATTENTION = """kernel: attention
 name: sample
 dtype: fp32
