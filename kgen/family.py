@@ -1,14 +1,26 @@
-"""Kernel families, what `kernel:` of a spec says: what each brings to every stage, imported when it is asked for."""
+"""Kernel families, what `kernel:` of a spec says: what each brings to every stage, imported when it is asked for.
+
+Families and their targets are found by their folders: a package of `kgen/kernels` has its `Family` as `FAMILY`, a
+package of its `targets` its `Target` as `TARGET`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
-NAMES = ("attention", "chunk_output", "norm")
-"""Each is a package in `kgen/kernels`, with the `Family` that it is as `FAMILY`."""
+
+def _packages(folder: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.parent.name for path in folder.glob("*/__init__.py")))
+
+
+KERNELS = Path(__file__).parent / "kernels"
+NAMES = _packages(KERNELS)
+"""The families."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +64,38 @@ class Bench:
 
 
 @dataclass(frozen=True)
-class Target:
-    """`sources` makes of a spec the files that a target emits for it (`kgen.targets.Source`).
+class Runtime:
+    """What it takes to compile and to run the files of a target, in whatever family."""
 
-    Where they do one part of the kernel alone, `part` says which, and how that is verified is in `Family.parts`.
+    imports: tuple[str, ...]
+    """The packages that they import, beside Python's own modules."""
+    tools: tuple[str, ...] = ()
+    """What makes machine code of them, as packages are called: results are recorded under the versions of these."""
+    needs: str | None = None
+    """What must be installed to compile or run them, beside torch and triton."""
+    extra: str = "verify"
+    """The extra of kgen's own package that brings it."""
+    compiler: str | None = None
+    """The module that compiles a file where no GPU is, `python -m`; None where there is nothing to compile."""
+    on_cpu: bool = False
+    """Whether they run without a GPU."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a family brings to emit files of one kind, in a folder of that name.
+
+    `sources` makes of a spec the files (`kgen.targets.Source`), which `emits` names for people. `options` is the model
+    of what a spec may say under the target's name. Where files do one part of the kernel alone, `part` says which, and
+    how that is verified is in `Family.parts`. `forward_only` files have no gradients, whatever the spec asks of others.
     """
 
+    runtime: Runtime
     sources: Lazy
+    emits: str
+    options: Lazy = Lazy("kgen.spec.targets:NoOptions")
     part: str | None = None
+    forward_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,19 +103,24 @@ class Family:
     """Everything that kgen knows of a family.
 
     `model` reads its specs: it offers `expressions()` and `check()`, and the fields `kernel name summary license passes
-    targets`. `explain` says in words what becomes of a spec. `tune` times tiles, where the family has a table of them.
+    targets`. `explain` says in words what becomes of a spec. `verification` and `bench` may come after the first kernel
+    that renders. `tune` times tiles, where the family has a table of them.
     """
 
     name: str
     model: Lazy
-    targets: Mapping[str, Target]
     explain: Lazy
-    verification: Verification
-    bench: Bench
+    verification: Verification | None = None
+    bench: Bench | None = None
     parts: Mapping[str, Verification] = field(default_factory=dict)
     tune: Lazy | None = None
 
-    def verified_by(self, part: str | None) -> Verification:
+    @property
+    def targets(self) -> Mapping[str, Target]:
+        """By name; those that run anywhere come first."""
+        return targets_of(self.name)
+
+    def verified_by(self, part: str | None) -> Verification | None:
         """How files of the whole kernel, or of a part of it, are verified."""
         return self.verification if part is None else self.parts[part]
 
@@ -92,6 +133,14 @@ def family(name: str) -> Family:
 def families() -> Iterator[Family]:
     """All of them."""
     return map(family, NAMES)
+
+
+@cache
+def targets_of(name: str) -> Mapping[str, Target]:
+    """The targets of a family."""
+    folders = _packages(KERNELS / name / "targets")
+    found = {target: import_module(f"kgen.kernels.{name}.targets.{target}").TARGET for target in folders}
+    return dict(sorted(found.items(), key=lambda item: (not item[1].runtime.on_cpu, item[0])))
 
 
 def known_targets() -> tuple[str, ...]:

@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from kgen.expr.functions import TABLE
+
 PATIENCE = 30.0
 """Seconds after which a barrier that nobody completes is an error."""
 
@@ -513,7 +515,12 @@ class _Whole(int):
         return int(self)
 
 
-BOTH = ("_tile_and_head", "_tanh", "_tanh_approx", "_silu", "_floor_mod", "_floor_div")
+BOTH = {"_tile_and_head"} | {
+    spelling.form.partition("(")[0]
+    for row in TABLE.values()
+    for spelling in row.spellings("triton")
+    if spelling.helper
+}
 """Helpers of Triton's kernels that those of Gluon call, too."""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from typing import Any
 import pytest
 
 import kgen
-from kgen.family import NAMES, Family, Lazy, family
+from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
     *("diagnostics", "files", "sizes", "family", "expr", "spec", "targets", "render"),
@@ -51,9 +52,16 @@ def stage(module: str) -> str | None:
 
 
 def own(module: str) -> tuple[str | None, str | None]:
-    """The family that a module belongs to, and the stage of that; None where it belongs to none."""
-    parts = [*module.split("."), None, None]
-    return (parts[2], parts[3]) if parts[1] == "kernels" else (None, None)
+    """The family that a module belongs to, and the stage of that; None where it belongs to none.
+
+    What compiles the files of a target may lie in the target's folder.
+    """
+    match [*module.split("."), None, None]:
+        case _, "kernels", name, "targets", _, "compile", *_:
+            return name, "verify"
+        case _, "kernels", name, place, *_:
+            return name, place
+    return None, None
 
 
 def tree(module: str) -> ast.Module:
@@ -123,10 +131,26 @@ def test_machinery_names_no_family(module: str) -> None:
     assert not [text for text in said if isinstance(text, str) and text.startswith("kgen.kernels.")]
 
 
+TARGETS = {target for name in NAMES for target in family(name).targets}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if own(m)[1] != "targets" and m != "kgen.expr.rows"])
+def test_nothing_lists_targets(module: str) -> None:
+    """What is known of a target is in its folder, but how it spells a function: other tables would grow with each."""
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Dict | ast.Set | ast.List | ast.Tuple):
+            items = node.keys if isinstance(node, ast.Dict) else node.elts
+            listed = {item.value for item in items if isinstance(item, ast.Constant)} & TARGETS
+            assert len(listed) < 2, f"{module}, line {node.lineno}: {', '.join(map(str, listed))}"
+
+
 def lazies(value: Any) -> Iterator[Lazy]:
     """Everything that a family would import."""
     if isinstance(value, Lazy):
         yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from lazies(one)
     elif isinstance(value, dict):
         for one in value.values():
             yield from lazies(one)
@@ -136,8 +160,8 @@ def lazies(value: Any) -> Iterator[Lazy]:
 
 
 def test_every_package_of_kernels_is_a_family() -> None:
-    packages = [path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py")]
-    assert sorted(packages) == sorted(NAMES)
+    for name in NAMES:
+        assert family(name).name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,10 +170,27 @@ def test_a_family_has_what_it_says(name: str) -> None:
     assert isinstance(found, Family)
     assert found.name == name
     assert len(list(lazies(found))) > 5
-    for lazy in lazies(found):
-        assert lazy.place.startswith(f"kgen.kernels.{name}.")
+    for lazy in lazies([found, dict(found.targets)]):
+        assert lazy.place.startswith((f"kgen.kernels.{name}.", "kgen.spec."))
         assert lazy.get() is not None
+    assert found.verification
+    assert found.bench
     assert {target.part for target in found.targets.values()} - {None} == set(found.parts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_of_a_family(name: str) -> None:
+    """Each is a folder, with what one knows of its files; those that run anywhere come first."""
+    targets = family(name).targets
+    folders = [path.parent.name for path in (PACKAGE / "kernels" / name / "targets").glob("*/__init__.py")]
+    assert sorted(targets) == sorted(folders)
+    assert next(iter(targets)) == "triton"
+    extras = (PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8")
+    for target in targets.values():
+        assert isinstance(target, Target)
+        assert f"\n{target.runtime.extra} = [" in extras
+        assert target.runtime.compiler is None or importlib.util.find_spec(target.runtime.compiler)
+    assert [one for one, options in family(name).model.get().model_fields["targets"].default if options]
 
 
 def loaded_by(code: str) -> set[str]:

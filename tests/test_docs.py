@@ -21,8 +21,9 @@ from kgen.cli import app
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
 from kgen.expr import built
 from kgen.expr import text as text_limits
-from kgen.expr.functions import TABLE, TypeRuleError
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Type
+from kgen.expr.type_rules import TypeRuleError
 from kgen.kernels.attention.spec import SIZES, AttentionSpec, Buffer
 from kgen.spec.common import ELEMENTS, ParamSpec
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
 
 from kgen.render.rendering import render_spec
+from kgen.sizes import SHARED_LIMITS
 from kgen.spec.load import load
-from kgen.verify.compiling import SHARED_LIMITS
 from kgen.verify.families import family_of, problem_of
 from kgen.verify.toolchain import import_file
 

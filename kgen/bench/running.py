@@ -52,7 +52,10 @@ def bench_specs(
     work = []
     shapes = [text.strip() for text in shape.split(",")] if shape else [""]
     for one in loaded:
-        problem, own = problem_of(one), family(one.spec.kernel).bench.shape.get()
+        if (bench := family(one.spec.kernel).bench) is None:
+            message = f"there is nothing to race kernel `{one.spec.kernel}` against yet"
+            raise KgenError(Diagnostic("bench-kernel", message, file=str(one.path)))
+        problem, own = problem_of(one), bench.shape.get()
         peers = tuple(own.DEFAULT_PEERS if against is None else against)
         if unknown := [name for name in peers if name not in own.PEERS]:
             hint = f"one of {', '.join(own.PEERS)}"
@@ -190,8 +193,8 @@ def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: boo
             _dump(folder / f"{kernel}-{kind}.json", {"format": 1, "reports": own})
         elif len(own) > 1:
             _dump(folder / f"{kernel}.json", {"format": 1, "reports": own})
-            if plot:
-                family(kernel).bench.plot(own, folder / f"{kernel}.png")
+            if plot and (bench := family(kernel).bench):
+                bench.plot(own, folder / f"{kernel}.png")
 
 
 def _dump(path: Path, value: Any) -> None:

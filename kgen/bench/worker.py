@@ -34,7 +34,7 @@ def main(job: BenchJob, lines: IO[str]) -> None:
     """Run a job."""
     if job.device == "cpu":
         interpreter.mend()
-    name = job.problem.name
+    name, own = job.problem.name, family(job.problem.kernel)
     with preparing(job):
         functions = {
             f"kgen-{stem}" if number else "kgen": getattr(
@@ -42,12 +42,13 @@ def main(job: BenchJob, lines: IO[str]) -> None:
             )
             for number, (stem, path) in enumerate(job.files.items())
         }
-        tools = {k: v for stem in job.files for k, v in versions(stem.partition("_")[0]).items()}
+        runtimes = [own.targets[stem.partition("_")[0]].runtime for stem in job.files]
+        tools = {k: v for runtime in runtimes for k, v in versions(runtime.tools).items()}
         facts = {
             "facts": {**describe(job.device), "driver": driver(job.device), "versions": tools | _beside()}
         }
-    race = family(job.problem.kernel).bench.race
-    for line in chain([facts], race(job, functions)):
+    assert own.bench is not None, "it made the job"
+    for line in chain([facts], own.bench.race(job, functions)):
         print(json.dumps(line), file=lines, flush=True)
 
 

@@ -164,7 +164,7 @@ def _render_to_stdout(files: dict[str, str], form: Format) -> int:
         terminal.data({"files": files})
     else:
         for name, text in files.items():
-            sys.stdout.write((f"{comment(name)} ---- {name}\n" if len(files) > 1 else "") + text)
+            sys.stdout.write((f"{comment(text)} ---- {name}\n" if len(files) > 1 else "") + text)
     terminal.summary(f"{len(files)} rendered", form, aside=True)
     return 0
 

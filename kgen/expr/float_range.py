@@ -9,12 +9,11 @@ rewritten one be; and integers must fit in 32 bits likewise.
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
 from functools import cache, lru_cache
 from random import Random
 from typing import Any
 
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children
 
 POINTS = 64
@@ -116,7 +115,7 @@ def _computed(node: Node, args: list[Any], point: _Point) -> Any:
         return point.variable(node)
     if isinstance(node, Read):
         return point.named(f"{node.buffer}{args}", node.type)
-    value = VALUES[node.fn](*args)
+    value = TABLE[node.fn].value(*args)
     # Infinity that the user wrote hides a pair; any other is an overflow.
     if _hides(value) and not any(map(_hides, args)):
         raise _OutOfRangeError
@@ -192,46 +191,3 @@ def _is_normal(value: float) -> bool:
 
 def _hides(value: Any) -> bool:
     return isinstance(value, float) and math.isinf(value)
-
-
-def _sigmoid(x: float) -> float:
-    return 0.5 * (1 + math.tanh(0.5 * x))
-
-
-VALUES: dict[str, Callable[..., Any]] = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "div": operator.truediv,
-    "neg": operator.neg,
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "lt": operator.lt,
-    "le": operator.le,
-    "gt": operator.gt,
-    "ge": operator.ge,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "and": lambda a, b: a and b,
-    "or": lambda a, b: a or b,
-    "not": operator.not_,
-    "where": lambda c, a, b: a if c else b,
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "exp": math.exp,
-    "exp2": lambda x: 2.0**x,
-    "log": math.log,
-    "log2": math.log2,
-    "sqrt": math.sqrt,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "tanh": math.tanh,
-    "sigmoid": _sigmoid,
-    "silu": lambda x: x * _sigmoid(x),
-    "sin": math.sin,
-    "cos": math.cos,
-    "floor": math.floor,
-    "clamp": lambda x, lo, hi: min(max(x, lo), hi),
-    "float": float,
-}
-"""The functions of the table for one number each."""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
 from kgen.expr.built import Built, check_expansion, grown, limited, times_printed
-from kgen.expr.functions import TABLE, TypeRuleError
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.scope import Scope
 from kgen.expr.text import (
@@ -30,6 +30,7 @@ from kgen.expr.text import (
     without_comments,
     wrong,
 )
+from kgen.expr.type_rules import TypeRuleError
 from kgen.expr.zero import is_always_zero
 
 MAX_EXPONENT = 8

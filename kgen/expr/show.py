@@ -3,8 +3,9 @@ tree."""
 
 from __future__ import annotations
 
-from kgen.expr.functions import ATOM, TABLE, UNARY
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Const, Node, Read, Var
+from kgen.expr.spelling import ATOM, UNARY
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 
 

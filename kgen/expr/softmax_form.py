@@ -27,7 +27,9 @@ from typing import Any
 import sympy as sp
 
 from kgen.expr.algebra import LOG2E, Algebra, call, expanded, vanishes
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, substitute, variables
+from kgen.expr.rows import Finite
 
 QK = Var("qk", Type.FLOAT)
 SCALE = Var("scale", Type.FLOAT)
@@ -189,10 +191,10 @@ def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
     if isinstance(node, Read) and KV_IDX.name in variables(node):
         return True
     if isinstance(node, Call) and variables(node) & {KV_IDX.name, SCORE.name}:
-        if node.fn in ("log", "log2", "rsqrt"):
+        finite = TABLE[node.fn].finite
+        if finite is Finite.UP_TO_OVERFLOW and SCORE.name in variables(node):
             return True
-        if node.fn in ("exp", "exp2") and SCORE.name in variables(node):
-            return True
-        if node.fn == "div" and not algebra.to_sympy(node.args[1]).is_nonzero:
+        divisor = node.args[1] if node.fn == "div" else None
+        if finite is Finite.AWAY_FROM_POLES and not (divisor and algebra.to_sympy(divisor).is_nonzero):
             return True
     return any(_may_be_infinite(child, algebra) for child in children(node))

@@ -6,35 +6,13 @@ It is refused where it is written. A quotient by zero means nothing, and sympy w
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, transform, walk
 
 SMALLEST = 2.0**-150
 """What is no larger is zero in float32."""
-
-NUMBERS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "neg", "floordiv", "mod")},
-    **{name: getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
-    **{name: getattr(math, name) for name in ("exp", "log", "log2", "sqrt", "tanh", "sin", "cos", "floor")},
-    "div": operator.truediv,
-    "and": lambda a, b: a and b,
-    "or": lambda a, b: a or b,
-    "not": operator.not_,
-    "where": lambda condition, a, b: a if condition else b,
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "exp2": lambda x: 2.0**x,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
-    "silu": lambda x: x / (1 + math.exp(-x)),
-    "clamp": lambda x, low, high: min(max(x, low), high),
-    "float": float,
-}
-"""The rows of the function table for plain numbers."""
 
 
 def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
@@ -52,7 +30,7 @@ def _folded(node: Node, constants: Mapping[str, int | float]) -> Node:
     if not isinstance(node, Call) or not all(isinstance(a, Const) for a in node.args):
         return node
     try:
-        value = NUMBERS[node.fn](*(a.value for a in node.args if isinstance(a, Const)))
+        value = TABLE[node.fn].value(*(a.value for a in node.args if isinstance(a, Const)))
     except (ArithmeticError, ValueError):
         return node
     return Const(float(value) if node.type is Type.FLOAT else value, node.type)

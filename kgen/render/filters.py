@@ -37,13 +37,25 @@ def behind(operands: Sequence[str] | None) -> str:
     return "".join(f", {o}" for o in operands or ())
 
 
+def unpacked(names: Sequence[str]) -> str:
+    """Names as Python unpacks into them: one alone has a comma behind it."""
+    return ", ".join(names) + "," * (len(names) == 1)
+
+
+def alternatives(conditions: Sequence[str]) -> str:
+    """Conditions of C++ behind another, any of which is enough."""
+    return "".join(f" || {c}" for c in conditions)
+
+
 FILTERS: dict[str, Callable[..., str]] = {
     "ahead": ahead,
+    "alternatives": alternatives,
     "behind": behind,
     "loaded": around(", mask={}, other=0.0"),
     "plus": around(" + {}"),
     "stored": around(", mask={}"),
     "times": around(" * {}"),
+    "unpacked": unpacked,
     "wrapped": wrapped,
 }
 """Of operands in a list; of the guards of a load and of a store; of a term and a factor."""

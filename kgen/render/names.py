@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 SECTIONS = ("buffers", "params")
 
 _SILENT = {
-    "py": re.compile(r'#[^\n]*|(?:\bf)?(?:""".*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL),
-    "cu": re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL),
+    "#": re.compile(r'#[^\n]*|(?:\bf)?(?:""".*?"""|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')', re.DOTALL),
+    "//": re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL),
 }
-"""Comments and strings, by the ending of a file. A name in the braces of an f-string stands outside of it too."""
-_ENDS = {"py": re.compile(r"\n(?=[@\w])"), "cu": re.compile(r"^\}", re.MULTILINE)}
+"""Comments and strings, by what begins a comment. A name in the braces of an f-string stands outside of it too."""
+_ENDS = {"#": re.compile(r"\n(?=[@\w])"), "//": re.compile(r"^\}", re.MULTILINE)}
 """Between a definition and the next."""
 _WORD = re.compile(r"(?<![\w.])[^\W\d]\w*(?!\w|=)")
 """A name, but no attribute, and no argument's in a call: `x.dtype`, `dtype=`."""
@@ -60,11 +60,14 @@ def apart(loaded: Loaded) -> Loaded:
     return replace(loaded, spec=spec.model_copy(update=fields), trees=trees)
 
 
-def clashes(loaded: Loaded, files: Mapping[str, str], others: Mapping[str, str]) -> list[Diagnostic]:
-    """What to say of the names of a spec that are other names too in its `files`; `others` are those of `apart`."""
+def clashes(
+    loaded: Loaded, files: Mapping[str, str], others: Mapping[str, str], marks: Mapping[str, str]
+) -> list[Diagnostic]:
+    """What to say of the names of a spec that are other names too in its `files`; `others` are those of `apart`, and
+    `marks` say what begins a comment in each."""
     found: dict[int, str] = {}
     for file in files:
-        scopes = zip(_scopes(file, files[file]), _scopes(file, others[file]), strict=True)
+        scopes = zip(*(_scopes(marks[file], texts[file]) for texts in (files, others)), strict=True)
         for number in (n for scope, other in scopes if len(scope) < len(other) for n in _joined(other)):
             found.setdefault(number, file)
     names = _names(loaded)
@@ -75,11 +78,10 @@ def _names(loaded: Loaded) -> list[str]:
     return [loaded.spec.name, *(n for section in SECTIONS for n in getattr(loaded.spec, section, ()))]
 
 
-def _scopes(file: str, text: str) -> Iterator[set[str]]:
+def _scopes(mark: str, text: str) -> Iterator[set[str]]:
     """The names of each definition of a file, and those that the file defines."""
-    ending = file.rpartition(".")[2]
-    text = _COMPREHENSION.sub(_own, _SILENT[ending].sub('""', text))
-    for part in _ENDS[ending].split(text):
+    text = _COMPREHENSION.sub(_own, _SILENT[mark].sub('""', text))
+    for part in _ENDS[mark].split(text):
         yield set(_WORD.findall(part))
     defined: set[str] = set()
     for line in re.findall(r"^[^\W\d].*", text, re.MULTILINE):

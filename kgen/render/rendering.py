@@ -45,7 +45,8 @@ def render_spec(loaded: Loaded, targets: Collection[str] | None = None) -> dict[
         sources = _sources(loaded, targets)
         bodies = {name: _body(env, source) for name, source in sources.items()}
         others = {name: _body(env, source) for name, source in _sources(apart(loaded), targets).items()}
-        if wrong := clashes(loaded, bodies, others):
+        marks = {name: source.comment for name, source in sources.items()}
+        if wrong := clashes(loaded, bodies, others, marks):
             raise KgenError(wrong)
         return {name: _file(env, loaded, source, bodies[name]) for name, source in sources.items()}
 
@@ -76,7 +77,7 @@ def _body(env: Environment, source: Source) -> str:
 def _file(env: Environment, loaded: Loaded, source: Source, body: str) -> str:
     return stamp(
         body,
-        source.filename,
+        source.comment,
         spec=loaded.spec.name,
         spec_file=UserText(Path(loaded.path).name),
         inputs=_inputs_hash(env, loaded, source),

@@ -180,25 +180,6 @@ def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
     return check
 
 
-def checked_targets(value: Any, kernel: str, supported: Collection[str], planned: Collection[str]) -> Any:
-    """A check of `targets` of a kernel family: every one is there, and there is one."""
-    if not isinstance(value, dict):
-        return value
-    words = " and ".join(f"`{name}`" for name in supported) + (" is" if len(supported) == 1 else " are")
-    for name in value:
-        if name in planned:
-            message = f"the target `{name}` is not supported yet for {kernel}"
-            hint = f"remove it: {words} supported"
-            raise problem("unsupported-target", message, hint, at=(name,), key=True)
-        if name not in supported:
-            hint = did_you_mean(name, supported) or f"{words} supported"
-            raise problem("unknown-target", f"there is no target {shown(name)}", hint, at=(name,), key=True)
-    if not value:
-        raise problem("missing-key", "a spec needs at least one target", "write `targets: {triton: {}}`")
-    # `triton:` with nothing after it asks for the target without options.
-    return {name: {} if options is None else options for name, options in value.items()}
-
-
 def taken_names(name: str, sections: Mapping[str, Collection[str]]) -> None:
     """Raise where a name of one section (`buffers`, `params`) is that of the kernel or of an earlier section."""
     taken = {name: "the kernel"}

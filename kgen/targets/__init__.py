@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family, known_targets
@@ -21,7 +21,7 @@ class Source:
     `arch` is the one architecture that the file is for, as sm_90a; None for a file that runs on several.
     `rank` says which file is the default where several can run: the highest, the fastest as measured. It is None for a
     file without the spec's function. `needs` is the package that it imports beside those of the target `triton`.
-    `forward_only` files have no gradients, whatever the spec asks of others.
+    `forward_only` is what the target says. `comment` is what begins a comment line.
     """
 
     filename: str
@@ -31,6 +31,7 @@ class Source:
     rank: int | None = None
     needs: str | None = None
     forward_only: bool = False
+    comment: Literal["#", "//"] = "#"
 
 
 def callable_files(sources: Iterable[Source]) -> list[Source]:
@@ -57,7 +58,10 @@ def sources(loaded: Loaded, target: str) -> list[Source]:
     own = family(kernel).targets
     if target in own:
         with too_large(loaded):
-            return cast("list[Source]", own[target].sources(loaded))
+            return [
+                replace(source, forward_only=own[target].forward_only)
+                for source in own[target].sources(loaded)
+            ]
     if target in known_targets():
         hint = f"targets of {kernel} are: {', '.join(own)}"
         message = f"the target `{target}` is not supported for {kernel}"

@@ -2,7 +2,7 @@
 
 A plan's expressions (`kgen/expr/nodes.py`) say what is computed. A `Code` says how a kernel has it: a name is a row or
 a column of a tile, a read is a load at an address behind a guard. What uses which name, what can be moved or left out,
-is asked of these trees. `str` of any of them is Triton; `spell` and `lines` take another language.
+is asked of these trees. `str` of any of them is Triton; `spell` and `lines` take another language, Gluon or CUDA.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-from kgen.expr.functions import ADD, ATOM, COMPARE, MODULES, MUL, TABLE, TERNARY, Spelling, in_modules
+from kgen.expr.functions import TABLE
+from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, Spelling, in_modules
 
-TRITON, GLUON = "triton", "gluon"
+TRITON = "triton"
+GLUON = "gluon"
+CUDA = "cuda"
 
 
 class Code:
@@ -73,7 +76,8 @@ def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
 
 @cache
 def _spelled(form: str, binds: int, operand: int) -> Mapping[str, Spelling]:
-    return {language: Spelling(text, binds, operand) for language, text in in_modules(form).items()}
+    forms = {**in_modules(form), CUDA: form}
+    return {language: Spelling(text, binds, operand) for language, text in forms.items()}
 
 
 def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, operand: int = TERNARY) -> Op:
@@ -85,7 +89,7 @@ def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, oper
 def row(fn: str, *args: Code | str | int, fast: bool = False) -> Op:
     """A function or operator of the table."""
     of = TABLE[fn]
-    spelled = {name: (of.fast.get(name) if fast else None) or of.spelled[name] for name in MODULES}
+    spelled = {name: (of.fast.get(name) if fast else None) or of.spelled[name] for name in (*MODULES, CUDA)}
     return Op(fn, tuple(a if isinstance(a, Code) else Name(str(a)) for a in args), spelled)
 
 
@@ -109,6 +113,12 @@ def walk(code: Code) -> Iterator[Code]:
 def calls(code: Code, *fns: str) -> bool:
     """Whether any of these operations is in a value."""
     return any(isinstance(part, Op) and part.fn in fns for part in walk(code))
+
+
+def helpers_of(values: Iterable[Code], language: str) -> set[str]:
+    """The texts of the functions that values call, and that a file has to define."""
+    parts = (part for value in values for part in walk(value) if isinstance(part, Op))
+    return {helper for part in parts if (helper := part.spelled[language].helper) is not None}
 
 
 def rewritten(code: Code, change: Callable[[Code], Code | None]) -> Code:
@@ -151,12 +161,16 @@ class Statement:
 
 @dataclass(frozen=True)
 class Assign(Statement):
-    """`names = values`, or `name += value`: as many values as names, or one that gives all of them."""
+    """`names = values`, or `name += value`: as many values as names, or one that gives all of them.
+
+    In C++ a name that is new has a `type`.
+    """
 
     names: tuple[str, ...]
     values: tuple[Code, ...]
     sign: str = "="
     note: str = field(default="", compare=False)
+    type: str = ""
 
     @cached_property
     def defines(self) -> frozenset[str]:  # type: ignore[override]
@@ -184,6 +198,10 @@ class Assign(Statement):
         return value
 
     def lines(self, language: str = TRITON) -> list[str]:
+        if language == CUDA:
+            return [
+                f"{f'const {self.type} ' * bool(self.type)}{self.name} {self.sign} {spell(self.value, CUDA)};"
+            ]
         values = ", ".join(spell(v, language) for v in self.values)
         note = f"  # {self.note}" if self.note else ""
         return [f"{', '.join(self.names)} {self.sign} {values}{note}"]
@@ -228,9 +246,19 @@ class If(Statement):
         return self.test.names.union(*(s.uses for s in (*self.then, *self.other)))
 
     def lines(self, language: str = TRITON) -> list[str]:
+        if language == CUDA:
+            return self._in_braces()
         note = f"  # {self.note}" if self.note else ""
         found = [f"if {spell(self.test, language)}:{note}", *_indented(self.then, language)]
         return [*found, "else:", *_indented(self.other, language)] if self.other else found
+
+    def _in_braces(self) -> list[str]:
+        """In C++, whose kernels branch on what is known when they are compiled."""
+        head, then = f"if constexpr ({spell(self.test, CUDA)})", lines_of(self.then, CUDA)
+        if len(then) == 1 and not self.other:
+            return [f"{head} {then[0]}"]
+        other = ["} else {", *_indented(self.other, CUDA)] if self.other else []
+        return [f"{head} {{", *_indented(self.then, CUDA), *other, "}"]
 
     def map(self, change: Callable[[Code], Code]) -> If:
         test = change(self.test)

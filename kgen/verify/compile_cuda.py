@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from kgen.verify.compiling import SHARED_LIMITS, CompileJob
+from kgen.sizes import SHARED_LIMITS
+from kgen.verify.compiling import CompileJob
 from kgen.verify.families import family_of
 from kgen.verify.processes import serve
 from kgen.verify.resources import usage_of
@@ -46,11 +47,11 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
     for variant, call in family_of(job.problem).compile_calls(job.problem):  # noqa: B007 (read by `compile_only`)
         call(getattr(module, job.problem.name))
     # A table of shapes has kernels for widths that no call had.
-    for kernel, shapes in getattr(module, "_SHAPES", {}).items():
+    for kernel, shapes in module._shapes().items() if hasattr(module, "_shapes") else ():
         for shape in shapes:
-            if shape["cluster"] == 1 or job.capability >= 90:
-                variant = f"width {shape['width']}"
-                compile_only(None, module._name(kernel, shape, shape["single"]))
+            if shape.cluster == 1 or job.capability >= 90:
+                variant = f"width {shape.width}"
+                compile_only(None, module._name(kernel, shape))
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

@@ -1,6 +1,6 @@
 """`kgen compile`: compile emitted kernels for architectures that need not be here.
 
-Each target has a worker of its own (`compile_<target>.py`) that says a row for each binary.
+Each target has a worker of its own (`Runtime.compiler`) that says a row for each binary.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ from threading import Lock
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
+from kgen.sizes import SHARED_LIMITS
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, require, versions
-
-KIB = 1024
-SHARED_LIMITS = {80: 163 * KIB, 86: 99 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
-"""Bytes of shared memory that one block may have, by compute capability."""
 
 SUFFIXES = {"": 0, "a": 90, "f": 100}
 """Of an architecture: for that chip alone, and for its family; the least compute capability that has each."""
@@ -28,14 +25,6 @@ ARCHS = {f"sm_{cc}{suffix}": cc for cc in SHARED_LIMITS for suffix, least in SUF
 """What can be compiled for, and its compute capability."""
 
 DEFAULT_ARCHS = ("sm_80", "sm_90", "sm_100")
-
-WORKERS = {
-    "triton": "kgen.verify.compile_triton",
-    "cuda": "kgen.verify.compile_cuda",
-    "cute": "kgen.verify.compile_cute",
-}
-"""Target -> the module that compiles its files."""
-
 
 COLUMNS = (
     "spec",
@@ -100,7 +89,7 @@ def compile_specs(
         capability(arch)
     require("torch", "triton")
     work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
-    work = [(p, f) for p, f in work if targets is None or f.target in targets]
+    work = [(p, f) for p, f in work if f.runtime.compiler and (targets is None or f.target in targets)]
     tasks = [
         CompileJob(p, replace(f, path=f.path.resolve()), arch)
         for p, f in work
@@ -109,11 +98,13 @@ def compile_specs(
         if capability(arch) >= getattr(p, "least_capability", 0)
     ]
     if loaded and not tasks:
-        only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work)
+        only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work) or None
         raise KgenError(
             Diagnostic("nothing-to-compile", "no file is for these targets and architectures", hint=only)
         )
-    require(*sorted({package for job in tasks if (package := job.emitted.missing_package())}))
+    for runtime in {job.emitted.runtime: None for job in tasks}:
+        if runtime.needs:
+            require(runtime.needs, extra=runtime.extra)
     hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in tasks}
     done, lock = 0, Lock()
 
@@ -133,7 +124,7 @@ def compile_specs(
         for job, rows in zip(tasks, results, strict=True):
             file, digest = job.emitted, hashes[job.emitted]
             ledger.record_compiled(
-                place, file.path, digest, rows, arch=job.arch, versions=versions(file.target)
+                place, file.path, digest, rows, arch=job.arch, versions=versions(file.runtime.tools)
             )
     return [row for rows in results for row in rows]
 
@@ -158,7 +149,7 @@ def _rows(job: CompileJob, timeout: float) -> Iterator[dict[str, Any]]:
     found = 0
     trouble = None
     try:
-        for message in messages(WORKERS[job.emitted.target], job, timeout, environment):
+        for message in messages(job.emitted.runtime.compiler or "", job, timeout, environment):
             found += 1
             if message["error"] is None and message["shared"] > limit:
                 message["error"] = f"needs {message['shared']} bytes of shared memory, {arch} has {limit}"

@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.family import family
+from kgen.family import Runtime, family
 from kgen.targets import asked_targets, sources
-
-TARGET_PACKAGES = {"cuda": "cuda", "cute": "cutlass"}
-"""What must be importable to compile or run the files of a target, beside torch and triton."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +19,7 @@ class Emitted:
     spec: str
     target: str
     path: Path
+    runtime: Runtime
     arch: str | None = None
     """The one architecture that it is for, as sm_90a."""
     rank: int | None = None
@@ -37,7 +35,7 @@ class Emitted:
 
     def unable(self, device: str) -> str | None:
         """Why it cannot run on `cuda` or `cpu`; None where it can."""
-        if device == "cpu" and self.target != "triton":
+        if device == "cpu" and not self.runtime.on_cpu:
             return "needs a GPU"
         if self.arch is not None and self.arch != (here := _arch_here()):
             return f"is for {self.arch}, and this device is {here}"
@@ -47,7 +45,7 @@ class Emitted:
 
     def missing_package(self) -> str | None:
         """The package of its target, where that is not installed."""
-        package = TARGET_PACKAGES.get(self.target)
+        package = self.runtime.needs
         return package if package and importlib.util.find_spec(package) is None else None
 
 
@@ -59,16 +57,17 @@ def _arch_here() -> str:
 
 def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
     """Every file of a spec that can be called, whether it was rendered or not."""
-    name = loaded.spec.name
+    name, own = loaded.spec.name, family(loaded.spec.kernel).targets
     return [
         Emitted(
             name,
             target,
             Path(generated) / name / source.filename,
+            own[target].runtime,
             source.arch,
             source.rank,
             source.forward_only,
-            family(loaded.spec.kernel).targets[target].part,
+            own[target].part,
         )
         for target in asked_targets(loaded)
         for source in sources(loaded, target)

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from kgen.verify.compare import Check
 
-FORWARD_ONLY = ("cute",)
-"""Targets whose files have the forward pass alone, whatever the spec asks of others."""
-
 
 class Problem(Protocol):
     """What a worker process needs to know of a spec: plain data that can be pickled."""
@@ -123,20 +120,23 @@ class Cases(Protocol):
 
 
 def problem_of(loaded: Any, target: str = "") -> Any:
-    """The problem of a spec's files of a target. Raises `KgenError` for what is of no family."""
+    """The problem of a spec's files of a target. Raises `KgenError` for a family that cannot be verified yet."""
     kernel = loaded.spec.kernel
-    if kernel not in NAMES:
+    own = family(kernel) if kernel in NAMES else None
+    of = own.targets.get(target) if own else None
+    verification = own.verified_by(of.part if of else None) if own else None
+    if verification is None:
         message = f"there is no reference for kernel `{kernel}` yet"
         raise KgenError(Diagnostic("verify-kernel", message, file=str(loaded.path)))
-    own = family(kernel)
-    part = own.targets[target].part if target in own.targets else None
-    problem = own.verified_by(part).problem(loaded)
-    return replace(problem, passes=("forward",)) if target in FORWARD_ONLY else problem
+    problem = verification.problem(loaded)
+    return replace(problem, passes=("forward",)) if of and of.forward_only else problem
 
 
 def family_of(problem: Any) -> Cases:
     """What the family of a problem has to verify it with. Imports torch."""
-    return cast("Cases", family(problem.kernel).verified_by(problem.part).cases.get())
+    verification = family(problem.kernel).verified_by(problem.part)
+    assert verification is not None, "it made the problem"
+    return cast("Cases", verification.cases.get())
 
 
 NOT_NUMBERS: Mapping[str, Any] = {

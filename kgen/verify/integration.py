@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kgen.family import family
 from kgen.verify.compare import same_bits
 from kgen.verify.families import Cases, Subject, family_of, must_refuse
 from kgen.verify.toolchain import import_file
-
-PACKAGES = {"triton": {"torch", "triton"}, "cuda": {"torch", "cuda"}, "cute": {"torch", "cuda", "cutlass"}}
-"""What the files of a target may import beside Python's own modules."""
 
 
 def imports_alone(subject: Subject) -> None:
@@ -34,7 +32,8 @@ def imports_alone(subject: Subject) -> None:
             roots |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             roots.add("." if node.level else (node.module or "").split(".")[0])
-    foreign = sorted(roots - PACKAGES[subject.target] - set(sys.stdlib_module_names))
+    allowed = family(subject.problem.kernel).targets[subject.target].runtime.imports
+    foreign = sorted(roots - {*allowed} - set(sys.stdlib_module_names))
     assert not foreign, f"imports {', '.join(foreign)}"
 
 

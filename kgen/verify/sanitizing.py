@@ -78,7 +78,7 @@ def sanitize_specs(
                 tool,
                 row["ok"],
                 **describe(device),
-                versions=versions(file.target),
+                versions=versions(file.runtime.tools),
             )
     return rows
 

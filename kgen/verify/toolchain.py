@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,19 +19,15 @@ Progress = Callable[[int, int, str], None]
 """Called with how many of how many are done, and what was done last."""
 
 
-EXTRAS = {"cutlass": "cute"}
-"""The extra of this package that brings another one; `verify` where nothing is said."""
-
-
-def require(*packages: str) -> None:
-    """Raise `MissingError` unless all packages can be imported."""
+def require(*packages: str, extra: str = "verify") -> None:
+    """Raise `MissingError` unless all packages can be imported, which an extra of this package brings."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingError(
                 Diagnostic(
                     "missing-package",
                     f"`{package}` is not installed",
-                    hint=f"pip install 'kgen-kernels[{EXTRAS.get(package, 'verify')}]'",
+                    hint=f"pip install 'kgen-kernels[{extra}]'",
                 )
             )
 
@@ -58,24 +54,19 @@ def pick_device(device: str) -> str:
     )
 
 
-TOOLS = {"cuda": ("cuda-core", "nvidia-cuda-nvrtc"), "cute": ("nvidia-cutlass-dsl",)}
-"""What compiles for a target beside torch and triton, as packages are called."""
-
-
-def versions(target: str = "triton") -> dict[str, str]:
-    """Versions of what a result for a target depends on: Python, and those of the packages that are installed."""
+def versions(tools: Iterable[str] = ()) -> dict[str, str]:
+    """Versions of what a result depends on: Python, torch, triton and the `tools` of a target that are installed."""
     found = {"python": platform.python_version()}
-    for package in ("torch", "triton", *TOOLS.get(target, ())):
+    for package in ("torch", "triton", *tools):
         # A compiler may come from a toolkit that is no package.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
     return found
 
 
-def toolchain(target: str = "triton") -> str:
-    """What a result for a target stands and falls with, as the ledger names it: "torch 2.11.0, triton 3.6.0"."""
-    found = versions(target)
-    tools = ("torch", *TOOLS.get(target, ("triton",)))
+def toolchain(tools: Iterable[str]) -> str:
+    """What a result stands and falls with, as the ledger names it: "torch 2.11.0, triton 3.6.0"."""
+    found = versions(tools := ("torch", *tools))
     return ", ".join(f"{package} {found[package]}" for package in tools if package in found)
 
 

@@ -92,8 +92,8 @@ def verify_specs(
                 own,
                 quick=quick,
                 **describe(device),
-                versions=versions(file.target),
-                toolchain=toolchain(file.target),
+                versions=versions(file.runtime.tools),
+                toolchain=toolchain(file.runtime.tools),
             )
     return rows
 

@@ -169,6 +169,6 @@ def test_names_of_functions_that_are_not_there_are_free() -> None:
 def test_names_in_cuda() -> None:
     assert not refused(NORM, {"slopes": "asm"})
     assert not refused(NORM, {"slopes": "t"})  # a comprehension's in the launcher
-    assert refused(NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}"), {"slopes": "head_of_row"}) == [
-        "head_of_row"
+    assert refused(NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}"), {"slopes": "next_rstd"}) == [
+        "next_rstd"
     ]

@@ -15,10 +15,8 @@ from kgen.render.writer import Output
 from kgen.spec.user_text import UserText
 
 
-def stamped(body: str, name: str = "a", filename: str = "k.py") -> str:
-    return header.stamp(
-        body, filename, spec=name, spec_file=UserText(f"{name}.yaml"), inputs="0" * 16, spdx=None
-    )
+def stamped(body: str, name: str = "a", mark: str = "#") -> str:
+    return header.stamp(body, mark, spec=name, spec_file=UserText(f"{name}.yaml"), inputs="0" * 16, spdx=None)
 
 
 @pytest.fixture
@@ -43,7 +41,7 @@ def write(generated: Path, *outputs: Output, force: bool = False) -> dict[str, s
 
 def test_header_is_read_back() -> None:
     text = header.stamp(
-        "x = 1\n", "k.py", spec="a", spec_file=UserText("a.yaml"), inputs="0" * 16, spdx=UserText("MIT")
+        "x = 1\n", "#", spec="a", spec_file=UserText("a.yaml"), inputs="0" * 16, spdx=UserText("MIT")
     )
     assert text.splitlines()[1] == "# SPDX-License-Identifier: MIT"
     assert header.body_hash(text) == header.digest("x = 1\n")

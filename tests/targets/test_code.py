@@ -6,8 +6,10 @@ import ast
 
 import pytest
 
-from kgen.expr.functions import MODULES, TABLE
+from kgen.expr.functions import TABLE
+from kgen.expr.spelling import MODULES
 from kgen.targets.code import (
+    CUDA,
     GLUON,
     NOTHING,
     TRITON,
@@ -40,6 +42,7 @@ from kgen.targets.code import (
     uses_of,
     with_names,
 )
+from kgen.targets.cuda.statements import stored_at_once, without_copies
 
 A, B, C = Name("a"), Name("b"), Name("c")
 
@@ -171,3 +174,35 @@ def test_operations_are_told_apart() -> None:
     assert row("mul", A, B) != row("add", A, B)
     assert load(A) != load(A, B)
     assert len({row("mul", A, B), times(A, B), row("mul", B, A)}) == 2
+
+
+def test_cuda_has_types_and_braces():
+    total, part = Assign(("sum[i]",), (row("mul", A, B),), "+="), assign("c", A)
+    statements = [
+        Assign(("x",), (row("and", row("lt", A, B), row("not", C)),), type="bool"),
+        If(Name("N > 0"), (total,)),
+        If(Name("N > 0"), (total, part), (part,)),
+    ]
+    assert lines_of(statements, CUDA) == [
+        "const bool x = a < b && !c;",
+        "if constexpr (N > 0) sum[i] += a * b;",
+        *("if constexpr (N > 0) {", "    sum[i] += a * b;", "    c = a;", "} else {", "    c = a;", "}"),
+    ]
+
+
+def test_statements_of_cuda_read_as_written_by_hand():
+    def new(name, value):
+        return Assign((name,), (value,), type="float")
+
+    def out(name, value):
+        return Assign((name,), (value,))
+
+    product = row("mul", A, B)
+    copied = [new("h", A), new("y", row("mul", Name("h"), B)), out("out[i]", Name("y"))]
+    assert lines_of(without_copies(copied), CUDA) == ["const float y = a * b;", "out[i] = y;"]
+    assert lines_of(stored_at_once(without_copies(copied)), CUDA) == ["out[i] = a * b;"]
+    # What is used twice keeps its name, and so does what is not the whole of what is stored.
+    twice = [new("y", product), out("out[i]", Name("y")), If(Name("N > 0"), (out("sum[i]", Name("y")),))]
+    part = [new("y", product), out("out[i]", row("neg", Name("y")))]
+    for statements in (twice, part):
+        assert stored_at_once(statements) == statements

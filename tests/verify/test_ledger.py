@@ -168,7 +168,7 @@ def test_what_a_file_was_made_from_does_not_count(tmp_path: Path) -> None:
     given = {"spec": "x", "spec_file": UserText("x.yaml"), "spdx": UserText("MIT")}
     hashes = []
     for body, inputs in (("a = 1\n", "0" * 16), ("a = 1\n", "1" * 16), ("a = 2\n", "0" * 16)):
-        path.write_text(header.stamp(body, path.name, inputs=inputs, **given))
+        path.write_text(header.stamp(body, "#", inputs=inputs, **given))
         hashes.append(ledger.file_hash(path))
     path.write_text("# by hand\n# inputs: 0123\na = 1\n")
     hashes.append(ledger.file_hash(path))

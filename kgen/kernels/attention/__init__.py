@@ -1,14 +1,10 @@
 """Attention: a score for each query and key, masked, and the softmax of it times the values."""
 
-from kgen.family import Bench, Family, Lazy, Target, Verification
+from kgen.family import Bench, Family, Lazy, Verification
 
 FAMILY = Family(
     name="attention",
     model=Lazy("kgen.kernels.attention.spec:AttentionSpec"),
-    targets={
-        "triton": Target(Lazy("kgen.kernels.attention.targets.triton.sources:sources")),
-        "cuda": Target(Lazy("kgen.kernels.attention.targets.cuda.delta:sources"), part="delta"),
-    },
     explain=Lazy("kgen.kernels.attention.explaining:explain"),
     verification=Verification(
         problem=Lazy("kgen.kernels.attention.verify.problem:problem_of"),

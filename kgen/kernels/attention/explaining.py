@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from kgen.expr.differentiate import is_one
-from kgen.expr.functions import MUL as TIMES
 from kgen.expr.hoist import Binding, Place, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Node, Var, reads, substitute, variables
 from kgen.expr.show import show
 from kgen.expr.softmax_form import QK, SCORE
+from kgen.expr.spelling import MUL as TIMES
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, decodes, plan_decode

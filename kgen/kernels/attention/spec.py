@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,7 +18,6 @@ from kgen.spec.common import (
     Param,
     Summary,
     checked_name,
-    checked_targets,
     compiled_in,
     differentiable,
     is_integer,
@@ -26,6 +25,7 @@ from kgen.spec.common import (
     taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
@@ -67,7 +67,6 @@ RESERVED = frozenset(
     }
 )
 PASSES = ("forward", "backward", "decode")
-PLANNED_TARGETS = ("cute",)
 MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
@@ -194,33 +193,10 @@ class Buffer(SpecModel):
         return self
 
 
-class TritonTarget(SpecModel):
-    """Options of the Triton target: none so far."""
-
-
-class CudaTarget(SpecModel):
-    """Options of the CUDA target: which passes it has."""
-
-    passes: Annotated[tuple[Literal["delta"], ...], Field(strict=False, min_length=1, max_length=1)]
-    """`[delta]`: rowsum(dO * O), the preprocess step of the backward pass."""
-
-
-class Targets(SpecModel):
-    """What to emit."""
-
-    triton: TritonTarget | None = None
-    """One `triton.py`."""
-    cuda: CudaTarget | None = None
-    """`cuda.cu`, and `cuda.py` that loads it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "cuda" in value and not value["cuda"]:
-            message = "the target `cuda` has one pass of attention, and the spec does not ask for it"
-            hint = "write `cuda: {passes: [delta]}`"
-            raise problem("missing-pass", message, hint, at=("cuda",), key=True)
-        return checked_targets(value, "attention", cls.model_fields, PLANNED_TARGETS)
+if TYPE_CHECKING:
+    from kgen.spec.targets import Targets
+else:
+    Targets = targets_model("attention", __name__)
 
 
 def _gqa(value: Any) -> Any:
@@ -308,7 +284,7 @@ class AttentionSpec(SpecModel):
     position of the last key. `end` where there is a pass `decode` or `paged_kv`, else `start`."""
     paged_kv: PagedKV | None = None
     """Keys and values in pages, with a number of keys per sequence."""
-    targets: Targets = Targets(triton=TritonTarget())
+    targets: Targets = Targets.model_validate({"triton": {}})
     """What to emit them for."""
 
     @model_validator(mode="after")

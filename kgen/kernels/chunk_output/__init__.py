@@ -1,14 +1,10 @@
 """Chunk output: what linear attention, retention and gated delta rules do with the states of chunks."""
 
-from kgen.family import Bench, Family, Lazy, Target, Verification
+from kgen.family import Bench, Family, Lazy, Verification
 
 FAMILY = Family(
     name="chunk_output",
     model=Lazy("kgen.kernels.chunk_output.spec:ChunkOutputSpec"),
-    targets={
-        "triton": Target(Lazy("kgen.kernels.chunk_output.targets.triton.sources:sources")),
-        "cute": Target(Lazy("kgen.kernels.chunk_output.targets.cute.sources:sources")),
-    },
     explain=Lazy("kgen.kernels.chunk_output.explaining:explain_chunk_output"),
     verification=Verification(
         problem=Lazy("kgen.kernels.chunk_output.verify.problem:problem_of"),

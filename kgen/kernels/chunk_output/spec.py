@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -17,11 +17,11 @@ from kgen.spec.common import (
     Summary,
     checked_name,
     checked_passes,
-    checked_targets,
     is_integer,
     refuse,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
 SIZES = ("H", "HV")
@@ -37,7 +37,6 @@ RESERVED = frozenset(
     }
 )
 PASSES = ("forward", "backward")
-PLANNED_TARGETS = ("cuda",)
 CUTE_WIDTHS, CUTE_CHUNK = (64, 128), 64
 """Head dims and chunk size that the CuTe DSL kernels are written for."""
 
@@ -101,32 +100,10 @@ def _heads(value: Any) -> Any:
     raise problem("wrong-type", f"`heads` must be `any` or a mapping, not {shown(value)}", hint)
 
 
-class TritonTarget(SpecModel):
-    """Options of the Triton target: none so far."""
-
-
-class CuteTarget(SpecModel):
-    """Options of the CuTe DSL target."""
-
-    arch: Annotated[tuple[Literal["sm_90a", "sm_100a"], ...], Field(strict=False, examples=[["sm_90a"]])] = (
-        "sm_90a",
-        "sm_100a",
-    )
-    """The architectures: `cute_sm90.py` for sm_90a, `cute_sm100.py` for sm_100a. Forward only."""
-
-
-class Targets(SpecModel):
-    """What to emit."""
-
-    triton: TritonTarget | None = None
-    """One `triton.py`."""
-    cute: CuteTarget | None = None
-    """A file for each architecture."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, value: Any) -> Any:
-        return checked_targets(value, "chunk_output", cls.model_fields, PLANNED_TARGETS)
+if TYPE_CHECKING:
+    from kgen.spec.targets import Targets
+else:
+    Targets = targets_model("chunk_output", __name__)
 
 
 # --- the spec ------------------------
@@ -180,7 +157,7 @@ class ChunkOutputSpec(SpecModel):
         BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
     """Which kernels to emit: [forward] or [forward, backward]."""
-    targets: Targets = Targets(triton=TritonTarget())
+    targets: Targets = Targets.model_validate({"triton": {}})
     """What to emit them for."""
 
     @property

@@ -1,14 +1,10 @@
 """Norms: rows of tensors divided by what their elements measure, and what is done to them before and after."""
 
-from kgen.family import Bench, Family, Lazy, Target, Verification
+from kgen.family import Bench, Family, Lazy, Verification
 
 FAMILY = Family(
     name="norm",
     model=Lazy("kgen.kernels.norm.spec:NormSpec"),
-    targets={
-        "triton": Target(Lazy("kgen.kernels.norm.targets.triton.sources:sources")),
-        "cuda": Target(Lazy("kgen.kernels.norm.targets.cuda.sources:sources")),
-    },
     explain=Lazy("kgen.kernels.norm.explaining:explain_norm"),
     verification=Verification(
         problem=Lazy("kgen.kernels.norm.verify.problem:problem_of"),

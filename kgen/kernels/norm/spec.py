@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -19,7 +19,6 @@ from kgen.spec.common import (
     Summary,
     checked_name,
     checked_passes,
-    checked_targets,
     compiled_in,
     differentiable,
     is_integer,
@@ -27,6 +26,7 @@ from kgen.spec.common import (
     taken_names,
 )
 from kgen.spec.problems import SpecModel, problem
+from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
 SHAPES = {
@@ -86,7 +86,6 @@ RESERVED = frozenset(
     }
 )
 PASSES = ("forward", "backward")
-PLANNED_TARGETS = ("cute",)
 MAX_WIDTH = 2**18
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
@@ -187,26 +186,10 @@ class Quantize(SpecModel):
     """per_tensor: the argument `scale`, one number; per_row: the row's largest magnitude / 448, returned."""
 
 
-class TritonTarget(SpecModel):
-    """Options of the Triton target: none so far."""
-
-
-class CudaTarget(SpecModel):
-    """Options of the CUDA target: none so far."""
-
-
-class Targets(SpecModel):
-    """What to emit."""
-
-    triton: TritonTarget | None = None
-    """One `triton.py`."""
-    cuda: CudaTarget | None = None
-    """`cuda.cu`, and `cuda.py` that loads it."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check(cls, value: Any) -> Any:
-        return checked_targets(value, "norm", cls.model_fields, PLANNED_TARGETS)
+if TYPE_CHECKING:
+    from kgen.spec.targets import Targets
+else:
+    Targets = targets_model("norm", __name__)
 
 
 # --- the spec ------------------------
@@ -277,7 +260,7 @@ class NormSpec(SpecModel):
         BeforeValidator(checked_passes(PASSES)),
     ] = ("forward", "backward")
     """Which kernels to emit: [forward] or [forward, backward]."""
-    targets: Targets = Targets(triton=TritonTarget())
+    targets: Targets = Targets.model_validate({"triton": {}})
     """What to emit them for."""
 
     @property

@@ -1,1 +1,11 @@
 """The CUDA target: `cuda.cu`, and `cuda.py` that loads it."""
+
+from kgen.family import Runtime
+
+RUNTIME = Runtime(
+    imports=("torch", "cuda"),
+    tools=("cuda-core", "nvidia-cuda-nvrtc"),
+    needs="cuda",
+    extra="cuda",
+    compiler="kgen.verify.compile_cuda",
+)

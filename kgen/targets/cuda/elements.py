@@ -10,4 +10,4 @@ ELEMENTS = {"fp32": "float", "bf16": "bf16", "fp16": "fp16", "fp8_e4m3": "fp8_e4
 
 def used(dtypes: Collection[str]) -> dict[str, bool]:
     """Which element types a file has to define."""
-    return {name: name in dtypes for name in ("bf16", "fp16", "fp8_e4m3")}
+    return {name: name in dtypes for name in ELEMENTS}

@@ -11,84 +11,76 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kgen.expr.functions import ADD, ATOM, COMPARE, MUL, OR, TABLE, TERNARY, UNARY, WRAPPING
+from kgen.expr.functions import TABLE, WRAPPING
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.spelling import ATOM, UNARY
+from kgen.targets.code import Code, Name, op, row, text
+
+INFINITY = text("__int_as_float(0x7f800000)")
 
 
 @dataclass
 class Printer:
-    """Prints trees over named scalars. `names` renames variables; `helpers` collects functions to define."""
+    """Writes trees over named scalars. `names` renames variables; `helpers` collects texts of functions to define."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     fast_math: bool = False
     helpers: set[str] = field(default_factory=set)
 
-    def print(self, node: Node, context: int = TERNARY) -> str:
-        """The expression, in brackets if it binds less tightly than `context`."""
-        text, binds = self._form(node)
-        return f"({text})" if binds < context else text
-
-    def real(self, node: Node, context: int = TERNARY) -> str:
-        """The expression as a float."""
-        if not node.type.integral:
-            return self.print(node, context)
-        if isinstance(node, Const):
-            return self.print(Const(float(node.value), Type.FLOAT), context)
-        return f"float({self.print(node)})"
-
-    def _form(self, node: Node) -> tuple[str, int]:
+    def value(self, node: Node) -> Code:
+        """The expression."""
         if isinstance(node, Const):
             return literal(node)
         if isinstance(node, Var):
-            return (
-                "__int_as_float(0x7f800000)" if node.name == "inf" else self.names.get(node.name, node.name)
-            ), ATOM
+            return INFINITY if node.name == "inf" else Name(self.names.get(node.name, node.name))
         if isinstance(node, Read):
             raise TypeError(f"elements of a norm are not indexed: {node.buffer}")
         return self._call(node)
 
-    def _call(self, node: Call) -> tuple[str, int]:
+    def real(self, node: Node) -> Code:
+        """The expression as a float."""
+        if not node.type.integral:
+            return self.value(node)
+        if isinstance(node, Const):
+            return literal(Const(float(node.value), Type.FLOAT))
+        return op("float({0})", self.value(node))
+
+    def _call(self, node: Call) -> Code:
         if node.fn == "float" and node.args[0].type.integral:
-            return self.real(node.args[0]), ATOM
-        row = TABLE[node.fn]
-        spelling = row.fast["cuda"] if self.fast_math and "cuda" in row.fast else row.spelled["cuda"]
+            return self.real(node.args[0])
+        of = TABLE[node.fn]
+        spelling = of.fast["cuda"] if self.fast_math and "cuda" in of.fast else of.spelled["cuda"]
         if spelling.helper:
             self.helpers.add(spelling.helper)
-        mixed = row.result is Type.FLOAT or any(a.type is Type.FLOAT for a in node.args)
         if node.type.integral and node.fn in WRAPPING:
-            return self._wrapping(node, spelling.form), ATOM
+            return self._wrapping(node)
+        mixed = of.result is Type.FLOAT or any(a.type is Type.FLOAT for a in node.args)
         # An overload is chosen, or a template's type found, by operands of one type.
         wide = spelling.binds == ATOM and not mixed and any(a.type is Type.LONG for a in node.args)
-        args = []
-        for i, a in enumerate(node.args):
-            need = spelling.operand
-            if spelling.binds in (ADD, MUL, COMPARE) and i > 0:
-                need += 1  # the right operand of a left-associative operator: a - (b - c)
-            if spelling.binds == COMPARE:
-                need = ADD
-            if spelling.binds == TERNARY:
-                need = OR if i == 0 else TERNARY
+
+        def operand(a: Node) -> Code:
             if wide and a.type is Type.INT:
-                args.append(f"(long long){self.print(a, UNARY)}")
-            else:
-                args.append(self.real(a, need) if mixed and a.type is not Type.BOOL else self.print(a, need))
-        return spelling.form.format(*args), spelling.binds
+                return _cast("long long", self.value(a))
+            return self.real(a) if mixed and a.type is not Type.BOOL else self.value(a)
 
-    def _wrapping(self, node: Call, form: str) -> str:
+        return row(node.fn, *map(operand, node.args), fast=self.fast_math)
+
+    def _wrapping(self, node: Call) -> Code:
+        args = [self.value(a) for a in node.args]
         if node.type is Type.INT:
-            return f"int({form.format(*(f'unsigned({self.print(a)})' for a in node.args))})"
-        operands = (f"(unsigned long long){self.print(a, UNARY)}" for a in node.args)
-        return f"((long long)({form.format(*operands)}))"
+            return op("int({0})", row(node.fn, *(op("unsigned({0})", a) for a in args)))
+        return op("((long long)({0}))", row(node.fn, *(_cast("unsigned long long", a) for a in args)))
 
 
-def literal(node: Const) -> tuple[str, int]:
+def _cast(kind: str, value: Code) -> Code:
+    return op(f"({kind}){{0}}", value, binds=UNARY, operand=UNARY)
+
+
+def literal(node: Const) -> Code:
     """A number as C++ writes it, reals in single precision; a negative one binds like a unary minus."""
     if isinstance(node.value, bool):
-        return str(node.value).lower(), ATOM
-    if node.type.integral:
-        text = str(node.value)
-    elif math.isinf(node.value):
-        text = ("-" if node.value < 0 else "") + "__int_as_float(0x7f800000)"
-    else:
-        text = repr(float(node.value)) + "f"
-    return text, UNARY if text.startswith("-") else ATOM
+        return text(str(node.value).lower())
+    if not node.type.integral and math.isinf(node.value):
+        return INFINITY if node.value > 0 else op("-{0}", INFINITY, binds=UNARY)
+    written = str(node.value) if node.type.integral else f"{float(node.value)!r}f"
+    return text(written, UNARY if written.startswith("-") else ATOM)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kgen.expr.functions import ADD, ATOM, COMPARE, MUL, TABLE, UNARY
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Type, Var
+from kgen.expr.spelling import ADD, ATOM, COMPARE, MUL, UNARY
 
 
 def spell(node: Node, names: Mapping[str, str], context: int = 0) -> str:

@@ -7,13 +7,37 @@ on which axis the kernel lays along its rows. Everything else is a row of the fu
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from textwrap import dedent
 
-from kgen.expr.functions import ATOM, BITAND, MUL, SHIFT, TABLE, UNARY
+from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT, UNARY
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, op, row, text, total
+
+SEARCH = dedent('''
+    @triton.jit
+    def _first_at_least(ptr, stride, size, a, b):
+        """The first positions of an ascending array whose elements are not smaller than a and b; size where there is none."""
+        lanes = tl.arange(0, 256)
+        first_a = tl.zeros([], tl.int32)
+        first_b = first_a
+        # What is left is 256 blocks of `step` elements. Blocks whose last element is below are skipped, and the next one is
+        # split: three rounds for 2**24 elements, where halving would wait for memory 24 times.
+        step = tl.cdiv(size, 256)
+        while step > 0:
+            last_a = first_a + lanes * step + step - 1
+            last_b = first_b + lanes * step + step - 1
+            at_a = tl.load(ptr + last_a * stride, mask=last_a < size, other=a)
+            at_b = tl.load(ptr + last_b * stride, mask=last_b < size, other=b)
+            first_a += tl.sum((at_a < a).to(tl.int32)) * step
+            first_b += tl.sum((at_b < b).to(tl.int32)) * step
+            step = tl.cdiv(step - 1, 256)
+        return first_a, first_b
+''').strip()  # noqa: E501
+"""What searches a sorted buffer in a kernel."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +53,7 @@ class Printer:
     """Writes the expressions of one program as a kernel has them.
 
     `axes` are those of a tile, and `rows` is the one along its rows. Names in `constants` are compile-time parameters,
-    printed in capitals. `helpers` collects the functions that the file has to define.
+    printed in capitals. `helpers` collects the texts of functions that the file has to define.
     """
 
     program: Program
@@ -145,7 +169,7 @@ class Printer:
 
     def search(self, first: Read, second: Read) -> Op:
         """Two searches of one row of a sorted buffer."""
-        self.helpers.add("first_at_least")
+        self.helpers.add(SEARCH)
         buffer = first.buffer.removesuffix(FIRST_AT_LEAST)
         base = self.address(buffer, first.indices[:-1], ())
         stride = f"stride_{buffer}_{len(first.indices) - 1}"

@@ -17,6 +17,7 @@ import torch
 from kgen.diagnostics import KgenError, MissingError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
+from kgen.targets.cute import RUNTIME
 from kgen.verify import compiling, emitted, ledger, toolchain
 from kgen.verify.compiling import compile_specs
 from kgen.verify.families import problem_of
@@ -107,7 +108,7 @@ def test_kernels_compile_without_a_gpu(tmp_path, name, verdict):
     # A file that has only been compiled is said to be that, and no more.
     assert [row["state"] for row in ledger.status([one], tmp_path)] == ["compiled", "compiled"]
     (versions,) = {record["versions"]["nvidia-cutlass-dsl"] for record in _records(tmp_path)}
-    assert versions == toolchain.versions("cute")["nvidia-cutlass-dsl"]
+    assert versions == toolchain.versions(RUNTIME.tools)["nvidia-cutlass-dsl"]
 
 
 def _records(folder: Path):

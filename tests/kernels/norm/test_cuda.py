@@ -14,6 +14,8 @@ import torch
 import triton
 from cuda.core import Program, ProgramOptions
 
+from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.compiling import compile_specs
@@ -41,6 +43,7 @@ NORMS = {
         "quantize: {dtype: fp8_e4m3, scale: per_row}",
         "passes: [forward]",
     ),
+    "bare": ("norm: rms", "width: 64", "dtype: bf16", "weight: false", "statistics: recompute"),
     "recomputed": ("norm: layer", "width: any", "dtype: bf16", "statistics: recompute"),
     "mods": (
         "norm: layer",
@@ -74,16 +77,17 @@ def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
     verdict(problem_of(load(spec)), path.parent)
     module = import_file(path, f"emitted_{which}")
     first = 89 if which == "eight bits" else 80
-    sums = ("columns", "finalize") if "backward" in module._SHAPES else ()
+    sums = ("columns", "finalize") if "columns_kernel" in path.read_text() else ()
     names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
-    for kernel, shapes in module._SHAPES.items():
-        assert [s["width"] for s in shapes] == sorted(s["width"] for s in shapes)
+    for kernel, shapes in module._shapes().items():
+        held = [s for s in shapes if s.elements]
+        assert [s.width for s in held] == sorted(s.width for s in held)
+        assert held == shapes[: len(held)]
         # One shape for each way of sharing rows: several a block, one, a cluster for one; and of single elements.
         for single in (False, True):
-            those = [s for s in shapes if s["single"] == single and (not single or s["cluster"] == 1)]
-            for s in (those[0], those[-1]):
-                names[module._name(kernel, s, single)] = 90 if s["cluster"] > 1 else first
-        names[module._name(kernel, module._NARROW, True)] = first
+            those = [s for s in held if (s.vector == 1) == single and (not single or s.cluster == 1)]
+            for s in (those[0], those[-1], shapes[-1]):
+                names[module._name(kernel, s)] = 90 if s.cluster > 1 else first
     for name, least in names.items():
         for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
             registers, spills, _ = usage_of(module._compiled(name, arch), name)
@@ -99,7 +103,7 @@ def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path, verdict):
     rows = compile_specs([load(spec)], tmp_path / "out", ["sm_80"])
     assert all(row["ok"] for row in rows), rows
     module = import_file(path, "emitted_shapes")
-    names = {module._name("forward", s, s["single"]) for s in module._SHAPES["forward"]}
+    names = {module._name("forward", s) for s in module._shapes()["forward"]}
     assert {n.rpartition("::")[2] for n in names} <= {row["kernel"] for row in rows}
 
 
@@ -149,14 +153,14 @@ def module_of_layer_norm(tmp_path_factory):
 
 def test_which_rows_are_whole_accesses(module_of_layer_norm):
     """Rows come 16 bytes at a time where all begin and end on as many; else singly."""
-    single = module_of_layer_norm._single
+    vector = module_of_layer_norm._vector
     x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
-    assert not single((x,), (w,))
-    assert not single((x[:, :256], x[:, 8:]), (w,))
+    assert vector((x,), (w,)) == 8
+    assert vector((x[:, :256], x[:, 8:]), (w,)) == 8
     odd = torch.empty(5, 265, dtype=torch.float16)
     for rows in ((x[:, :257],), (x[:, 1:257],), (odd[:, :256],), (odd,), (x, odd)):
-        assert single(rows, (w,))
-    assert single((x,), (w[1:],))
+        assert vector(rows, (w,)) == 1
+    assert vector((x,), (w[1:],)) == 1
 
 
 def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypatch):
@@ -176,25 +180,52 @@ def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypa
 @pytest.mark.parametrize("width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143])
 def test_shapes_are_wide_enough(module_of_layer_norm, width):
     plan, cuda = module_of_layer_norm._plan, torch.device("cuda", 0)
-    for kernel, single in product(("forward", "backward"), (False, True)):
-        name, shape, shared, _ = plan(kernel, cuda, width, single, 4, 2)
-        assert name.split(", ")[4] == ("1" if single else "8")
-        assert shape["elements"] == 0 or shape["width"] >= width
+    for kernel, vector in product(("forward", "backward"), (8, 1)):
+        name, shape, shared, _ = plan(kernel, cuda, width, vector, 4, 2)
+        assert name.split(", ")[4] == str(vector)
+        assert shape.width >= width
         assert shared <= 220_000
         # A slot of single elements is whole accesses, whatever is stored.
-        assert not single or shape["threads"] * shape["elements"] % 16 == 0
+        assert vector > 1 or shape.threads * shape.elements % 16 == 0
 
 
-def test_rows_of_a_thread_are_of_one_head(module_of_layer_norm):
-    groups = module_of_layer_norm._groups
+def test_rows_of_a_thread_are_of_one_head(tmp_path):
+    path = emitted(norm(tmp_path, *NORMS["heads"]), tmp_path / "out") / "sample" / "cuda.py"
+    module = import_file(path, "emitted_heads_apart")
+    # What no shape takes is refused in C too.
+    widest = {s[-1].width for s in module._shapes().values()}
+    assert set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
     for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
-        s = {"rows": shape_rows, "stay": True, "turns": turns}
+        s = module._shapes()["backward"][0]._replace(rows=shape_rows, turns=turns)
         for multiple in (1, 8, 24):
-            n = groups(rows, s, resident, multiple)
+            n = module._groups(rows, s, resident, multiple)
             assert n > 0
             assert n * shape_rows % multiple == 0
             assert n <= max(resident, -(-rows // shape_rows) // 2 * (turns > 0), multiple)
-    assert groups(5000, {"rows": 4, "stay": False, "turns": 0}, 0, 1) == 1250
+    assert module._groups(5000, s._replace(rows=4), 0, 1) == 1250
+
+
+def test_a_file_has_the_shapes_of_its_plan(tmp_path):
+    """Each is stated once, in `cuda.cu`; the launcher finds them there, however the table is laid out."""
+    spec = load(norm(tmp_path, *NORMS["layer"]))
+    path = emitted(Path(spec.path), tmp_path / "out") / "sample" / "cuda.py"
+    plan = plan_norm(spec)
+    wanted = {"forward": forward_shapes(plan), "backward": backward_shapes(plan)}
+    text = path.with_suffix(".cu").read_text()
+    for n, layout in enumerate(
+        (text, text.replace("},\n    {", "}, {"), text.replace(", 0},\n};", ",\n 0}\n};"))
+    ):
+        path.with_suffix(".cu").write_text(layout)
+        shapes = import_file(path, f"emitted_tables_{n}")._shapes()
+        for kernel, of_plan in wanted.items():
+            fields = ("width", "threads", "rows", "elements", "cluster", "stages", "blocks", "turns")
+            assert [[getattr(s, f) for f in fields] for s in shapes[kernel]] == [
+                [getattr(s, f) for f in fields] for s in of_plan
+            ]
+            assert [s.vector == 1 for s in shapes[kernel]] == [s.single for s in of_plan]
+    stated = re.findall(r"^ +\{[\d, ]+\},$", text, re.MULTILINE)
+    assert len(stated) == sum(map(len, wanted.values()))
+    assert not any(f"threads={s.threads}" in path.read_text() for s in wanted["forward"])
 
 
 def nvcc(path: Path, folder: Path, *options: str) -> str:
@@ -208,7 +239,7 @@ def nvcc(path: Path, folder: Path, *options: str) -> str:
     return subprocess.run(["nm", str(folder / "x.o")], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize("which", ["heads", "mods", "eight bits"])
+@pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])
 def test_norms_are_for_nvcc_too(tmp_path, which):
     path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
     symbols = nvcc(path, tmp_path)
@@ -260,3 +291,20 @@ def test_norms_run_from_c(tmp_path, width):
         library.sample_forward(*at(x), stride, *outputs, long(-1), long(width), ctypes.c_float(1e-5), stream)
         != 0
     )
+
+
+@pytest.mark.parametrize("which", sorted(NORMS))
+def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
+    text = re.sub(r"//.*", "", path.read_text())
+    names = re.findall(r"__forceinline__ [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
+    names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
+    assert {"store", "Row", "SIDE_BY_SIDE"} < set(names)
+    assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) < 2} == set()
+    for name in ("forward", "backward", "columns", "finalize"):
+        for params, body in re.findall(rf"{name}_kernel\((const [^)]*)\) {{\n(.*?)\n}}\n", text, re.DOTALL):
+            given = re.findall(r"(\w+)(?:,|$)", params)
+            assert len(given) > 3
+            assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
+    # An RMS norm subtracts no mean, and has none.
+    assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (which not in ("rms", "heads", "bare"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,8 @@ def test_no_shape_spills(which: str, arch: str, tmp_path: Path, verdict: Any) ->
 
     module: Any = import_file(tmp_path / "cuda.py", f"emitted_all_{which}_{arch}")
     names = {"sample_kernels::columns_kernel", "sample_kernels::finalize_kernel"}
-    for kernel, shapes in module._SHAPES.items():
-        picked = [(s, s["single"]) for s in shapes if s["cluster"] == 1 or arch != "sm_80"]
-        fallback = product((module._NARROW, module._WIDE), (False, True))
-        names |= {module._name(kernel, s, single) for s, single in (*picked, *fallback)}
+    for kernel, shapes in module._shapes().items():
+        names |= {module._name(kernel, s) for s in shapes if s.cluster == 1 or arch != "sm_80"}
     assert len(names) > 60
 
     # All at once, for the source is read once then.

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.expr.functions import ATOM, TABLE
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.spelling import ATOM
 from kgen.kernels.attention.bench.workload import Workload
 from kgen.verify.evaluate import evaluate
 

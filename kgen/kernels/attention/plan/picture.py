@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from kgen.expr.functions import TABLE
@@ -150,7 +149,7 @@ def value(node: Node, env: Mapping[str, Any], buffers: Mapping[str, Row]) -> Any
         if len(row) == 1:
             return row[0]
         return row[last] if 0 <= last < len(row) else 0
-    return _operation(node.fn, len(node.args))(*(value(a, env, buffers) for a in node.args))
+    return TABLE[node.fn].value(*(value(a, env, buffers) for a in node.args))
 
 
 def compiled(
@@ -180,20 +179,4 @@ def compiled(
     return made
 
 
-@cache
-def _operation(fn: str, arity: int) -> Any:
-    """A row of the function table as a Python function, from how the spec's own syntax spells it."""
-    names = [f"x{i}" for i in range(arity)]
-    form = TABLE[fn].spelled["python"].form
-    body = f"{fn}({', '.join(names)})" if TABLE[fn].callable else form.format(*names)
-    return eval(f"lambda {', '.join(names)}: {body}", _SCOPE)  # our own table, never the user's text
-
-
-_SCOPE: dict[str, Any] = {
-    **vars(math),
-    "where": lambda c, a, b: a if c else b,
-    "min": min,
-    "max": max,
-    "abs": abs,
-    "clamp": lambda x, low, high: min(max(x, low), high),
-}
+_SCOPE: dict[str, Any] = {name: row.value for name, row in TABLE.items() if row.callable}

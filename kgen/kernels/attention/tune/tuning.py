@@ -21,8 +21,8 @@ from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tiles import candidates
 from kgen.kernels.attention.plan.tuned import Class, Tile
 from kgen.kernels.attention.tune.job import TuneJob
+from kgen.sizes import SHARED_LIMITS
 from kgen.tuning import untuned
-from kgen.verify.compiling import SHARED_LIMITS
 from kgen.verify.emitted import require_emitted
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages, threads

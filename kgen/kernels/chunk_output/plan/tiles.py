@@ -1,7 +1,7 @@
 """Tile shapes of chunk_output by chip: how many columns of a head a program holds at once, its warps and stages.
 
-A program always has a whole chunk of BT rows. Row 90 follows a sweep on an H200 (docs/performance/chunk_output.md), 100
-is reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
+A program always has a whole chunk of BT rows. Row 90 follows a sweep on an H200 (docs/performance/chunk_output.md), the
+later ones are reasoned from it, and row 0 serves every other chip: it fits in 99 KiB of shared memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
+from kgen.sizes import TILED
+
+RECENT = tuple(chip for chip in TILED if chip >= 90)
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,9 @@ def tile_tables(spec: ChunkOutputSpec) -> TileTables:
     whole = Tile(min(k, 128), min(v, 128), warps, 1) if BT <= 64 else halves
     # Four warps would spill the accumulators of dq and dk. Narrow blocks of v leave shared memory for many.
     deep = Tile(min(k, 128 if BT <= 64 else 64), 32, 8, 5)
+    forward = dict.fromkeys(RECENT, halves) | {90: replace(halves, maxnreg=240 if warps == 4 else None)}
     return TileTables(
-        forward=small | {100: halves, 90: replace(halves, maxnreg=240 if warps == 4 else None)},
-        dvdh=small | dict.fromkeys((100, 90), whole),
-        dqdk=small | dict.fromkeys((100, 90), deep),
+        forward=small | forward,
+        dvdh=small | dict.fromkeys(RECENT, whole),
+        dqdk=small | dict.fromkeys(RECENT, deep),
     )

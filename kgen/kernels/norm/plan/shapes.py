@@ -6,14 +6,20 @@ way; wide rows want many elements a thread, then several blocks for a row (a clu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kgen.kernels.norm.plan.planning import NormPlan
+from kgen.kernels.norm.spec import MAX_WIDTH
+
+NARROW = 4096
+"""The widest row that few threads read from memory."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements.
+    """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements,
+    or, where that is 0, however many there are.
 
     `stages` rows are in shared memory or under way; with 0 each block has its row in registers. At least `blocks` fit
     on a multiprocessor. Blocks that stay go on to `turns` rows before they end, where that is not 0: the chip evens out
@@ -33,17 +39,9 @@ class Shape:
     @property
     def width(self) -> int:
         """Elements of the widest row that it takes."""
+        if self.elements == 0:
+            return NARROW if self.threads < 1024 else MAX_WIDTH
         return self.threads * self.elements * self.cluster
-
-    @property
-    def stay(self) -> bool:
-        """Whether blocks go on to further rows: those with several under way, and clusters. Others end with theirs."""
-        return self.stages > 1 or self.cluster > 1
-
-    @property
-    def stay_word(self) -> str:
-        """`stay` in C."""
-        return str(self.stay).lower()
 
 
 def _backward(
@@ -226,6 +224,11 @@ SINGLE_BACKWARD: dict[str, tuple[Shape, ...]] = {
 }
 """The same of backward."""
 
+ANY = tuple(
+    Shape(threads, 1, 0, stages=0, single=single) for threads in (128, 1024) for single in (False, True)
+)
+"""What is left where no other shape fits: rows that are read from memory, or a cache, in each pass."""
+
 
 def forward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
     """Those of forward. Expressions need registers of their own: with them no number of blocks is promised."""
@@ -243,7 +246,20 @@ def backward_shapes(plan: NormPlan) -> tuple[Shape, ...]:
 def _sorted(shapes: tuple[Shape, ...], plan: NormPlan) -> tuple[Shape, ...]:
     if not _plain(plan):
         shapes = tuple(replace(s, blocks=1, stages=max(s.stages, 1)) for s in shapes)
-    return tuple(sorted(shapes, key=lambda s: s.width))
+    # One more than is needed serves where the one before it does not fit in shared memory.
+    return (*_needed(sorted(shapes, key=lambda s: s.width), plan, 2), *_needed(ANY, plan, 1))
+
+
+def _needed(shapes: Sequence[Shape], plan: NormPlan, last: int) -> list[Shape]:
+    """Those that the widths of the spec need, with the `last` narrowest of those that take the widest row."""
+    if plan.spec.width == "any":
+        return [*shapes]
+    widths = [plan.spec.width] if isinstance(plan.spec.width, int) else plan.spec.width
+    least, most = min(widths), max(widths)
+    wide = [[s for s in shapes if s.single == single and s.width >= most] for single in (False, True)]
+    wide = [[s for s in shapes if s.single == single and s.width >= most] for single in (False, True)]
+    enough = [s for kind in wide for s in kind[:last]]
+    return [s for s in shapes if least <= s.width < most or s in enough]
 
 
 def _plain(plan: NormPlan) -> bool:

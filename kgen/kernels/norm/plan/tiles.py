@@ -1,7 +1,7 @@
 """How the kernels of a norm go over rows, by chip and width.
 
 Row 90 was timed on an H200 (docs/performance/norm.md), the others are the same, cut to what the chip's shared memory
-holds: 100, 80, and row 0 for every other chip.
+holds; row 0 is for every other chip.
 """
 
 from __future__ import annotations

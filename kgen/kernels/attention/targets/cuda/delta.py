@@ -16,7 +16,7 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernel and its C launcher, `cuda.py` with the PyTorch operator."""
     context = _context(loaded)
     return [
-        Source("cuda.cu", "attention/cuda/delta.cu.j2", context),
+        Source("cuda.cu", "attention/cuda/delta.cu.j2", context, comment="//"),
         Source("cuda.py", "attention/cuda/delta.py.j2", context),
     ]
 
@@ -30,7 +30,7 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
         "element": ELEMENTS[spec.dtype],
-        "elements": used({spec.dtype}),
+        "elements": used({spec.dtype, "fp32"}) | {"loaded_once": True},
         "rounds": False,
         "least_major_minor": "8, 0",
         "least_words": "8.0",

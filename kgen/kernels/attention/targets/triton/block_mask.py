@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from kgen.expr.functions import MUL
 from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kgen.expr.algebra import LOG2E, call
-from kgen.expr.functions import MUL
 from kgen.expr.hoist import hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Const, Type
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, streamed_columns

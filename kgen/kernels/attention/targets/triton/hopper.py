@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from kgen.expr.functions import MUL
+from kgen.expr.functions import in_order
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.idioms import LinearBias
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
@@ -46,6 +47,7 @@ from kgen.targets.code import (
     assign,
     calls,
     codes,
+    helpers_of,
     minimum,
     needed,
     op,
@@ -139,7 +141,7 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "dkdv_operands": descs.replace("q_desc", "short_q_desc").replace("do_desc", "short_do_desc")
         if short
         else descs,
-        "sigmoid": any(calls(code, "sigmoid") for code in _codes(loops)),
+        "helpers": in_order(helpers_of(_codes(loops), GLUON) - kernels.helpers),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
         "passes_over": any(fields["past"] or fields["ahead"] for fields in loops.values()),
         "lag": _lag(hopper),

@@ -8,11 +8,13 @@ from functools import reduce
 from typing import Any
 
 from kgen.expr.differentiate import is_one
-from kgen.expr.functions import MUL
+from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
+from kgen.expr.rows import Finite
 from kgen.expr.softmax_form import QK
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
 from kgen.kernels.attention.plan.tile_reads import asked_ahead
 from kgen.kernels.attention.targets.triton.placement import tma_row
@@ -402,8 +404,9 @@ class KernelFields:
 
         def open_ended(n: Node) -> bool:
             if isinstance(n, Call):
-                unbounded = n.fn in ("log", "log2", "sqrt", "rsqrt", "exp", "exp2")
-                return unbounded or (n.fn == "div" and divides_by_zero(n))
+                if n.fn == "div":
+                    return divides_by_zero(n)
+                return TABLE[n.fn].finite is not Finite.EVERYWHERE
             return (isinstance(n, Read) and n.type is Type.FLOAT) or (isinstance(n, Var) and n.name == "inf")
 
         return any(open_ended(n) for n in walk(node))

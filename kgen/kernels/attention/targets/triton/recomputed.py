@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.expr.differentiate import is_one
-from kgen.expr.functions import MUL
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Type, Var
+from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.targets.code import (

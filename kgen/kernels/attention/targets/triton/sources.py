@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kgen.expr.functions import in_order
 from kgen.kernels.attention.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention, without_promises
@@ -21,7 +22,7 @@ from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pa
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import as_type, load, op, printed, row
-from kgen.targets.triton.text import HELPERS, TORCH_DTYPES
+from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.tritons import FIELDS
 
 
@@ -109,7 +110,8 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     context |= launcher.fields() | FIELDS
     context["decode_kernels"] = decode is not None
     context["asked"] = _asked(hopper)
-    context["helpers"] = {"tf32": kernels.tf32} | {h: h in helpers for h in HELPERS}
+    context["helpers"] = in_order(helpers)
+    context["tf32"] = kernels.tf32
     return context
 
 

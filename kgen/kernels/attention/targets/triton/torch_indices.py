@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kgen.expr.functions import ATOM, TABLE
+from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Const, Node, Read, Var
+from kgen.expr.spelling import ATOM
 
 
 def torch_index(node: Node) -> str:

@@ -43,7 +43,6 @@ def sources(loaded: Loaded) -> list[Source]:
             arch,
             rank=RANKS[arch],
             needs="cutlass",
-            forward_only=True,
         )
         for arch in loaded.spec.targets.cute.arch
     ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
 from kgen.expr.algebra import call
 from kgen.expr.differentiate import is_one
+from kgen.expr.functions import in_order
 from kgen.expr.hoist import Place, Program, hoist
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Type
@@ -107,7 +107,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
             }
             for name, table in names.items()
         ],
-        "helpers": defaultdict(bool, dict.fromkeys(helpers, True)),
+        "helpers": in_order(helpers),
         "common": decay.fields,
         "gradient": gradient.fields,
         "exponent": decay.power(Name(decay.c)),

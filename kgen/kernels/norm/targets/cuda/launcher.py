@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan.planning import Operand
-from kgen.kernels.norm.plan.shapes import Shape, backward_shapes, forward_shapes
 from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
 from kgen.kernels.norm.targets.triton.launcher import FP8, norm_derivatives
-from kgen.sizes import ELEMENT_SIZE
 from kgen.targets import opening
 from kgen.targets.arguments import number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
-def _tuple(names: Sequence[str]) -> str:
-    """Names as Python unpacks into them."""
-    return ", ".join(names) + ("," if len(names) == 1 else "")
+def _prepared(loads: Sequence[Operand]) -> list[str]:
+    """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
+    made = (f"_flat({o.name})" if o.along == "element" else f"{o.name}.contiguous()" for o in loads)
+    return [f"{o.name} = {value}" for o, value in zip(loads, made, strict=True)]
 
 
-def _row(shape: Shape, vector: int) -> dict[str, object]:
-    """What a table of shapes says of one, whose threads take `vector` elements at a time or one."""
-    return {
-        **asdict(shape),
-        "width": shape.width,
-        "vector": 1 if shape.single else vector,
-        "stay": shape.stay,
-        "stay_word": shape.stay_word,
-        "single_word": str(shape.single).lower(),
-    }
+def _along(loads: Sequence[Operand], along: str) -> list[str]:
+    return [o.name for o in loads if o.along == along]
+
+
+def _empty(shape: str, dtype: str, like: str) -> str:
+    return f"torch.empty({shape}, dtype=torch.{dtype}, device={like}.device)"
 
 
 class LauncherFields:
@@ -42,7 +36,6 @@ class LauncherFields:
         self, kernels: KernelFields, forward: dict[str, Any], backward: dict[str, Any] | None
     ) -> None:
         self.plan, self.spec, self.runtime = kernels.plan, kernels.spec, kernels.runtime
-        self.vector = kernels.vector
         self.forward, self.backward = forward, backward
 
     def fields(self) -> dict[str, object]:
@@ -65,60 +58,65 @@ class LauncherFields:
             "tensor_params": ", ".join(
                 [*(f"{n}: Tensor" for n in tensors), *scalars, "eps: float", *(f"{n}: bool" for n in save)]
             ),
-            "tensor_names": ", ".join(tensors),
-            "scalar_names": ", ".join([*runtime, "eps"]),
             "call_names": ", ".join([*tensors, *runtime, "eps", *save]),
             "input_names": ", ".join([*tensors, *runtime, "eps", *("_" for _ in save)]),
             "output_arguments": ", ".join(["x", *save]),
             "save_words": "; without `save` no statistics, which backward alone needs" if save else "",
-            "gradient_operands": _tuple([o.name for o in plan.operands if o.grad]),
+            "gradient_operands": [o.name for o in plan.operands if o.grad],
             "operands": [
-                {
-                    "name": o.name,
-                    "torch_dtype": TORCH_DTYPES[o.dtype],
-                    "shape": {
-                        "element": "x.shape",
-                        "row": "x.shape[:-1]",
-                        "column": f"x.shape[-{2 if spec.heads else 1}:]",
-                    }[o.along],
-                    "words": ("[..., H, width]" if spec.heads else "[..., width]")
-                    if o.name == "x"
-                    else {
-                        "element": "as x",
-                        "row": "[...]",
-                        "column": "[H, width]" if spec.heads else "[width]",
-                    }[o.along],
-                }
-                for o in plan.operands
+                *((o.name, TORCH_DTYPES[o.dtype], self._shape(o)) for o in plan.operands),
+                *((n, "float32", "()") for n in scale),
             ],
-            "positional": positional,
-            "and_heads": ": of one head in backward" if spec.heads else "",
-            "backward_multiple": "heads" if spec.heads else "1",
+            "argument_words": [
+                *(f"{o.name} {self._words(o)} {TORCH_DTYPES[o.dtype]}" for o in plan.operands),
+                *(f"{n}: one float32, what the output is divided by" for n in scale),
+            ],
+            "checks": self._checks(),
             "x_words": "[..., H, width]" if spec.heads else "[..., width]",
             "x_dims": 2 if spec.heads else 1,
             "heads": bool(spec.heads),
-            "fixed_heads": spec.heads if isinstance(spec.heads, int) else None,
-            "widths": f"({_tuple([str(w) for w in ([spec.width] if isinstance(spec.width, int) else spec.width)])})",
-            "fixed_width": spec.width != "any",
+            "sizes": "heads, width" if spec.heads else "width",
+            "sizes_at": "-2:" if spec.heads else "-1",
+            "saves": bool(plan.saves),
             "dtype_words": TORCH_DTYPES[spec.dtypes["input"]],
             "out_dtype": (TORCH_DTYPES | FP8)[spec.dtypes["output"]],
-            "h_dtype": TORCH_DTYPES[spec.dtypes["residual"]],
             "stores_h": plan.stores_h,
-            "saves": list(plan.saves),
-            "save_mean": "mean" in plan.saves,
-            "save_rstd": "rstd" in plan.saves,
-            "forward_table": self._table(forward_shapes(plan)),
-            "backward_table": self._backward_table(),
             "has_backward": plan.backward is not None,
-            "max_width": MAX_WIDTH,
-            "width_words": " or ".join(map(str, [spec.width] if isinstance(spec.width, int) else spec.width)),
+            "forward_prepared": _prepared(self.forward["loads"]),
+            "forward_elements": _along(self.forward["loads"], "element"),
+            "forward_vectors": ["out", *_along(self.forward["loads"], "column")],
             "variance_words": "variance" if plan.layer else "mean of squares",
             **norm_derivatives(plan),
             **number_fields(self.runtime),
             **self._outputs(),
-            **self._forward(),
             **(self._backward() if plan.backward else {}),
         }
+
+    def _shape(self, operand: Operand) -> str:
+        """The shape of an argument, in Python."""
+        dims = 2 if self.spec.heads else 1
+        return {"element": "x.shape", "row": "x.shape[:-1]", "column": f"x.shape[-{dims}:]"}[operand.along]
+
+    def _words(self, operand: Operand) -> str:
+        """The same in words."""
+        heads = "H, " if self.spec.heads else ""
+        if operand.name == "x":
+            return f"[..., {heads}width]"
+        return {"element": "as x", "row": "[...]", "column": f"[{heads}width]"}[operand.along]
+
+    def _checks(self) -> list[dict[str, str]]:
+        """Of the shape of x: what would be wrong, and what it has to be."""
+        width, heads = self.spec.width, self.spec.heads
+        if width == "any":
+            wrong, words = f"not 1 <= x.shape[-1] <= {MAX_WIDTH}", f"1 to {MAX_WIDTH}"
+        else:
+            widths = [width] if isinstance(width, int) else width
+            wrong, words = f"x.shape[-1] not in {tuple(widths)}", " or ".join(map(str, widths))
+        checks = [{"wrong": wrong, "message": f"rows of x must have {words} elements, got {{x.shape[-1]}}"}]
+        if isinstance(heads, int):
+            wrong, message = f"x.shape[-2] != {heads}", f"x must have {heads} heads, got {{x.shape[-2]}}"
+            checks.append({"wrong": wrong, "message": message})
+        return checks
 
     def _outputs(self) -> dict[str, object]:
         """An operator with one output returns a tensor, not a tuple of one."""
@@ -127,11 +125,18 @@ class LauncherFields:
         returned = ["out", *["scale"] * per_row, *["h"] * plan.stores_h]
         names = [*returned, *plan.saves]
         one = len(names) == 1
+        dtypes = TORCH_DTYPES | FP8
+        shapes = {
+            "out": ("x.shape", dtypes[plan.spec.dtypes["output"]]),
+            "scale": ("(*x.shape[:-1], 1)", "float32"),
+            "h": ("x.shape", dtypes[plan.spec.dtypes["residual"]]),
+            **dict.fromkeys(plan.saves, ("x.shape[:-1] if save else 0", "float32")),
+        }
         return {
-            "output_names": ", ".join(names) + ("," if one else ""),
+            "output_names": names,
+            "outputs": [_empty(*shapes[n], "x") for n in names],
             "forward_types": "Tensor" if one else f"tuple[{', '.join(['Tensor'] * len(names))}]",
             "first_of_outputs": "[0]" if one else "",
-            "as_tuple": "," if one else "",
             "returned": ", ".join(returned),
             "returns_words": self._returns(per_row),
         }
@@ -143,59 +148,6 @@ class LauncherFields:
         if self.plan.stores_h:
             words.append("h, what was normed")
         return " and ".join(words) if len(words) < 3 else f"{words[0]}, {words[1]}, and {words[2]}"
-
-    def _backward_table(self) -> list[dict[str, object]]:
-        return self._table(backward_shapes(self.plan)) if self.plan.backward else []
-
-    def _table(self, shapes: Sequence[Shape]) -> list[dict[str, object]]:
-        """The shapes that the widths of the spec need."""
-        widths = [self.spec.width] if isinstance(self.spec.width, int) else self.spec.width
-        if widths != "any":
-            # One more than is needed: a wider shape serves where a narrower one does not fit in shared memory.
-            least, most = min(widths), max(widths)
-            enough = [
-                s
-                for single in (False, True)
-                for s in [s for s in shapes if s.single == single and s.width >= most][:2]
-            ]
-            shapes = [s for s in shapes if least <= s.width < most or s in enough]
-        return [_row(s, self.vector) for s in shapes]
-
-    def _bytes(self, loads: Iterable[Operand]) -> int:
-        return sum(ELEMENT_SIZE[o.dtype] for o in loads if o.along == "element")
-
-    def _argument(self, o: Operand) -> str:
-        if o.along == "element":
-            return f"*_rows({o.name})"
-        return f"{o.name}.data_ptr()"
-
-    def _scalars(self) -> list[str]:
-        kinds = {Type.INT: "ctypes.c_int", Type.FLOAT: "ctypes.c_float"}
-        return [f"{kinds[p.scalar]}({n})" for n, p in self.runtime.items()]
-
-    def _forward(self) -> dict[str, object]:
-        plan, spec = self.plan, self.spec
-        loads: list[Operand] = self.forward["loads"]
-        outputs = ["out", *["scale"] * (self.spec.quantize is not None)]
-        outputs += [*["h"] * plan.stores_h, *plan.saves]
-        sizes = ["rows", "width", *(["heads"] if self.spec.heads else []), "ctypes.c_float(eps)"]
-        return {
-            "forward_arguments": [
-                *(self._argument(o) for o in loads),
-                *(f"{n}.data_ptr()" for n in outputs),
-                *sizes,
-                *self._scalars(),
-            ],
-            "forward_aligned": f"({_tuple([o.name for o in loads if o.along == 'element'])}), "
-            f"({_tuple(['out', *(o.name for o in loads if o.along == 'column')])})",
-            "forward_elements": [o.name for o in loads if o.along == "element"],
-            "forward_columns": [o.name for o in loads if o.along == "column"],
-            "forward_rows": [o.name for o in loads if o.along == "row"],
-            "forward_bytes": self._bytes(loads),
-            "forward_stored": sum(
-                ELEMENT_SIZE[spec.dtypes[n]] for n in ("output", *["residual"] * plan.stores_h)
-            ),
-        }
 
     def _backward(self) -> dict[str, object]:
         plan, b, spec = self.plan, self.plan.backward, self.spec
@@ -218,66 +170,32 @@ class LauncherFields:
         for g in b.gradients:
             if g.same_as is not None:
                 returned[g.of] = f"d_{g.same_as}"
-        like = {g.of: (g.of if g.of in given else None) for g in results}
-        outputs = [
-            {
-                "name": f"d_{g.of}",
-                "like": "dout" if g.along == "element" else g.of,
-                "shape": "dout.shape" if g.along == "element" else f"{g.of}.shape",
-                "torch_dtype": TORCH_DTYPES[g.dtype],
-            }
-            for g in results
-        ]
-        # Gradients of operands that backward does not read have the shape of something that it does read.
-        for g, o in zip(results, outputs, strict=True):
-            if like[g.of] is None and g.along == "column":
-                o["shape"] = "(heads, width)" if spec.heads else "(width,)"
-            if like[g.of] is None and g.along == "row":
-                o["shape"] = "dout.shape[:-1]"
-        sizes = ["rows", "width", *(["heads"] if spec.heads else [])]
-        sizes += ["ctypes.c_float(eps)"] * fields["recomputes"]
-        fixed = [*(self._argument(o) for o in loads), *(f"{s}.data_ptr()" for s in plan.saves)]
-        fixed += [f"d_{g.of}.data_ptr()" for g in (*b.elements, *b.rows)]
+        # Every gradient has the shape of dout, or of dout without what it is summed over.
+        dims = 2 if spec.heads else 1
+        shapes = {"element": "dout.shape", "row": "dout.shape[:-1]", "column": f"dout.shape[-{dims}:]"}
         return {
             "backward_params": ", ".join([*params, *scalars]),
             "backward_names": ", ".join([n.split(":")[0] for n in (*params, *scalars)]),
-            "backward_given": given,
             "backward_saved": [*(["h"] if plan.stores_h else []), *plan.saves, *given],
-            "backward_results": outputs,
-            "backward_types": "tuple[" + ", ".join(["Tensor"] * len(outputs)) + "]",
-            "backward_aligned": f"({_tuple([o.name for o in loads if o.along == 'element'])}), "
-            f"({_tuple([o.name for o in loads if o.along == 'column'])})",
-            "gradient_names": _tuple([o["name"] for o in outputs]),
-            "part_names": _tuple([f"d_{g.of}_part" for g in b.columns]),
-            "finalize_arguments": [
-                *(f"d_{g.of}_part.data_ptr()" for g in b.columns),
-                *(f"d_{g.of}.data_ptr()" for g in b.columns),
-                "parts",
-                "width",
-            ],
-            "saved_tuple": _tuple([*(["h"] if plan.stores_h else []), *plan.saves, *given]),
+            "gradients": [_empty(shapes[g.along], TORCH_DTYPES[g.dtype], "dout") for g in results],
+            "backward_types": "tuple[" + ", ".join(["Tensor"] * len(results)) + "]",
+            "gradient_names": [f"d_{g.of}" for g in results],
+            "part_names": [f"d_{g.of}_part" for g in b.columns],
             "cotangents": ["dout", *(["dh_out"] if plan.stores_h else []), *(f"_{s}" for s in plan.saves)],
-            "backward_elements": [o.name for o in loads if o.along == "element"],
-            "backward_columns": [o.name for o in loads if o.along == "column"],
-            "backward_rows": [o.name for o in loads if o.along == "row"],
-            "backward_bytes": self._bytes(loads),
-            "backward_stored": sum(ELEMENT_SIZE[g.dtype] for g in b.elements),
-            "backward_arguments": fixed,
-            "backward_sizes": [*sizes, *self._scalars()],
+            "backward_prepared": _prepared(loads),
+            "backward_elements": _along(loads, "element"),
+            "backward_columns": _along(loads, "column"),
             "column_results": [f"d_{g.of}" for g in b.columns],
             "column_count": len(b.columns),
             "has_columns": bool(b.columns),
             "has_scratch": bool(fields["scratch"]),
             "scratch_count": len(fields["scratch"]),
-            "backward_scalars": _tuple([*self.runtime, *["eps"] * fields["recomputes"]]) if scalars else "",
+            "backward_scalars": [*self.runtime, *["eps"] * fields["recomputes"]],
             "gradient_words": ", ".join(g.of for g in results),
-            "width_used": any("width" in o["shape"] for o in outputs),
-            "heads_used": any("heads" in o["shape"] for o in outputs),
-            "first_of_gradients": "[0]" if len(outputs) == 1 else "",
-            "as_tuple_of_gradients": "," if len(outputs) == 1 else "",
-            "parts_factor": ' * shape["rows"]' if spec.heads else "",
+            "first_of_gradients": "[0]" if len(results) == 1 else "",
+            "parts_factor": "shape.rows" if spec.heads else None,
             "share_rows": "(64 * heads)" if spec.heads else "64",
-            "heads_factor": " * heads" if spec.heads else "",
+            "heads_factor": "heads" if spec.heads else None,
             "heads_or_one": "heads" if spec.heads else "1",
             "shape_source": "h"
             if plan.stores_h

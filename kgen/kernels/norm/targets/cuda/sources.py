@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
-from kgen.expr.show import show
+from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
 from kgen.kernels.norm.targets.cuda.launcher import LauncherFields
+from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.cuda.elements import used
 
-HELPERS = ("floor_mod", "floor_div", "tanh_approx", "sigmoid", "silu")
-"""The functions of `_functions.j2`, each there if an expression needs it."""
+SUMS = {
+    "layer": [
+        {"name": "sums", "value": "h[i]", "total": "sum", "of_mean": True},
+        {
+            "name": "deviations",
+            "value": "(h[i] - mean) * (h[i] - mean)",
+            "total": "squares",
+            "of_mean": False,
+        },
+    ],
+    "rms": [{"name": "sums", "value": "h[i] * h[i]", "total": "squares", "of_mean": False}],
+}
+"""What a thread sums over its part of a row, by the norm."""
 
 
 def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "norm/cuda/norm.cu.j2", context),
+        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//"),
         Source("cuda.py", "norm/cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
     ]
 
@@ -32,15 +44,23 @@ def _context(plan: NormPlan) -> dict[str, object]:
     return {
         "name": spec.name,
         "summary": opening(spec, in_comment=True),
-        "formula": _formula(plan),
-        "heads_words": ", rows of different heads one after the other" if spec.heads else "",
-        "elements": used(dtypes),
+        "formula": formula(plan),
+        "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
+        "elements": used(dtypes)
+        | {"loaded_once": False, "rounded": kernels.rounds}
+        | {"stores_fp32": "fp32" in dtypes or bool(backward and backward["sums"])},
         "rounds": True,
         "moments": plan.layer,
+        "passes_words": ["mean and variance in two passes"] if plan.layer else [],
+        "sums_of_rows": SUMS[spec.norm],
+        "multiples": kernels.multiples,
+        "multiple_name": ["multiple"] if kernels.multiples else [],
+        "apart_words": ["rows of one thread a multiple of `multiple` apart"] * kernels.multiples,
+        "multiple_param": ["long long multiple"] if kernels.multiples else [],
         "constants": kernels.constants,
         "forward": forward,
         "backward": backward,
-        "helpers": {h: h in kernels.printer.helpers for h in HELPERS},
+        "helpers": in_order(kernels.printer.helpers),
         "row_gradients": bool(backward and backward["row_sums"]),
         "vector": kernels.vector,
         "quantized": spec.quantize is not None,
@@ -55,15 +75,3 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "launch_config": "grid=grid, cluster=cluster if cluster > 1 else None, block=block, shmem_size=shared",
         **LauncherFields(kernels, forward, backward).fields(),
     }
-
-
-def _formula(plan: NormPlan) -> list[str]:
-    spec = plan.spec
-    y = (
-        "x_hat"
-        + (f" * ({'1 + ' if spec.weight_offset else ''}weight)" if spec.weight else "")
-        + (" + bias" if spec.bias else "")
-    )
-    centred = "(h - mean(h)) / sqrt(var(h) + eps)" if plan.layer else "h / sqrt(mean(h * h) + eps)"
-    lines = [f"h = {show(plan.forward.h.tree)}", f"x_hat = {centred}", f"y = {y}"]
-    return [*lines, f"out = {show(plan.forward.out.tree)}"]

@@ -45,8 +45,8 @@ class NormLauncher:
             "outputs": outputs,
             "output_types": ", ".join(["Tensor"] * len(outputs)),
             "output_names": ", ".join(o["name"] for o in outputs),
-            "output_list": _tuple([o["name"] for o in outputs]),
-            "output_rounded": _tuple([o["rounded"] for o in outputs]),
+            "output_list": [o["name"] for o in outputs],
+            "output_rounded": [o["rounded"] for o in outputs],
             "rounds": any(o["rounded"] != o["name"] for o in outputs),
             "returned": ", ".join(returned),
             "returned_words": self._returned(),
@@ -62,7 +62,7 @@ class NormLauncher:
             "rows_words": "[positions, heads, width]" if self.heads else "[rows, width]",
             "eps_words": "the variance" if plan.layer else "the mean of squares",
             "save": needs_grad if plan.saves else "False",
-            "save_flag": "SAVE=save, " if plan.saves else "",
+            "flags": ["SAVE=save"] if plan.saves else [],
             "dh_out": False,
             **norm_derivatives(plan),
             **number_fields(self.runtime),
@@ -208,19 +208,16 @@ class NormLauncher:
             "first": first,
             "backward_params": ", ".join(params),
             "backward_names": ", ".join([*upstream, *saved, *(n for n, _ in needed)]),
-            "saved_names": ", ".join(saved),
-            "saved_list": ", ".join(saved) + "," * (len(saved) == 1),
+            "saved_names": saved,
             "upstream_names": ", ".join([*upstream, *(["*_"] if plan.saves else [])]),
             "dh_out": plan.stores_h,
             "kept_scalars": ", ".join(n for n, _ in needed),
             "input_names": ", ".join([*tensors, *scalars]),
             "gradients": [_output(g.name, shapes[g.along], TORCH_DTYPES[g.dtype], first) for g in grads],
-            "gradient_rounded": _tuple(
-                [_output(g.name, "", TORCH_DTYPES[g.dtype], first)["rounded"] for g in grads]
-            ),
+            "gradient_rounded": [_output(g.name, "", TORCH_DTYPES[g.dtype], first)["rounded"] for g in grads],
             "rounds": "bf16" in [*self.spec.dtypes.values(), *(g.dtype for g in grads)],
             "gradient_types": ", ".join(["Tensor"] * len(grads)),
-            "gradient_list": _tuple([g.name for g in grads]),
+            "gradient_list": [g.name for g in grads],
             "gradient_returns": ", ".join(
                 [*(given.get(n, "None") for n in tensors), *("None" for _ in scalars)]
             ),
@@ -256,7 +253,3 @@ def _output(name: str, shape: str, dtype: str, like: str) -> dict[str, str]:
         "empty": f"{like}.new_empty({shape}, dtype={stored})",
         "rounded": f"{name}.to(torch.{dtype})" if narrow else name,
     }
-
-
-def _tuple(names: list[str]) -> str:
-    return ", ".join(names) + "," * (len(names) == 1)

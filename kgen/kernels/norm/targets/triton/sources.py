@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kgen.expr.functions import in_order
 from kgen.expr.hoist import Place, Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Node
-from kgen.expr.show import show
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value, plan_norm
 from kgen.kernels.norm.plan.tiles import norm_tiles
 from kgen.kernels.norm.spec import MAX_WIDTH
+from kgen.kernels.norm.targets.formula import formula
 from kgen.kernels.norm.targets.triton.launcher import NormLauncher
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.triton.printer import Printer
-from kgen.targets.triton.text import HELPERS
 from kgen.targets.triton.tritons import FIELDS
 
 TL_DTYPES = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3": "tl.float8e4nv"}
@@ -60,7 +60,7 @@ class _Fields:
         context: dict[str, object] = {
             "name": spec.name,
             "summary": opening(spec),
-            "formula": _formula(plan),
+            "formula": formula(plan),
             "constants": [{"name": n.upper(), "value": repr(v)} for n, v in self.constants.items()],
             "heads": self.heads,
             "shared": not self.heads,
@@ -77,7 +77,7 @@ class _Fields:
             "max_width": MAX_WIDTH,
         }
         context |= NormLauncher(plan).fields() | FIELDS
-        context["helpers"] = {"tf32": False} | {h: h in self.printer.helpers for h in HELPERS}
+        context["helpers"] = in_order(self.printer.helpers)
         return context
 
     def _list(self, sizes: list[str]) -> str:
@@ -122,13 +122,13 @@ class _Fields:
         pointers += [f"{g.name}_parts" if g.name in parts else g.name for g in grads]
         at_h = next((i + 1 for i, v in enumerate(backward.before) if v.name == "h"), 0)
         means = [
-            {"name": m.name, "value": self._print(m.tree), "later": " + 1" * i}
+            {"name": m.name, "value": self._print(m.tree), "later": i or None}
             for i, m in enumerate(backward.means)
         ]
         return {
             "words": "Gradients; a program sums those of columns over the rows that it takes.",
             "params": self._params(pointers, loads, [] if plan.saves else ["eps"], []),
-            "loads": [line for o in loads for line in self._load(o).split("\n")],
+            "loads": [self._load(o) for o in loads],
             "before": self._lines(backward.before[:at_h]),
             "middle": self._lines(backward.before[at_h:]),
             "means": means,
@@ -198,17 +198,3 @@ class _Fields:
 
     def _print(self, node: Node) -> str:
         return str(self.printer.tile(node))
-
-
-def _formula(plan: NormPlan) -> list[str]:
-    """The norm as it stands in the docstring."""
-    forward = plan.forward
-    inner = "mean((h - mean(h))**2)" if plan.layer else "mean(h**2)"
-    values = [forward.h, *forward.normed, Value("out", forward.out.tree)]
-    lines = []
-    for v in values:
-        text = show(v.tree)
-        if v.name == "x_hat":
-            text = f"{'(h - mean(h))' if plan.layer else 'h'} / sqrt({inner} + eps)"
-        lines.append(f"{v.name} = {text}" + (f", rounded to {v.rounded}" if v.rounded else ""))
-    return lines

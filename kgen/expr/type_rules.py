@@ -1,0 +1,68 @@
+"""The type rules of the function table: from the types of arguments to that of the value, or what is wrong."""
+
+from __future__ import annotations
+
+from kgen.expr.nodes import Type
+
+INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
+
+
+class TypeRuleError(Exception):
+    """The arguments do not have the types that the function takes."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def numbers(types: tuple[Type, ...]) -> None:
+    if BOOL in types:
+        raise TypeRuleError(
+            "expects numbers, got a truth value", "use where(condition, 1, 0) to count a truth value"
+        )
+
+
+def arithmetic(types: tuple[Type, ...]) -> Type:
+    numbers(types)
+    return FLOAT if FLOAT in types else width(types)
+
+
+def width(types: tuple[Type, ...]) -> Type:
+    """Of integers: 64 bits as soon as one operand has them."""
+    return LONG if LONG in types else INT
+
+
+def real(types: tuple[Type, ...]) -> Type:
+    numbers(types)
+    return FLOAT
+
+
+def integral(types: tuple[Type, ...]) -> Type:
+    if not all(t.integral for t in types):
+        raise TypeRuleError(
+            "is integer arithmetic: both sides must be integers",
+            "on floats use floor(x / y), and x - y * floor(x / y) for the rest",
+        )
+    return width(types)
+
+
+def comparison(types: tuple[Type, ...]) -> Type:
+    numbers(types)
+    return BOOL
+
+
+def logical(types: tuple[Type, ...]) -> Type:
+    if any(t is not BOOL for t in types):
+        raise TypeRuleError("combines truth values", "compare first, for example `x != 0`")
+    return BOOL
+
+
+def choice(types: tuple[Type, ...]) -> Type:
+    condition, *values = types
+    if condition is not BOOL:
+        raise TypeRuleError("takes a truth value as its condition", "compare first, for example `x != 0`")
+    if (BOOL in values) and any(t is not BOOL for t in values):
+        raise TypeRuleError(
+            "has one branch that is a truth value and one that is a number", "make both of them numbers"
+        )
+    return BOOL if BOOL in values else arithmetic(tuple(values))

@@ -1,0 +1,294 @@
+"""The recipes of CONTRIBUTING.md, followed: their blocks go into a copy of kgen, and what comes of that works.
+
+The first line of a block is the file that it is, or `FILE: in NAME`, the list that it is put at the head of.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent, indent
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.expr.algebra import call
+from kgen.expr.nodes import Const, Type, Var
+from kgen.spec.load import loads
+from kgen.verify.evaluate import evaluate
+from kgen.verify.families import Subject, family_of, problem_of
+
+ROOT = Path(__file__).resolve().parents[1]
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^( *)```\w+\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+PLACE = re.compile(r"(?:#|\{#) (?P<path>[\w./]+)(?:: in (?P<name>\w+))?(?: #\})?\n")
+SECTIONS = dict(re.findall(r"^## (Add [^\n]+)\n(.*?)(?=^## |\Z)", CONTRIBUTING, re.DOTALL | re.MULTILINE))
+
+
+@dataclass
+class Copy:
+    """A copy of kgen, with templates and specs."""
+
+    root: Path
+
+    def follow(self, recipe: str) -> list[str]:
+        """Put the blocks of a recipe where they say. Gives the files of kgen that were touched, each once."""
+        touched = {}
+        for _, text in BLOCK.findall(SECTIONS[recipe]):
+            text = dedent(text)
+            place = PLACE.match(text)
+            assert place, f"a block of {recipe!r} does not say where it goes: {text[:40]!r}"
+            path = self.root / place["path"]
+            if place["name"]:
+                before = path.read_text()
+                opened = re.search(rf"^{place['name']}\b.* = [\[({{]\n", before, re.MULTILINE)
+                assert opened, f"{place['path']} has no list {place['name']}"
+                text = before[: opened.end()] + indent(text[place.end() :], "    ") + before[opened.end() :]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            touched[place["path"]] = path.suffix != ".yaml"
+        return [path for path, counts in touched.items() if counts]
+
+    def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {"PYTHONPATH": str(self.root), "COLUMNS": "120"}
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True)
+
+    def kgen(self, *arguments: str) -> str:
+        run = self.python("-m", "kgen", *arguments)
+        assert run.returncode == 0, run.stderr + run.stdout
+        return run.stdout
+
+    def refuses(self, text: str) -> str:
+        """What is said of a spec that does not render."""
+        (self.root / "refused.yaml").write_text(text)
+        there = {*self.root.glob("generated/*")}
+        run = self.python("-m", "kgen", "render", "refused.yaml")
+        assert run.returncode == 2, run.stderr
+        assert {*self.root.glob("generated/*")} == there
+        return run.stderr
+
+    def render(self, *specs: str) -> dict[str, str]:
+        """The files that come of specs, each a path or a text, by `folder/name`."""
+        paths = []
+        for number, spec in enumerate(specs):
+            paths.append(spec if "\n" not in spec else f"text{number}.yaml")
+            if "\n" in spec:
+                (self.root / paths[-1]).write_text(spec)
+        self.kgen("render", *paths)
+        files = self.root.glob("generated/*/*")
+        return {path.relative_to(self.root / "generated").as_posix(): path.read_text() for path in files}
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Copy:
+    for folder in ("kgen", "templates", "specs"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    return Copy(tmp_path)
+
+
+def imported(path: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec
+    assert spec.loader
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_recipe_is_followed() -> None:
+    own = Path(__file__).read_text()
+    assert SECTIONS
+    assert [recipe for recipe in SECTIONS if f'"{recipe}"' not in own] == []
+
+
+# --- a function ------------------------
+
+FUNCTION = "Add a function to the expressions"
+POINTS = torch.linspace(-8, 8, 101, dtype=torch.float64)
+NORM = """kernel: norm
+name: sample
+norm: rms
+width: any
+dtype: bf16
+"""
+
+
+def test_a_function_is_one_row(copy: Copy) -> None:
+    assert copy.follow(FUNCTION) == ["kgen/expr/functions.py"]
+    table = imported(copy.root / "kgen/expr/functions.py", "copied_functions").TABLE
+    row, x = table["softplus"], POINTS.clone().requires_grad_()
+    want = row.reference(torch, x)
+    (slope,) = torch.autograd.grad(want.sum(), x)
+    (derivative,) = row.derivative(lambda name, *args: table[name].reference(torch, *args), POINTS)
+    torch.testing.assert_close(derivative, slope)
+    want = want.detach()
+    torch.testing.assert_close(torch.tensor([row.value(p.item()) for p in POINTS], dtype=want.dtype), want)
+
+    of_torch = {name: getattr(torch, name) for name in ("exp", "log", "abs")}
+    tl = SimpleNamespace(maximum=lambda a, b: a.clamp(min=b), **of_torch)
+    cute = SimpleNamespace(math=SimpleNamespace(exp=torch.exp, log=torch.log))
+    names: dict[str, Any] = {
+        "triton": SimpleNamespace(jit=lambda f: f),
+        "tl": tl,
+        "cute": cute,
+        "torch": torch,
+    }
+    for language in ("torch", "triton", "gluon", "cute"):
+        (spelling,) = row.spellings(language)
+        exec(spelling.helper or "", names)
+        torch.testing.assert_close(eval(spelling.form.format("x"), names | {"x": POINTS}), want)
+
+
+def test_a_new_function_is_emitted_where_it_is_used(copy: Copy) -> None:
+    copy.follow(FUNCTION)
+    norm = f"{NORM}output_mod: softplus(y)\ntargets: {{triton: {{}}, cuda: {{}}}}\n"
+    files = copy.render("softened.yaml", norm, "specs/rms_norm.yaml")
+    assert files["softened/triton.py"].count("def _softplus(x):") == 1
+    assert "tl.sigmoid(" in files["softened/triton.py"], "the derivative"
+    assert files["sample/triton.py"].count("def _softplus(x):") == 1
+    assert files["sample/cuda.cu"].count("float _softplus(float x) {") == 1
+    assert "softplus" not in files["rms_norm/triton.py"] + files["rms_norm/cuda.cu"]
+
+
+@pytest.mark.thorough
+def test_a_new_function_is_right(copy: Copy) -> None:
+    copy.follow(FUNCTION)
+    copy.kgen("render", "softened.yaml")
+    copy.kgen("verify", "softened.yaml", "--device", "cpu", "--quick", "--no-record")
+    shutil.copytree(ROOT / "tests", copy.root / "tests")
+    shutil.copy(ROOT / "pyproject.toml", copy.root)
+    chosen = ("tests/test_functions.py", "-k", "softplus or spelling", "-p", "no:cacheprovider")
+    run = copy.python("-m", "pytest", "-q", "-n", "0", *chosen)
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+# --- a variant, and a pass ------------------------
+
+
+def test_a_variant_is_a_spec(copy: Copy) -> None:
+    assert copy.follow("Add a variant") == []
+    assert "def every_other(q, k, v, *" in copy.render("specs/every_other.yaml")["every_other/triton.py"]
+
+
+def test_a_pass_keeps_the_value(copy: Copy) -> None:
+    assert copy.follow("Add a pass") == ["kgen/expr/ones.py"]
+    without_ones = imported(copy.root / "kgen/expr/ones.py", "copied_ones").without_ones
+    x, one = Var("x", Type.FLOAT), Const(1, Type.INT)
+    tree = call("add", call("mul", one, call("tanh", call("mul", x, one))), call("mul", x, x))
+    assert without_ones(tree) == call("add", call("tanh", x), call("mul", x, x))
+    env = {"x": POINTS}
+    assert torch.equal(evaluate(without_ones(tree), env, torch), evaluate(tree, env, torch))
+
+
+# --- a Hopper feature, and a chip ------------------------
+
+
+def test_a_hopper_feature_is_four_files() -> None:
+    steps = re.findall(r"^\d\. `([\w./]+)`", SECTIONS["Add a Hopper feature"], re.MULTILINE)
+    assert len(steps) == 4
+    assert all((ROOT / step).is_file() for step in steps)
+
+
+def test_a_chip_is_its_numbers(copy: Copy) -> None:
+    assert copy.follow("Add a chip") == ["kgen/sizes.py"]
+    names = ("full", "retention_output", "rms_norm")
+    files = copy.render(*(f"specs/{name}.yaml" for name in names))
+    for spec in names:
+        before = (ROOT / "generated" / spec / "triton.py").read_text().splitlines()
+        after = files[f"{spec}/triton.py"].splitlines()
+        tables = [line for line in before if re.match(r"\s+\(?100\b", line)]
+        assert tables, spec
+        assert [line for line in after if re.match(r"\s+\(?103\b", line)] == [
+            line.replace("100", "103", 1) for line in tables
+        ]
+        # Nothing else has changed, but the row and the stamp.
+        stamped = ("# inputs:", "# body:")
+        added = [line for line in after if line not in before and not line.startswith(stamped)]
+        assert all(re.match(r"\s+\(?103\b", line) for line in added)
+    run = copy.python("-c", "from kgen.verify.compiling import ARCHS; print(*ARCHS)")
+    assert {"sm_103", "sm_103a", "sm_103f"} <= set(run.stdout.split())
+
+
+# --- a target, and a family ------------------------
+
+
+def test_a_target_is_one_folder(copy: Copy) -> None:
+    touched = copy.follow("Add a target")
+    own = ("kgen/kernels/norm/targets/eager/", "templates/norm/eager/")
+    assert {path.rpartition("/")[0] + "/" for path in touched} == set(own)
+    files = copy.render(f"{NORM}targets: {{triton: {{}}, eager: {{inference: true}}}}\n")
+    assert {"sample/triton.py", "sample/eager.py", "sample/__init__.py"} < set(files)
+    function = imported(copy.root / "generated/sample/eager.py", "copied_eager").sample
+    make = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(*shape, generator=make).bfloat16() for shape in ((5, 96), (96,)))
+    want = torch.nn.functional.rms_norm(x.double(), (96,), weight.double(), 1e-6)
+    torch.testing.assert_close(function(x, weight.requires_grad_()), want.bfloat16())
+    assert not function(x, weight).requires_grad
+
+
+def test_a_new_target_is_verified_as_others_are(copy: Copy) -> None:
+    copy.follow("Add a target")
+    copy.render(f"{NORM}targets: {{eager: {{}}}}\n")
+    path = copy.root / "generated/sample/eager.py"
+    subject = Subject(problem_of(loads(NORM, "x.yaml")), "eager", path, imported(path, "copied_case"), "cpu")
+    cases = family_of(subject.problem)
+    groups = [(group, cases.case_names(subject.problem, group, True)[0]) for group in ("forward", "backward")]
+    checks = [check for group, name in groups for check in cases.run_case(subject, group, name)]
+    assert {check.name for check in checks} == {"out", "dx", "dweight"}
+    assert all(check.ok for check in checks), checks
+
+
+def test_a_new_target_is_part_of_the_language(copy: Copy) -> None:
+    copy.follow("Add a target")
+    said = copy.refuses(f"{NORM}targets: {{eager: {{inference: 1}}}}\n")
+    assert "`targets.eager.inference` must be true or false" in said
+    assert "the target `eager` is for plain norms" in copy.refuses(
+        f"{NORM}output_mod: y * y\ntargets: {{eager: {{}}}}\n"
+    )
+    other = NORM.replace("norm\n", "attention\n", 1).replace("norm: rms\nwidth: any", "head_dim: 64")
+    assert "the target `eager` is not supported yet for attention" in copy.refuses(
+        f"{other}targets: {{eager: {{}}}}\n"
+    )
+    code = """
+from pathlib import Path
+
+from kgen.family import families
+from kgen.spec.load import loads
+from kgen.spec.schema import text
+from kgen.verify.emitted import emitted_files
+
+assert "One `eager.py`." in text()
+(one,) = emitted_files(Path("generated"), loads({!r}, "sample.yaml"))
+assert one.unable("cpu") is None and one.runtime.imports == ("torch",)
+""".format(f"{NORM}targets: {{eager: {{}}}}\n")
+    run = copy.python("-c", code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_family_is_one_folder(copy: Copy) -> None:
+    touched = copy.follow("Add a family")
+    assert {path.split("/")[1 + path.startswith("kgen/")] for path in touched} == {"scaling"}
+    copy.render("specs/halved.yaml")
+    function = imported(copy.root / "generated/halved/eager.py", "copied_halved").halved
+    assert torch.equal(function(POINTS), POINTS / 2)
+    assert "multiplied by 0.5" in copy.kgen("explain", "specs/halved.yaml")
+    said = copy.refuses("kernel: scalin\nname: x\n")
+    assert "did you mean `scaling`?" in said
+    verified = copy.python("-m", "kgen", "verify", "specs/halved.yaml", "--device", "cpu")
+    assert verified.returncode == 2
+    assert "there is no reference for kernel `scaling` yet" in verified.stderr
+    raced = copy.python("-m", "kgen", "bench", "specs/halved.yaml")
+    assert raced.returncode == 2
+    assert "there is nothing to race kernel `scaling` against yet" in raced.stderr
+    assert math.isfinite(float(function(torch.ones(1))))

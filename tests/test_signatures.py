@@ -1,0 +1,98 @@
+"""What users of emitted files rely on: the signatures of all stock specs are on record.
+
+`scripts/update` writes `signatures.json` anew. What a change of it asks for is in CONTRIBUTING.md, "What users rely
+on".
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = Path(__file__).with_name("signatures.json")
+FILES = sorted((ROOT / "generated").glob("*/*.py"))
+RULES = "What users rely on"
+
+
+def signatures(text: str) -> Iterator[str]:
+    """Of each function that has no underscore, with what it says it returns; and of each operator."""
+    for node in ast.parse(text).body:
+        if not isinstance(node, ast.FunctionDef):
+            continue
+        if not node.name.startswith("_"):
+            says = re.search(
+                r"^ *Returns (.*?)\.(?:\s|$)", ast.get_docstring(node) or "", re.DOTALL | re.MULTILINE
+            )
+            gives = f" -> {' '.join(says[1].split())}" if says else ""
+            yield f"{node.name}({ast.unparse(node.args)}){gives}"
+        for decorator in node.decorator_list:
+            if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "_operator":
+                yield f"operator {ast.literal_eval(decorator.args[0])}"
+
+
+def found() -> dict[str, list[str]]:
+    return {f"{path.parent.name}/{path.name}": list(signatures(path.read_text())) for path in FILES}
+
+
+def test_signatures_are_as_recorded() -> None:
+    now = found()
+    if os.environ.get("KGEN_UPDATE_GOLDEN") == "1":
+        RECORD.write_text(json.dumps(now, indent=1, sort_keys=True) + "\n")
+    recorded = json.loads(RECORD.read_text())
+    differ = [
+        f"{name}: {', '.join(sorted({*recorded.get(name, ())} ^ {*now.get(name, ())}))}"
+        for name in sorted({*recorded, *now})
+        if recorded.get(name) != now.get(name)
+    ]
+    assert not differ, "\n".join(
+        [
+            f'what users rely on has changed: read "{RULES}" in CONTRIBUTING.md, then run scripts/update',
+            *differ,
+        ]
+    )
+
+
+def test_every_file_has_a_function() -> None:
+    """Each has the spec's, or that of the part that it does, and a file that calls others has their signature."""
+    for name, has in found().items():
+        spec, _, file = name.partition("/")
+        own = [line for line in has if line.startswith((f"{spec}(", f"{spec}_delta("))]
+        assert own, name
+        if file == "__init__.py":
+            beside = [
+                line for other, lines in found().items() if other.startswith(f"{spec}/") for line in lines
+            ]
+            assert {line.partition(" -> ")[0] for line in beside if line.startswith(f"{spec}(")} == {
+                own[0].partition(" -> ")[0]
+            }
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("def f(x, *, eps=1e-06):", "def f(x, *, epsilon=1e-06):"),
+        ("def f(x, *, eps=1e-06):", "def f(x, *, eps=1e-05):"),
+        ("def f(x, *, eps=1e-06):", "def f(x, w, *, eps=1e-06):"),
+        ("Returns out.", "Returns (out, h)."),
+        ('@_operator("f")', '@_operator("g")'),
+    ],
+)
+def test_what_a_user_would_see_is_seen(old: str, new: str) -> None:
+    text = (
+        '@_operator("f")\ndef _f_op(x):\n    return x\n\n\n'
+        'def f(x, *, eps=1e-06):\n    """F of x.\n\n    Returns out. Raises.\n    """\n'
+    )
+    assert list(signatures(text)) == ["operator f", "f(x, *, eps=1e-06) -> out"]
+    assert list(signatures(text.replace(old, new))) != list(signatures(text))
+
+
+def test_the_rules_are_there() -> None:
+    assert f"\n## {RULES}\n" in (ROOT / "CONTRIBUTING.md").read_text()
+    assert "\n### Changed signatures\n" in (ROOT / "CHANGELOG.md").read_text()
