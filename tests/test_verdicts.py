@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,12 @@ FILES = {
     "kgen/kernels/norm/plan/planning.py": "import kgen.expr.hoist\n",
     "kgen/kernels/norm/verify/problem.py": "from kgen.kernels.norm.plan.planning import plan_norm\n",
     "kgen/kernels/norm/verify/reference.py": "from kgen.kernels.norm.verify.problem import Problem\n",
+    "kgen/kernels/norm/targets/cuda/__init__.py": "from kgen.targets.cuda import RUNTIME\n",
+    "kgen/kernels/norm/targets/cuda/sources.py": "",
     "kgen/kernels/attention/verify/reference.py": "",
-    "tests/conftest.py": "",
+    "kgen/targets/cuda/__init__.py": "",
+    "constraints.txt": f"jinja2==0\ntriton=={version('triton')}\n",
+    "tests/conftest.py": "import pytest\n\n@pytest.fixture\ndef folder():\n    yield 'emitted.py'\n",
     "tests/near.py": "import behind\n",
     "tests/behind.py": "",
     "tests/elsewhere.py": "",
@@ -35,9 +40,9 @@ class Problem:
     outputs = property(lambda self: self.tree)
     __repr__ = lambda self: "Problem()"
 
-def test_emitted(verdict):
+def test_emitted(verdict, folder):
     import near
-    path = pathlib.Path("emitted.py").resolve()
+    path = pathlib.Path(folder).resolve()
     verdict(Problem(), path)
     with open("ran", "a") as file:
         file.write("x")
@@ -58,11 +63,13 @@ def ran(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Ran:
     pytester.makeini("[pytest]\nmarkers = thorough: long\n")
 
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(verdicts.__file__).parent))
 
-    def run(*options: str) -> tuple[int, str]:
+    def run(*options: str, apart: bool = False) -> tuple[int, str]:
         there = pytester.path / "ran"
         there.write_text("")
-        found = pytester.runpytest_inprocess("-p", "verdicts", *options)
+        run_ = pytester.runpytest_subprocess if apart else pytester.runpytest_inprocess
+        found = run_("-p", "verdicts", *options)
         return len(there.read_text()), found.stdout.str()
 
     return run
@@ -89,14 +96,18 @@ def test_what_decides_makes_it_run_again(ran: Ran, pytester: pytest.Pytester) ->
     for file in (
         *("tests/test_it.py", "tests/near.py", "kgen/verify/compare.py", "kgen/kernels/norm/__init__.py"),
         "kgen/kernels/norm/verify/reference.py",
-        *("tests/behind.py", "kgen/expr/nodes.py"),  # which these import
+        "kgen/kernels/norm/targets/cuda/__init__.py",  # what it takes to run such files
+        *("tests/behind.py", "kgen/expr/nodes.py", "kgen/targets/cuda/__init__.py"),  # which these import
         "tests/problem.txt",  # a property of the problem
     ):
         change(pytester.path / file)
         assert ran()[0] == 1, file
     for file in (
         *("tests/elsewhere.py", "kgen/kernels/attention/verify/reference.py"),
-        "kgen/expr/hoist.py",  # of plans, which decide by what they emit
+        *(
+            "kgen/expr/hoist.py",
+            "kgen/kernels/norm/targets/cuda/sources.py",
+        ),  # which decide by what is emitted
         "kgen/spec/load.py",  # for type checking alone
     ):
         change(pytester.path / file)
@@ -117,6 +128,26 @@ def test_other_bodies_run_again_and_failures_do_every_time(ran: Ran, pytester: p
     assert ran()[0] == 0
 
 
+def test_half_a_run_is_not_kept(ran: Ran, pytester: pytest.Pytester) -> None:
+    """Neither where a fixture failed afterwards, nor where the record was cut off as it was written."""
+    path = pytester.path / "tests/conftest.py"
+    change(path, "yield 'emitted.py'\n", "yield 'emitted.py'; assert pathlib.Path('well').exists()\n")
+    change(path, "import pytest\n", "import pathlib, pytest\n")
+    for _ in range(2):
+        times, said = ran()
+        assert (times, "1 error" in said) == (1, True)
+    (pytester.path / "well").touch()
+    assert [ran()[0] for _ in range(2)] == [1, 0]
+    (kept,) = (pytester.path / ".pytest_cache/v/kgen/verdicts").iterdir()
+    for text in ("", "tr", "false"):
+        kept.write_text(text)
+        assert [ran()[0] for _ in range(2)] == [1, 0]
+
+
+def test_nothing_is_kept_without_a_cache(ran: Ran) -> None:
+    assert [ran("-p", "no:cacheprovider")[0] for _ in range(2)] == [1, 1]
+
+
 def test_other_versions_run_again(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran()[0] == 1
     monkeypatch.setattr(verdicts, "_versions", lambda: "triton 99")
@@ -134,5 +165,35 @@ def test_thorough_verdicts_are_checked_in(ran: Ran, pytester: pytest.Pytester) -
         assert times == 0
         assert "verdicts: 1 from tests/verdicts.json" in said
     assert ran("--all", "--fresh")[0] == 1
-    change(pytester.path / "emitted.py")
-    assert "1 failed" in ran()[1]
+    for file, old, new in (
+        ("emitted.py", "right", "\nright"),
+        ("constraints.txt", "triton==", "triton>="),
+    ):
+        change(pytester.path / file, old, new)
+        assert "1 failed" in ran()[1]
+        assert [ran("--all")[0] for _ in range(2)] == [1, 0]
+    change(pytester.path / "constraints.txt", "jinja2==0", "jinja2==1")
+    assert ran()[0] == 0
+
+
+def test_verdicts_of_other_versions_are_not_checked_in(ran: Ran, pytester: pytest.Pytester) -> None:
+    change(pytester.path / "tests/test_it.py", "def test_", "@pytest.mark.thorough\ndef test_")
+    change(pytester.path / "constraints.txt", "triton==", "triton!=")
+    for _ in range(2):
+        times, said = ran("--all")
+        assert (times, "1 passed" in said) == (1, True)
+    assert (pytester.path / "tests/verdicts.json").read_text() == "{}\n"
+
+
+def test_workers_keep_verdicts_at_once(ran: Ran, pytester: pytest.Pytester) -> None:
+    change(
+        pytester.path / "tests/test_it.py",
+        "def test_",
+        "@pytest.mark.thorough\n@pytest.mark.parametrize('n', range(40))\ndef test_",
+    )
+    change(pytester.path / "tests/test_it.py", "(verdict, folder)", "(verdict, folder, n)")
+    workers = ("-p", "xdist", "-n", "4")
+    times, said = ran("--all", *workers, apart=True)
+    assert (times, "40 passed" in said) == (40, True)
+    times, said = ran()
+    assert (times, "verdicts: 40 from tests/verdicts.json" in said) == (0, True)

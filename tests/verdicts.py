@@ -2,11 +2,14 @@
 
 A test calls `verdict(problem, *emitted)` when it has what it will run. Where that is on record as right, the test ends
 there, as passed. It is known by a hash of the emitted files without their line `inputs`, the problem with its trees,
-the modules that verify (reference, cases, inputs, harness), the file of the test, and what these import. What plans and
-renders decides by nothing but the problem and the files: a test asks of that before the call, and only verifies after.
+the modules that verify (reference, cases, inputs, harness), the file of the test, what these import, and versions. What
+plans and renders decides by nothing but the problem and the files: a test asks of that before the call, and only
+verifies after.
 
-Records are kept in pytest's cache, for one Python and what is installed there; those of tests marked `thorough`, which
-`scripts/test --all` runs, in tests/verdicts.json: these tests fail where it has none. Only what passed is kept.
+Records are kept in pytest's cache, for one Python and all that is installed there; those of tests marked `thorough`,
+which `scripts/test --all` runs, in tests/verdicts.json, for the versions that constraints.txt names: these tests fail
+where it has none, and where other versions are installed none is written. A verdict is kept when its test has passed,
+with the teardown of its fixtures.
 """
 
 from __future__ import annotations
@@ -19,16 +22,19 @@ import platform
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator
 from functools import cache
-from importlib.metadata import distributions
+from importlib.metadata import distributions, version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from kgen.render.header import without_inputs
 
 FILE = "tests/verdicts.json"
 CACHE = "pytest's cache"
+KEPT = "kgen/verdicts"
+"""Where, in that cache."""
 DIGEST = pytest.StashKey[str]()
 
 
@@ -73,12 +79,13 @@ class Verdict:
     def _digest(self, problem: Any, emitted: Iterable[Path | str]) -> str:
         root, test = self.item.config.rootpath, self.item.path
         of_family = f"kgen/kernels/{getattr(problem, 'kernel', '*')}"
-        places = ("kgen/verify/**/*.py", f"{of_family}/__init__.py", f"{of_family}/verify/**/*.py")
+        own = ("__init__", "verify/**/*", "targets/*/__init__", "targets/*/compile*")
+        places = ("kgen/verify/**/*.py", *(f"{of_family}/{module}.py" for module in own))
         modules = _imported((path for place in places for path in root.glob(place)), root)
         helpers = _imported([test, root / "tests/conftest.py"], root / "tests", test.parent)
         parts = [_name(self.item), _said(problem), *(text for one in emitted for text in _texts(one))]
         parts += [f"{path.relative_to(root)}\n{path.read_text()}" for path in sorted(modules | helpers)]
-        parts += [] if _thorough(self.item) else [_versions()]
+        parts.append(_pinned(root) if _thorough(self.item) else _versions())
         return hashlib.sha256("".join(f"{len(part)}\n{part}" for part in parts).encode()).hexdigest()
 
 
@@ -91,12 +98,21 @@ def verdict(request: pytest.FixtureRequest) -> Verdict:
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     try:
-        result = yield
+        return (yield)
     except OnRecord:
+        del pyfuncitem.stash[DIGEST]
         return True
-    if DIGEST in pyfuncitem.stash:
-        _keep(pyfuncitem, pyfuncitem.stash[DIGEST])
-    return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if DIGEST in item.stash:
+        if not report.passed:
+            del item.stash[DIGEST]
+        elif report.when == "teardown":
+            _keep(item, item.stash[DIGEST])
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -120,13 +136,25 @@ def _name(item: pytest.Item) -> str:
 
 def _known(item: pytest.Item, digest: str) -> bool:
     if _thorough(item):
-        return bool(json.loads((item.config.rootpath / FILE).read_text()).get(_name(item)) == digest)
-    return bool(item.config.cache.get(f"kgen/verdicts/{digest}", False))
+        with open(item.config.rootpath / FILE, encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return bool(json.load(file).get(_name(item)) == digest)
+    cache = _cache(item)
+    # What was cut off while it was written is as good as nothing.
+    return cache is not None and cache.get(f"{KEPT}/{digest}", False) is True
+
+
+def _cache(item: pytest.Item) -> pytest.Cache | None:
+    """None with `-p no:cacheprovider`."""
+    return getattr(item.config, "cache", None)
 
 
 def _keep(item: pytest.Item, digest: str) -> None:
     if not _thorough(item):
-        item.config.cache.set(f"kgen/verdicts/{digest}", True)
+        if cache := _cache(item):
+            cache.set(f"{KEPT}/{digest}", True)
+        return
+    if not _as_pinned(item.config.rootpath):
         return
     with open(item.config.rootpath / FILE, "r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -185,6 +213,24 @@ def _imports(source: str) -> frozenset[str]:
         elif not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"):
             to_do += ast.iter_child_nodes(node)
     return frozenset(found)
+
+
+def _pinned(root: Path) -> str:
+    """The lines of constraints.txt that decide what kernels compute and what compilers make of them."""
+    lines = (root / "constraints.txt").read_text().splitlines()
+    return "\n".join(
+        line for line in lines if line.startswith(("numpy", "torch", "triton", "nvidia", "cuda"))
+    )
+
+
+def _as_pinned(root: Path) -> bool:
+    """Whether these are the versions that are installed here."""
+    wanted = map(Requirement, _pinned(root).splitlines())
+    return all(
+        one.specifier.contains(version(one.name), prereleases=True)
+        for one in wanted
+        if one.marker is None or one.marker.evaluate()
+    )
 
 
 @cache
