@@ -1,6 +1,6 @@
 """The jinja environment, and where templates are found.
 
-Templates make no decisions: what they print is prepared in Python (`tests/test_templates.py` holds that).
+Templates make no decisions: what they print is prepared in Python (`tests/render/test_templates.py` holds that).
 Prepared fragments of several lines are set into place with jinja's own `indent` filter.
 """
 

@@ -6,11 +6,7 @@ import json
 
 import pytest
 import torch
-from standins import (
-    causal_alibi,
-    plain,
-    render,
-)
+from standins import causal_alibi, plain, render
 
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
