@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nvcc
 import pytest
 
 from kgen.kernels.attention.plan.delta import plan_delta
@@ -60,19 +60,10 @@ def test_kgen_compile_reports_what_the_launcher_launches(tmp_path, verdict):
     assert {row["kernel"] for row in rows} == {"delta_kernel<8>", "delta_kernel<1>"}
 
 
-def nvcc(path: Path, folder: Path, *options: str) -> str:
-    """Compile for C++ repositories, warnings being errors; the symbols that there are then."""
-    if (compiler := shutil.which("nvcc")) is None:
-        pytest.skip("nvcc is not installed")
-    options = options or ("-arch=sm_90", "-Xptxas", "-O0", "-c")
-    command = [compiler, "-std=c++17", "-Werror", "all-warnings", *options]
-    done = subprocess.run([*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return subprocess.run(["nm", str(folder / "x.o")], capture_output=True, text=True, check=True).stdout
-
-
-def test_deltas_are_for_nvcc_too(tmp_path):
-    assert " T causal_delta\n" in nvcc(ROOT / "generated" / "causal" / "cuda.cu", tmp_path)
+def test_deltas_are_for_nvcc_too(tmp_path, verdict):
+    path = ROOT / "generated" / "causal" / "cuda.cu"
+    verdict(None, nvcc.versions(), path)
+    assert " T causal_delta\n" in nvcc.symbols(path, tmp_path)
 
 
 def test_threads_share_wide_rows(tmp_path):

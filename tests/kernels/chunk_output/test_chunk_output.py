@@ -148,9 +148,10 @@ CORNERS = sorted((ROOT / "tests" / "specs").glob("chunk_*.yaml"))
 
 
 @pytest.mark.parametrize("path", CHUNKED + CORNERS, ids=lambda path: path.stem)
-def test_what_is_expected_can_be_stored(path):
+def test_what_is_expected_can_be_stored(path, verdict):
     """No case asks for what is not finite in the dtype of the result, in float64 to begin with."""
     problem = problem_of(load(path))
+    verdict(problem)
     names = {case.name for case in cases(problem, quick=True)} | {"large"}
     for case in cases(problem, quick=False):
         if case.name in names:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
 
+import nvcc
 import pytest
 import torch
 import triton
@@ -228,21 +228,12 @@ def test_a_file_has_the_shapes_of_its_plan(tmp_path):
     assert not any(f"threads={s.threads}" in path.read_text() for s in wanted["forward"])
 
 
-def nvcc(path: Path, folder: Path, *options: str) -> str:
-    """Compile for C++ repositories, warnings being errors; the symbols that there are then."""
-    if (compiler := shutil.which("nvcc")) is None:
-        pytest.skip("nvcc is not installed")
-    options = options or ("-arch=sm_90", "-Xptxas", "-O0", "-c")
-    command = [compiler, "-std=c++17", "-Werror", "all-warnings", *options]
-    done = subprocess.run([*command, str(path), "-o", str(folder / "x.o")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return subprocess.run(["nm", str(folder / "x.o")], capture_output=True, text=True, check=True).stdout
-
-
 @pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])
-def test_norms_are_for_nvcc_too(tmp_path, which):
-    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
-    symbols = nvcc(path, tmp_path)
+def test_norms_are_for_nvcc_too(tmp_path, which, verdict):
+    spec = norm(tmp_path, *NORMS[which])
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.cu"
+    verdict(problem_of(load(spec)), nvcc.versions(), path)
+    symbols = nvcc.symbols(path, tmp_path)
     assert " T sample_forward\n" in symbols
     assert (" T sample_backward\n" in symbols) == (which != "eight bits")
 
@@ -253,7 +244,7 @@ def test_norms_run_from_c(tmp_path, width):
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     spec = norm(tmp_path, "norm: layer", f"width: {width}", "bias: true", "dtype: bf16")
-    nvcc(
+    nvcc.symbols(
         emitted(spec, tmp_path / "out") / "sample" / "cuda.cu",
         tmp_path,
         "-arch=native",
