@@ -28,11 +28,12 @@ from kgen.kernels.attention.spec import SIZES, AttentionSpec, Buffer
 from kgen.spec.common import ELEMENTS, ParamSpec
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
 LANGUAGE = ROOT / "docs/specs.md"
+COMMANDS = ROOT / "docs/commands.md"
 WALKTHROUGH = ROOT / "docs/walkthrough.md"
+HOPPER = ROOT / "docs/hopper.md"
+LOG = ROOT / "docs/log"
 DECISIONS = ROOT / "docs/decisions"
-NORMS = [ROOT / f"docs/performance/{name}.md" for name in ("norm", "norm_cuda")]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
@@ -64,7 +65,7 @@ def spec_table() -> str:
     rows = ["| spec | what it is |", "|---|---|"]
     for path in STOCK:
         summary = YAML(typ="safe").load(path)["summary"]
-        rows.append(f"| [`{path.stem}`](specs/{path.name}) | {summary} |")
+        rows.append(f"| [`{path.stem}`](../specs/{path.name}) | {summary} |")
     return "\n".join(rows) + "\n"
 
 
@@ -197,11 +198,7 @@ def test_generated_parts_are_current(page: Path) -> None:
 
 
 def test_parts_are_there() -> None:
-    parts = {
-        part[1]
-        for page in (README, LANGUAGE, WALKTHROUGH, *NORMS)
-        for part in PART.finditer(page.read_text(encoding="utf-8"))
-    }
+    parts = {part[1] for page in PAGES for part in PART.finditer(page.read_text(encoding="utf-8"))}
     assert parts == set(MAKERS)
 
 
@@ -210,10 +207,23 @@ def test_parts_are_there() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_relative_links_resolve(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
-    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
-        if not re.match(r"[a-z]+:|#", target):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if not re.match(r"[a-z]+:", target):
+            path, _, anchor = target.partition("#")
+            to = page.parent / path if path else page
+            assert to.exists(), target
+            assert not anchor or anchor in anchors(to), target
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What links to the headings of a page end with, as GitHub makes it of them."""
+    heads = re.findall(r"^#+ (.+)$", prose(page), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -229,7 +239,30 @@ def test_every_decision_is_in_the_index() -> None:
     assert sorted(name for name, _ in listed) == sorted(
         p.name for p in DECISIONS.glob("*.md") if p.name != "README.md"
     )
-    assert {state.split(":")[0] for _, state in listed} <= {"stands", "replaced", "to be looked at"}
+    for name, state in listed:
+        assert re.match(r"in force( |;|$)|replaced by \[|to be questioned: \w", state), (name, state)
+
+
+def test_every_page_of_the_log_is_in_its_index() -> None:
+    listed = re.findall(
+        r"^\| \[.+\]\(([\w.-]+)\) \|", (LOG / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(listed) == sorted(p.name for p in LOG.glob("*.md") if p.name != "README.md")
+
+
+def test_the_log_is_newest_first() -> None:
+    for page in LOG.glob("*.md"):
+        days = re.findall(r"^\*(\d{4}-\d\d-\d\d)\.\*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert days == sorted(days, reverse=True), page.name
+        assert days or page.name == "README.md", page.name
+
+
+def test_names_of_the_kernels_for_hopper_are_emitted() -> None:
+    emitted = "\n".join(p.read_text(encoding="utf-8") for p in ROOT.glob("generated/*/*.py"))
+    names = re.findall(r"`(_\w+|[A-Z]+|\w+_ring)`", HOPPER.read_text(encoding="utf-8"))
+    assert len(names) > 20
+    for name in names:
+        assert re.search(rf"\b{name}\b", emitted), name
 
 
 def test_every_stage_is_shown() -> None:
@@ -239,14 +272,14 @@ def test_every_stage_is_shown() -> None:
 
 def test_every_verb_is_listed() -> None:
     verbs = {command.name for command in app.registered_commands}
-    listed = set(re.findall(r"^\| `kgen (\w+)` \|", README.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    listed = set(re.findall(r"^\| `kgen (\w+)` \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE))
     assert listed == verbs
 
 
 def test_exit_codes_are_listed() -> None:
     listed = {
         int(code)
-        for code in re.findall(r"^\| (\d+) \|", README.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for code in re.findall(r"^\| (\d+) \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     }
     assert listed == {0, EXIT_WRONG, EXIT_USAGE, EXIT_MISSING, EXIT_BUG}
 
@@ -274,6 +307,18 @@ def test_first_example_renders(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kgen", "render", "--stdout", str(path)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
     assert "def causal_alibi(q, k, v, *, slopes" in run.stdout
+
+
+@pytest.mark.thorough
+def test_the_call_of_the_readme_runs() -> None:
+    """In Triton's interpreter, for few queries."""
+    call = re.search(
+        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
+    )
+    assert call is not None
+    text = call[1].replace('"cuda"', '"cpu"').replace("randn(2, 16, 8192", "randn(1, 16, 20")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "generated"), "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", text], env=environment, check=True)
 
 
 def test_scripts_that_are_named_can_be_run() -> None:

@@ -168,7 +168,7 @@ def test_a_new_function_is_right(copy: Copy) -> None:
     copy.kgen("verify", "softened.yaml", "--device", "cpu", "--quick", "--no-record")
     shutil.copytree(ROOT / "tests", copy.root / "tests")
     shutil.copy(ROOT / "pyproject.toml", copy.root)
-    chosen = ("tests/test_functions.py", "-k", "softplus or spelling", "-p", "no:cacheprovider")
+    chosen = ("tests/expr/test_functions.py", "-k", "softplus or spelling", "-p", "no:cacheprovider")
     run = copy.python("-m", "pytest", "-q", "-n", "0", *chosen)
     assert run.returncode == 0, run.stdout[-3000:]
 
@@ -194,10 +194,20 @@ def test_a_pass_keeps_the_value(copy: Copy) -> None:
 # --- a Hopper feature, and a chip ------------------------
 
 
-def test_a_hopper_feature_is_four_files() -> None:
+def test_a_stream_of_hopper_is_in_the_files_that_the_recipe_names() -> None:
+    """The stream that there is: nothing else in the kernels for Hopper knows of it, so neither of the next."""
     steps = re.findall(r"^\d\. `([\w./]+)`", SECTIONS["Add a Hopper feature"], re.MULTILINE)
-    assert len(steps) == 4
-    assert all((ROOT / step).is_file() for step in steps)
+    of_hopper = [
+        *ROOT.glob("kgen/kernels/attention/*/**/hopper*.py"),
+        *ROOT.glob("kgen/kernels/attention/plan/hopper*.py"),
+        *ROOT.glob("templates/attention/triton/*hopper*.j2"),
+        *ROOT.glob("templates/attention/triton/_gluon*.j2"),
+    ]
+    assert len(of_hopper) > 20
+    name = re.compile(r"pair(?![a-z])", re.IGNORECASE)
+    knowing = {path.relative_to(ROOT).as_posix() for path in of_hopper if name.search(path.read_text())}
+    assert knowing == {*steps}
+    assert len(steps) <= 4
 
 
 def test_a_chip_is_its_numbers(copy: Copy) -> None:

@@ -6,18 +6,26 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 
+from kgen.expr.canonical import canonical
 from kgen.expr.nodes import Call, Const, Node, Read, Var
 from kgen.expr.show import show
-from kgen.kernels.attention.plan.hopper import plan_hopper
+from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
+from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.render.rendering import render_spec
-from kgen.spec.load import Loaded, load
+from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import GLUON, TRITON, lines_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SPEC = ROOT / "specs" / "causal_alibi.yaml"
+SPELLED_OTHERWISE = {
+    "score + slopes[h] * (kv_idx - q_idx)": "score - slopes[h] * (q_idx - kv_idx)",
+    "q_idx >= kv_idx": "not (kv_idx > q_idx)",
+}
+WITHOUT_KERNELS = ("gpt_oss", "longformer", "causal_fp32")
+"""Specs of which some pass has no kernels for Hopper."""
 
 
 @cache
@@ -52,6 +60,21 @@ def _tree(node: Node) -> Iterable[str]:
         yield from (f"  {line}" for line in _tree(child))
 
 
+def one_form() -> Iterable[str]:
+    """Two spellings of the expressions, and the form that both have."""
+    text = loaded().text
+    for written, otherwise in SPELLED_OTHERWISE.items():
+        assert written in text
+        text = text.replace(written, otherwise)
+    forms = []
+    for spelling in (loaded(), loads(text, SPEC)):
+        form = canonical(spelling.trees)
+        forms.append(form)
+        for field, tree in spelling.trees.items():
+            yield f"{field + ':':10} {show(tree):40} -> {show(form[field])}"
+    assert forms[0] == forms[1]
+
+
 def softmax() -> Iterable[str]:
     """The logits of the loop."""
     form = plan().form
@@ -82,17 +105,48 @@ def spans() -> Iterable[str]:
         yield f"without mask: [{show(span.full_lo)}, {show(span.full_hi)})"
 
 
-def hopper() -> Iterable[str]:
-    """What the kernels for Hopper are."""
+def gradients() -> Iterable[str]:
+    """What the backward kernels multiply P * (dP - delta) by."""
+    for name, loop in (("dq", plan().dq), ("dk and dv", plan().dkdv)):
+        assert loop is not None
+        yield f"{name + ':':10} {show(loop.dscore)} in the loop, scale and {show(loop.dscore_factor)} after it"
+
+
+@cache
+def hopper_plan() -> HopperPlan:
     found = plan_hopper(plan())
     assert found is not None
-    assert found.forward is not None
+    return found
+
+
+def reasons() -> Iterable[str]:
+    """Which passes have kernels for Hopper, and why others have not."""
+    for name in (SPEC.stem, *WITHOUT_KERNELS):
+        missing = without_kernels(plan_attention(load(SPEC.with_stem(name))))
+        for pass_ in ("forward", "backward"):
+            yield f"{name + ',':13} {pass_ + ':':9} {missing.get(pass_, 'every condition holds')}"
+
+
+def hopper() -> Iterable[str]:
+    """What the kernels for Hopper are."""
+    found = hopper_plan()
+    tiles = {"forward": found.forward, "dq": found.dq, "dk and dv": found.dkdv, "all three": found.fused}
+    for name, tile in tiles.items():
+        assert tile is not None
+        yield f"{name + ':':10} {tile.BLOCK_M:3} queries x {tile.BLOCK_N:3} keys, {_slots(name, tile)}"
     tile, bias = found.forward, found.idioms["forward"].bias
-    yield f"forward: {tile.BLOCK_M} x {tile.BLOCK_N}, {tile.SLOTS} slots of K, {tile.SLOTS - tile.fewer_values} of V"
-    yield f"         {tile.consumers} consumers of {tile.consumer_registers} registers a thread"
-    yield f"         a producer of {tile.producer_registers}"
+    assert tile is not None
+    registers = f"{tile.consumer_registers} registers a thread, a producer of {tile.producer_registers}"
+    yield f"warps:     {tile.consumers} consumer warpgroups of {registers}"
+    yield f"tiles:     {'from a counter' if found.dynamic else 'in turn'}"
     assert bias is not None
-    yield f"bias:    {show(bias.slope)} * ({show(bias.distance)} + column), of scores times {show(bias.scale)}"
+    yield f"bias:      {show(bias.slope)} * ({show(bias.distance)} + column), of scores times {show(bias.scale)}"
+
+
+def _slots(kernel: str, tile: HopperTile) -> str:
+    if kernel == "forward":
+        return f"{tile.SLOTS} slots of K, {tile.SLOTS - tile.fewer_values} of V"
+    return f"{tile.SLOTS} slots of {'K and V' if kernel == 'dq' else 'Q and dO'}"
 
 
 def statements(language: str) -> Callable[[], Iterable[str]]:
@@ -118,9 +172,12 @@ def emitted() -> Iterable[str]:
 
 STAGES: dict[str, tuple[str, Callable[[], Iterable[str]]]] = {
     "read": ("text", read),
+    "one_form": ("text", one_form),
     "softmax": ("text", softmax),
     "program": ("text", program),
     "spans": ("text", spans),
+    "gradients": ("text", gradients),
+    "reasons": ("text", reasons),
     "hopper": ("text", hopper),
     "triton": ("python", statements(TRITON)),
     "gluon": ("python", statements(GLUON)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import math
-import re
 from collections.abc import Sequence
 
 from kgen.diagnostics import closest, did_you_mean, shown
@@ -26,6 +25,8 @@ from kgen.expr.text import (
     check_characters,
     literal_error,
     module,
+    span_between,
+    span_of,
     too_deep,
     without_comments,
     wrong,
@@ -474,8 +475,6 @@ class _Builder:
         tree = Read(name, tuple(value.node for value in built), buffer.element)
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
 
-    # Making nodes ------------------------
-
     def apply(self, row: str, symbol: str, arguments: Sequence[Built], span: Span) -> Built:
         try:
             type_ = TABLE[row].typed(tuple(argument.type for argument in arguments))
@@ -493,21 +492,8 @@ class _Builder:
             check_expansion(terms, factors, span)
         return limited(built._replace(terms=terms, factors=factors), span)
 
-    # Positions ------------------------
-
     def span(self, node: ast.expr | ast.stmt | ast.keyword) -> Span:
-        """Of a node; only its first line when it has several."""
-        column, end = node.col_offset, node.end_col_offset
-        if end is None or node.end_lineno != node.lineno:
-            end = len(self.lines[node.lineno - 1].rstrip())
-        return Span(node.lineno, column + 1, max(end - column, 1))
+        return span_of(node, self.lines)
 
     def between(self, left: ast.expr, right: ast.expr, symbol: str) -> Span:
-        """Of the operator between two operands, where only brackets and blanks are besides it."""
-        line, column = left.end_lineno or left.lineno, left.end_col_offset or left.col_offset
-        pattern = re.compile(r"\s+".join(map(re.escape, symbol.split())))
-        while line <= right.lineno:
-            if found := pattern.search(self.lines[line - 1], column):
-                return Span(line, found.start() + 1, found.end() - found.start())
-            line, column = line + 1, 0
-        return self.span(left)
+        return span_between(left, right, symbol, self.lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MAX_LENGTH = 10_000
@@ -32,6 +33,25 @@ class Span(NamedTuple):
     line: int
     column: int
     length: int
+
+
+def span_of(node: ast.expr | ast.stmt | ast.keyword, lines: Sequence[str]) -> Span:
+    """Of a node; only its first line when it has several."""
+    column, end = node.col_offset, node.end_col_offset
+    if end is None or node.end_lineno != node.lineno:
+        end = len(lines[node.lineno - 1].rstrip())
+    return Span(node.lineno, column + 1, max(end - column, 1))
+
+
+def span_between(left: ast.expr, right: ast.expr, symbol: str, lines: Sequence[str]) -> Span:
+    """Of the operator between two operands, where only brackets and blanks are besides it."""
+    line, column = left.end_lineno or left.lineno, left.end_col_offset or left.col_offset
+    pattern = re.compile(r"\s+".join(map(re.escape, symbol.split())))
+    while line <= right.lineno:
+        if found := pattern.search(lines[line - 1], column):
+            return Span(line, found.start() + 1, found.end() - found.start())
+        line, column = line + 1, 0
+    return span_of(left, lines)
 
 
 def wrong(span: Span, code: str, message: str, hint: str | None = None) -> ExpressionError:

@@ -52,15 +52,6 @@ def said(message: str, function: str) -> str:
     return f'{"f" * ("{" in message)}"{function}: {message}"'
 
 
-def partition(operands: Sequence[Sequence[str]], function: str, indent: int) -> str:
-    """A function and its operands, as `warp_specialize` takes them, on one line if they fit."""
-    line = f"{' ' * indent}({function}, {as_tuple([o for line in operands for o in line])}),"
-    if len(line) <= WIDTH + 20:
-        return line
-    rest = wrapped(operands, indent + 4)
-    return f"{' ' * indent}({function}, (\n{rest}\n{' ' * indent})),"
-
-
 def unpacked(names: Sequence[str]) -> str:
     """Names as Python unpacks into them: one alone has a comma behind it."""
     return ", ".join(names) + "," * (len(names) == 1)
@@ -71,9 +62,11 @@ def alternatives(conditions: Sequence[str]) -> str:
     return "".join(f" || {c}" for c in conditions)
 
 
-def lines(statements: Sequence[str]) -> list[str]:
-    """Statements a line at a time: those that hold others are of several."""
-    return [line for statement in statements for line in statement.split("\n")]
+def lines(text: str | Sequence[str] | None, indent: int) -> str:
+    """Lines of code, set in, with an end of line behind each; statements that hold others are of several lines."""
+    statements = [text.removesuffix("\n")] if isinstance(text, str) and text else text or ()
+    found = (line for statement in statements for line in statement.split("\n"))
+    return "".join(f"{' ' * indent * bool(line)}{line}\n" for line in found)
 
 
 FILTERS: dict[str, Callable[..., object]] = {
@@ -87,7 +80,6 @@ FILTERS: dict[str, Callable[..., object]] = {
     "loaded": around(", mask={}, other=0.0"),
     "onto": around("{} + "),
     "or": around(" or {}"),
-    "partition": partition,
     "plus": around(" + {}"),
     "said": said,
     "sentence": around(" {}"),

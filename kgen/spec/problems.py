@@ -15,11 +15,9 @@ from kgen.spec.source import Document, Path
 
 
 class SpecModel(BaseModel):
-    """Part of a spec: immutable, no unknown keys, no conversions. Docstrings describe the fields."""
+    """Part of a spec: immutable, no unknown keys, no conversions. Docstrings describe the fields (`schema.py`)."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def problem(

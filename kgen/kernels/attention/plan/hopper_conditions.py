@@ -19,7 +19,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 WIDTHS = (64, 128)
 WIDE = 256
 """Columns of heads of whose dk and dv a consumer has registers for one."""
-TAIL = 64
+ROPE_DIMS = 64
 """Columns that keys may have more than values of 128."""
 LEAST_PAGE = 16
 """Rows of the smallest pages that are loaded one by one: of eight a tile would be sixteen."""
@@ -165,7 +165,7 @@ def has_rope_dims(plan: AttentionPlan) -> bool:
 def width_of(plan: AttentionPlan) -> int | None:
     """The columns of a tile. Heads that do not fill it have rows that begin at multiples of 16 bytes, as TMA wants."""
     qk, v = plan.spec.head_dim.qk, plan.spec.head_dim.v
-    if (qk, v) == (max(WIDTHS) + TAIL, max(WIDTHS)):
+    if (qk, v) == (max(WIDTHS) + ROPE_DIMS, max(WIDTHS)):
         return v
     fitting = [width for width in (*WIDTHS, WIDE) if width // 2 < v <= width]
     return fitting[0] if fitting and qk == v and v % 8 == 0 else None

@@ -21,7 +21,7 @@ class Shape:
     """`threads` in each of `cluster` blocks share a row, a block holds `rows` rows, a thread `elements` elements,
     or, where that is 0, however many there are.
 
-    `stages` rows are in shared memory or under way; with 0 each block has its row in registers. At least `blocks` fit
+    `stages` rows are in shared memory or in flight; with 0 each block has its row in registers. At least `blocks` fit
     on a multiprocessor. Blocks that stay go on to `turns` rows before they end, where that is not 0: the chip evens out
     what they take, and their columns are loaded that many times less often. `single` is for rows that are not whole
     accesses: a thread has single elements of them.

@@ -11,7 +11,9 @@ from kgen.expr.nodes import Const, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, streamed_columns
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.loads import streamed_columns
+from kgen.kernels.attention.targets.triton.placement import strides
 from kgen.targets.code import (
     Code,
     Name,
@@ -67,6 +69,8 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "no_specialize": f"do_not_specialize={fixed!r}".replace("'", '"'),
         "alone": plan.alone,
         "most_queries": MOST_QUERIES,
+        # Of pages [page, row, head, column].
+        "strides": strides("kv", "pshd" if plan.page_size is not None else "bhsd"),
     }
 
 
@@ -143,7 +147,7 @@ def _loads(
             rows = f"{x}_rows{chunk.tag} + {x}_page"
         else:
             rows = f"{x}_ptr + {x}_page[:, None] + {streamed_columns(chunk)}[None, :] * stride_{x}d"
-        loads.append({"tag": chunk.tag, "rows": rows, "guard": kernels.streamed(chunk, guard).guard})
+        loads.append({"tag": chunk.tag, "rows": rows, "guard": guard})
     return loads
 
 

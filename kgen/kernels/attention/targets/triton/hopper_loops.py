@@ -3,21 +3,28 @@ chip."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.expr.spelling import MUL
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.hopper import HALF
 from kgen.targets.code import (
+    Assign,
     Code,
     Name,
+    Op,
     Statement,
     assign,
     calls,
     codes,
     minimum,
     needed,
+    op,
+    over,
+    renamed,
+    rewritten,
     row,
     text,
     uses_of,
@@ -38,6 +45,10 @@ class Own:
     past: bool
     full_ahead: bool
     full_past: bool
+
+
+NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
+"""That of who has whole tiles."""
 
 
 def own_range(fields: Fields, before: list[Statement], there: list[Statement], inner: str, block: int) -> Own:
@@ -83,6 +94,7 @@ def tile_loop(fields: Fields, before: list[Statement], own: list[str], problem: 
         "full_length": _less(full_hi, full_lo),
         "bounds": bounds,
         "last": bool({"q_last", "kv_last"} & uses_of(bounds)),
+        "blocks": [],
         "searches": any(calls(code, FIRST_AT_LEAST) for code in codes(bounds)),
     }
 
@@ -100,7 +112,7 @@ def _listed_loop(
         "full_length": "n_full * BLOCK_SIZE",
         "bounds": counts,
         "last": False,
-        "blocks": blocks,
+        "blocks": [blocks],
         "searches": False,
     }
 
@@ -154,3 +166,35 @@ def tile_lines(fields: Fields) -> list[Statement | Code | None]:
 
 def _less(a: Code, b: Code) -> Code:
     return a if b == text("0") else row("sub", a, b)
+
+
+def from_zero(code: Code, lo: str = "kv_lo") -> Code:
+    """A bound of a range that begins with the first position."""
+
+    def change(part: Code) -> Code | None:
+        match part:
+            case Op(fn="sub", args=(end, Name(name=begin))) if begin == lo:
+                return end
+        return None
+
+    return rewritten(code, change)
+
+
+def of_half(line: Statement, x: str) -> Statement:
+    """A line of a tile, as the half of one has it that may begin past the end: what it reads there is not stored."""
+    if not any(calls(code, "load") for code in codes([line])):
+        return line
+    first = minimum(f"{x}_start", row("sub", f"S{x[0].upper()}", 1))
+    return line.map(lambda code: renamed(code, {f"{x}_start": first}))
+
+
+def head_of(used: Set[str], packed: bool) -> Statement:
+    """The head of a consumer's item, and its batch, which finds the rows of tensors that are not packed."""
+    batch, head = over("b_h", "HQ"), op("{0} % {1}", "b_h", "HQ", binds=MUL, operand=MUL)
+    return assign("h", head) if packed and "b" not in used else Assign(("b", "h"), (batch, head))
+
+
+def offsets(length: str, dim: int) -> list[Statement]:
+    """Keys of a tile, in the layout of scores without a dimension."""
+    form = f"gl.arange(0, {{0}}, layout=gl.SliceLayout({dim}, SCORES))"
+    return [assign("offs_n", op(form, length, fn="arange"))]

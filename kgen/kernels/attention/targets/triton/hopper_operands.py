@@ -4,9 +4,11 @@ publishes to its consumers."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan
+from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
+from kgen.kernels.attention.targets.triton.hopper_streams import Stream
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import in_tiles
 from kgen.kernels.attention.targets.triton.ranges import lists_of
@@ -30,15 +32,12 @@ class _Shared:
         self.counter, self.counters = ["counter_ptr"] * hopper.dynamic, ["counters"] * hopper.dynamic
         self.lists = {x: list(lists_of(x)) if plan.forward.listed else [] for x in ("kv", "q")}
         self.pointers = {x: [f"{name}_ptr" for name in names] for x, names in self.lists.items()}
+        self.query_descs = ["q_desc", "do_desc", *self.rows["vector_names"], *_descs(self.q[1:])]
         self.lag = _lag(hopper)
 
     def constexprs(self, *more: str) -> list[str]:
-        """What is known when a kernel is compiled, as arguments."""
+        """What is known when a kernel is compiled."""
         return [*self.group, *more, "BLOCK_M", "BLOCK_N"]
-
-    def annotated(self, *more: str) -> list[str]:
-        """The same as parameters."""
-        return [f"{name}: tl.constexpr" for name in self.constexprs(*more)]
 
 
 def operands(
@@ -48,7 +47,6 @@ def operands(
     is handed, operands and what is known when it is compiled."""
     shared = _Shared(hopper, kernels)
     listed = kernels.plan.forward.listed
-    vectors = shared.rows["vector_names"]
     gradients = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
     sums = loops["dq"]["row_sums"] if hopper.dq is not None else []
     found: Fields = {
@@ -61,7 +59,20 @@ def operands(
         "k_bytes": "NBYTES + k_rope_desc.block_type.nbytes" if hopper.rope else "NBYTES",
         "key_rings": shared.key_rings,
         "held_keys": ["k_held", "k_rope_held"] if hopper.rope else ["k"],
-        "query_descs": ["q_desc", "do_desc", *vectors, *_descs(shared.q[1:])],
+        "query_descs": shared.query_descs,
+        # Vectors of packed sequences begin anywhere, and TMA at multiples of 16 bytes: the producer writes them.
+        "query_writers": 2 if kernels.packed else 1,
+        "query_rings": [
+            f"_slots({desc}, SLOTS)" if desc.endswith("_desc") else "_vector_slots(BLOCK_M, SLOTS)"
+            for desc in shared.query_descs
+        ],
+        "query_bytes": " + ".join(
+            [
+                "2 * q_desc.block_type.nbytes",
+                *["2 * lse_desc.block_type.nbytes"] * (not kernels.packed),
+                *["q_rope_desc.block_type.nbytes"] * bool(hopper.rope),
+            ]
+        ),
         "query_slots": [f"{x}_slots" for x in ("q", "do", "lse", "delta", *shared.q[1:])],
         "lag": shared.lag,
         "backward": {
@@ -72,7 +83,9 @@ def operands(
     }
     if hopper.forward is not None:
         found["query_tile"] = _tiles_of_queries(loops, listed, kernels.packed)
-        found["producer"], of_forward = _of_forward(shared, fields["pages"], fields["sinks"])
+        found["producer"], of_forward = _of_forward(
+            shared, fields["streams"], fields["pages"], fields["sinks"]
+        )
         loops["forward"].update(of_forward)
     if hopper.dq is not None:
         loops["dq"].update(_of_dq(shared, loops["dq"]["rings"], sums))
@@ -80,74 +93,141 @@ def operands(
         found["key_tile"] = _tiles_of_keys(loops["dkdv"], listed, kernels.packed)
         loops["dkdv"].update(_of_dkdv(shared))
     if hopper.fused is not None:
-        found["fused"] = _of_fused(shared)
+        found["fused"] = _of_fused(shared, loops["dkdv"]["producer"])
     return found
 
 
-def _of_forward(shared: _Shared, pages: Fields, sinks: Fields) -> tuple[Fields, Fields]:
-    """Of the producer of queries' tiles, which may serve dq too, and of forward."""
-    q, k, pair = shared.q, shared.k, shared.hopper.pair is not None
-    lists, counter = shared.pointers["kv"], shared.counter
-    descs, lag = _descs([*q, *k, "v", "o"]), ["LAG"] * shared.lag["given"]
-    producer = {
-        "extras": [*lists, *["pair_desc", "pair_rings"] * pair, *pages["args"], *counter],
-        "constexprs": shared.annotated(*lag, "GROUP"),
+@dataclass(frozen=True)
+class Warpgroup:
+    """What a function of a warpgroup, or of several, is given."""
+
+    operands: list[str]
+    constexprs: list[str]
+    """Known when it is compiled."""
+    own: list[str] = field(default_factory=list)
+    """Operands of which each warpgroup has another."""
+    made: Mapping[str, str] = field(default_factory=dict)
+    """What the kernel has for an operand, if not a variable of its name."""
+
+    @property
+    def params(self) -> list[str]:
+        """Operands are one tuple: `warp_specialize` is given short lists."""
+        return ["operands", *self.own, *(f"{name}: tl.constexpr" for name in self.constexprs)]
+
+    @property
+    def handed(self) -> list[str]:
+        return [self.made.get(name, name) for name in self.operands]
+
+    def partitions(self, function: str, name: str, n: int = 1, **given: str) -> list[Fields]:
+        """Entries of `warp_specialize` for `n` warpgroups, whose operands the kernel has as `name`; `given` are other
+        arguments, in which `{n}` is the number of the warpgroup and `{letter}` a letter of it."""
+
+        def entry(number: int) -> Fields:
+            of = {"n": number, "letter": "abc"[number]}
+            rest = [given.get(other, other).format(**of) for other in (*self.own, *self.constexprs)]
+            return {"function": function, "given": [name, *rest]}
+
+        return [entry(number) for number in range(n)]
+
+
+def _specialized(tile: HopperTile | None) -> Fields:
+    """Warps and registers of all warpgroups but the first."""
+    assert tile is not None
+    others = tile.consumers - 1
+    which, all_of = ("second consumer", 504) if others == 1 else ("other consumers", 512)
+    return {
+        "warps": [4] * tile.consumers,
+        "registers": [tile.consumer_registers] * others + [tile.producer_registers],
+        "rest": f"the {which} and the producer; the first consumer has the rest of {all_of}",
     }
-    rings = ["(pair_ring_a, pair_ring_b)"] * pair
-    produced = ["scheduler", _tuple(_descs(q)), *_descs([*k, "v"]), _tuple(_rings(q)), "kv_ring", *lists]
-    produced += [*["pair_desc"] * pair, *rings, *pages["args"], *counter, "problem"]
-    given = [*descs, "lse", *shared.lists["kv"], *["pair_desc"] * pair, *pages["given"]]
+
+
+def _of_forward(
+    shared: _Shared, streams: list[Stream], pages: Fields, sinks: Fields
+) -> tuple[Warpgroup, Fields]:
+    """The producer of queries' tiles, which may serve dq too, and forward."""
+    q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
+    streamed = _descs([s.name for s in streams])
+    descs, lag = _descs([*q, *k, "v", "o"]), ["LAG"] * shared.lag["given"]
+    extras = [*lists, *streamed, *(f"{s.name}_rings" for s in streams), *pages["args"], *counter]
+    producer = Warpgroup(
+        ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", "kv_ring", *extras, "problem"],
+        shared.constexprs(*lag, "GROUP"),
+        made={
+            "q_descs": _tuple(_descs(q)),
+            "q_rings": _tuple(_rings(q)),
+            **{f"{s.name}_rings": _tuple(s.rings) for s in streams},
+        },
+    )
+    consumer = Warpgroup(
+        [
+            "scheduler",
+            *_rings(q),
+            "kv_ring",
+            *lists[2:],
+            *sinks["params"],
+            "out_slots",
+            "o_desc",
+            "lse_ptr",
+            "problem",
+        ],
+        shared.constexprs("CONSUMER", "STORE_LSE"),
+        _rings([s.name for s in streams]),
+    )
+    given = [*descs, "lse", *shared.lists["kv"], *streamed, *pages["given"]]
     zero = ["q.new_zeros(1, dtype=torch.int32)"] * shared.hopper.dynamic
-
-    def consumer(number: int) -> list[list[str]]:
-        pairs = [f"pair_ring_{'ab'[number % 2]}"] * pair
-        own = ["scheduler", *_rings(q), "kv_ring", *lists[2:], *pairs, *sinks["params"]]
-        own += ["out_slots", "o_desc", "lse_ptr", "problem"]
-        return [own, shared.constexprs(str(number), "STORE_LSE")]
-
     return producer, {
         "part": {2: "half", 3: "third"}[shared.consumers],
-        "params": [
-            *descs,
-            "lse_ptr",
-            *lists,
-            *["pair_desc"] * pair,
-            *pages["params"],
-            *counter,
-            *sinks["params"],
-        ],
+        "params": [*descs, "lse_ptr", *lists, *streamed, *pages["params"], *counter, *sinks["params"]],
         "given": [*given, *zero, *sinks["args"]],
         "options": ["launch_pdl=True"] * shared.hopper.dynamic,
-        "consumer": [*lists[2:], *["pair_ring"] * pair, *sinks["params"]],
-        "consumer_constexprs": shared.annotated("CONSUMER", "STORE_LSE"),
-        "consumers": [consumer(number) for number in range(shared.consumers)],
-        "producer": [produced, shared.constexprs(*[shared.lag["own"]] * len(lag), "GROUP")],
+        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
+        "consumer": consumer,
+        **_specialized(shared.hopper.forward),
+        "partitions": [
+            *consumer.partitions(
+                "_hopper_consumer",
+                "consumer",
+                shared.consumers,
+                CONSUMER="{n}",
+                **{f"{s.name}_ring": f"{s.name}_ring_{{letter}}" for s in streams},
+            ),
+            *producer.partitions("_hopper_producer", "producer", LAG=shared.lag["own"]),
+        ],
     }
 
 
 def _of_dq(shared: _Shared, rings: list[str], sums: list[str]) -> Fields:
     q, k, lists, counter = shared.q, shared.k, shared.pointers["kv"], shared.counter
-    own, held = [f"d{x}" for x in q], [*q, "do"]
+    own, held, wide = [f"d{x}" for x in q], [*q, "do"], shared.hopper.wide
     descs = _descs([*q, *k, "v", "do", *own])
     vectors = [f"{x}_ptr" for x in ("lse", "delta", *sums)]
-    consumer = [*lists[2:], *_descs(own), *vectors]
-    handed = ["scheduler", *_rings(held), *rings, *consumer, "problem"]
-    produced = ["scheduler", _tuple(_descs(held)), *_descs([*k, "v"]), _tuple(_rings(held)), *rings]
-    lag = ["0"] * (shared.lag["given"] and not shared.hopper.wide)
+    consumer = Warpgroup(
+        ["scheduler", *_rings(held), *rings, *lists[2:], *_descs(own), *vectors, "problem"],
+        shared.constexprs("CONSUMER"),
+    )
+    lag = ["LAG"] * (shared.lag["given"] and not wide)
+    producer = Warpgroup(
+        ["scheduler", "q_descs", *_descs([*k, "v"]), "q_rings", *rings, *lists, *counter, "problem"],
+        shared.constexprs(*lag, "GROUP"),
+        made={"q_descs": _tuple(_descs(held)), "q_rings": _tuple(_rings(held))},
+    )
     return {
         "params": [*descs, *vectors, *lists, *counter],
         "given": [*descs, "lse", "delta", *sums, *shared.lists["kv"], *shared.counters],
+        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
         "consumer": consumer,
-        "consumer_constexprs": shared.annotated("CONSUMER"),
-        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
-        "extras": [*lists, *counter],
-        "producer_params": shared.annotated("GROUP"),
-        "produced": [[*produced, *lists, *counter, "problem"], shared.constexprs(*lag, "GROUP")],
+        "producer": producer,
+        **_specialized(shared.hopper.dq),
+        "partitions": [
+            *consumer.partitions("_dq_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
+            *producer.partitions("_dq_hopper_producer" if wide else "_hopper_producer", "producer", LAG="0"),
+        ],
     }
 
 
 def _of_dkdv(shared: _Shared) -> Fields:
-    q, k, lists = shared.q, shared.k, shared.pointers["q"]
+    q, k, lists, split = shared.q, shared.k, shared.pointers["q"], shared.hopper.split_dkdv
     dkdv = shared.hopper.dkdv
     assert dkdv is not None
     streams = _descs([*q, *k, "v", "do"])
@@ -155,37 +235,54 @@ def _of_dkdv(shared: _Shared) -> Fields:
     own, rest = _descs([*(f"d{x}" for x in k), "dv"]), [*lists, *shared.counter]
     of_queries = [*shared.key_rings, "q_ring"]
     given = [f"short_{x}" if x in short else x for x in streams]
-    handed = ["scheduler", "kv_ring", "q_ring", *lists[2:], *own, "problem"]
-    dv = ["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"]
-    dk = ["scheduler", *of_queries, "factors", *own[:-1], "problem"]
-    produced = ["scheduler", *_descs([*k, "v"]), "q_descs", *of_queries, *rest, "problem"]
+    producer = Warpgroup(
+        ["scheduler", *_descs([*k, "v"]), "q_descs", *of_queries, *rest, "problem"],
+        shared.constexprs("GROUP"),
+        made={"q_descs": _tuple(shared.query_descs)},
+    )
+    consumer = Warpgroup(
+        ["scheduler", "kv_ring", "q_ring", *lists[2:], *own, "problem"], shared.constexprs("CONSUMER")
+    )
+    # Where one consumer has dv, and the other dk.
+    dv = Warpgroup(["scheduler", *of_queries, "factors", *lists[2:], own[-1], "problem"], shared.constexprs())
+    dk = Warpgroup(["scheduler", *of_queries, "factors", *own[:-1], "problem"], shared.constexprs())
+    consumers = {"dv_consumer": dv, "dk_consumer": dk} if split else {"consumer": consumer}
+    if split:
+        partitions = dv.partitions("_dv_hopper_consumer", "dv_consumer")
+        partitions += dk.partitions("_dk_hopper_consumer", "dk_consumer")
+    else:
+        partitions = consumer.partitions("_dkdv_hopper_consumer", "consumer", 2, CONSUMER="{n}")
     return {
         "params": [*streams, *shared.rows["vector_names"], *own, *rest],
         "given": [*given, *shared.rows["vectors_given"], *own, *shared.lists["q"], *shared.counters],
-        "blocks_of": lists[2:],
-        "consumer_params": shared.annotated("CONSUMER"),
-        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
-        # Where one consumer has dv, and the other dk.
-        "split_params": shared.annotated(),
-        "dv_consumer": [dv, shared.constexprs()],
-        "dk_consumer": [dk, shared.constexprs()],
-        "extras": rest,
-        "producer_params": shared.annotated("GROUP"),
-        "producer": [produced, shared.constexprs("GROUP")],
+        "producer": producer,
+        **consumers,
+        "handed": [(name, of.handed) for name, of in (consumers | {"producer": producer}).items()],
+        **_specialized(dkdv),
+        "partitions": [*partitions, *producer.partitions("_dkdv_hopper_producer", "producer")],
     }
 
 
-def _of_fused(shared: _Shared) -> Fields:
+def _of_fused(shared: _Shared, producer: Warpgroup) -> Fields:
     fused, lists = shared.hopper.fused, shared.pointers["q"]
     assert fused is not None
     streams, own = _descs(["q", "k", "v", "do"]), _descs(["dk", "dv"])
     vectors = [f"_gluon_rows({x}, {fused.BLOCK_M})" for x in ("lse", "delta")]
-    handed = ["scheduler", "kv_ring", "q_ring", "ds_ring", *lists[2:], *own, "dq_sum_ptr", "problem"]
+    consumer = Warpgroup(
+        ["scheduler", "kv_ring", "q_ring", "ds_ring", *lists[2:], *own, "dq_sum_ptr", "problem"],
+        shared.constexprs("CONSUMER", "DQ"),
+    )
     return {
         "tile": fused,
         "params": [*streams, *shared.rows["vector_names"], *own, "dq_sum_ptr", *lists, *shared.counter],
         "given": [*streams, *vectors, *own, "dq_sum", *shared.lists["q"], *shared.counters],
-        "consumers": [[handed, shared.constexprs(str(number))] for number in range(2)],
+        "handed": [("consumer", consumer.handed), ("producer", producer.handed)],
+        "consumer": consumer,
+        **_specialized(fused),
+        "partitions": [
+            *consumer.partitions("_backward_hopper_consumer", "consumer", 2, CONSUMER="{n}"),
+            *producer.partitions("_dkdv_hopper_producer", "producer"),
+        ],
     }
 
 

@@ -1,15 +1,13 @@
 """What the kernels for Hopper read otherwise than by whole tiles of Q, K and V: pages of keys, columns of Q and K past
-those of V, tiles that a block mask lists, a number for each pair of positions, and keys of documents."""
+those of V, tiles that a block mask lists, and keys of documents."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kgen.expr.mask_form import all_of, conjuncts
-from kgen.expr.nodes import Read
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
-from kgen.kernels.attention.plan.hopper import PAIR_ROOM, HopperPlan
-from kgen.kernels.attention.plan.hopper_conditions import PAIR_BYTES
+from kgen.kernels.attention.plan.hopper import HopperPlan
 from kgen.kernels.attention.plan.idioms import Documents
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
@@ -19,7 +17,6 @@ from kgen.targets.code import (
     Code,
     Op,
     Statement,
-    as_type,
     assign,
     op,
     row,
@@ -71,40 +68,6 @@ def columns(hopper: HopperPlan, there: int) -> Fields:
         "D": "D" if hopper.rope else there,
         "padded": there < width,
         "guard": f"(tl.arange(0, {width}) < {there})[None, :]" if there < width else None,
-    }
-
-
-NO_PAIR: Fields = {"there": False, "shared": False, "asked": []}
-
-
-def pair(hopper: HopperPlan, kernels: KernelFields) -> Fields:
-    """How forward reads what there is for each pair of positions: a ring for each half of a tile, whose consumer alone
-    reads it."""
-    pair, tile = hopper.pair, hopper.forward
-    assert pair is not None
-    assert tile is not None
-    assert isinstance(pair.node, Read)
-    buffer, (*before, _, _) = pair.node.buffer, pair.node.indices
-    element = PAIR_BYTES[kernels.layouts[buffer].dtype]
-    slots = PAIR_ROOM // (tile.BLOCK_M * tile.BLOCK_N * element)
-    # With two dimensions ahead of the positions, whatever it has.
-    missing = 2 - len(before)
-    printer = kernels.printer(kernels.plan.forward)
-    at = ["0"] * missing + [str(printer.own(index)) for index in before]
-    tile_of_pair = op("_consumer_load({0}, i - {1}, SCORES)", "pair_ring", "item")
-    tensor = f"{buffer}[{', '.join(['None'] * missing)}]" if missing else buffer
-    axes = ["1"] * missing + [str(n) for n in kernels.layouts[buffer].shape]
-    return {
-        "there": True,
-        "shared": "b" not in at,
-        "line": assign(pair.name, as_type(tile_of_pair, "float32") if element == 2 else tile_of_pair),
-        "asked": [tensor],
-        "buffer": buffer,
-        "bits": 8 * element,
-        "slots": slots,
-        "at": ", ".join(at),
-        "tensor": tensor,
-        "axes": ", ".join(axes),
     }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -15,8 +15,9 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
 from kgen.expr.rows import Finite
 from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL
-from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, Chunk, ReadGradient, TileLoop
+from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, ReadGradient, TileLoop
 from kgen.kernels.attention.plan.tile_reads import asked_ahead
+from kgen.kernels.attention.targets.triton.loads import LETTERS, SIDES, load_of, tile_loads
 from kgen.kernels.attention.targets.triton.placement import tma_row
 from kgen.kernels.attention.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
 from kgen.kernels.attention.targets.triton.tile_reads import read_by_rows, read_once
@@ -30,7 +31,6 @@ from kgen.targets.code import (
     assign,
     at_first_use,
     atom,
-    conjunction,
     op,
     row,
     text,
@@ -38,22 +38,6 @@ from kgen.targets.code import (
     uses_of,
 )
 from kgen.targets.triton.printer import BufferLayout, Printer, column
-
-# How strides of an operand are called, and along which positions its rows lie.
-LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
-SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
-
-
-@dataclass(frozen=True)
-class _Load:
-    """One block of columns in a load or store: its place, and what guards it."""
-
-    tag: str
-    columns: str
-    size: int
-    guard: Code | None = None
-    store_guard: Code | None = None
-    do_guard: Code | None = None
 
 
 class KernelFields:
@@ -138,15 +122,15 @@ class KernelFields:
             "shared_prologue": shared,
             # Which keys are there may depend on the query head.
             "held_by_head": any(f"{outer}_live" in statement.defines for statement in by_head),
-            "outer_qk": [self.load(c, guard, store) for c in plan.qk_chunks],
-            "outer_v": [self.load(c, guard, store) for c in plan.v_chunks],
+            "outer_qk": [load_of(c, guard, store) for c in plan.qk_chunks],
+            "outer_v": [load_of(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
             "vector_load": row_guard,
             "row_rest": self._row_rest(loop, printer, "{0}") if forward else None,
             "sink": self._row_rest(loop, printer, "sink - {0}") or Name("sink"),
         }
         held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
-        fields |= self._operands(streamed, held, {inner: inner_guard, outer: guard})
+        fields |= tile_loads(plan, self.kv_head, streamed, held, {inner: inner_guard, outer: guard})
         if not forward:
             fields |= self._gradient_fields(loop, printer)
         names, values = self._tile_arguments(loop, fields, streamed, before, descriptors)
@@ -160,7 +144,7 @@ class KernelFields:
         }
 
     def tile_fields(
-        self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Binding | None = None
+        self, loop: TileLoop, printer: Printer, by_rows: bool = False, given: Sequence[Binding] = ()
     ) -> dict[str, Any]:
         """Scores and mask of one tile; `by_rows`, addresses of what is read for each of its elements are made before
         the loop, and one element is read once. What is `given` is not computed here."""
@@ -173,7 +157,7 @@ class KernelFields:
         ahead = asked_ahead(bindings) if by_rows else ()
         row_lines, read_lines, score_lines = list[Statement](), list[Statement](), list[Statement]()
         for binding in bindings:
-            if binding == given:
+            if binding in given:
                 continue
             found = read_by_rows(binding, loop, printer) if by_rows else None
             rows, lines = found or ([], self.lines_of([binding], printer))
@@ -421,93 +405,6 @@ class KernelFields:
         first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
         return atom(reduce(times, rest, first))
 
-    def chunk(self, chunk: Chunk) -> dict[str, Any]:
-        first = chunk.start == 0
-        return {
-            "tag": chunk.tag,
-            "columns": chunk.columns,
-            "range": f"{chunk.start} + tl.arange(0, {chunk.size})"
-            if chunk.start
-            else f"tl.arange(0, {chunk.size})",
-            "streamed": streamed_columns(chunk),
-            "size": chunk.size,
-            "onto_qk": [] if first else ["qk"],
-            "onto_dp": [] if first else ["dp"],
-        }
-
-    def _operands(
-        self, streamed: tuple[str, ...], held: tuple[str, ...], guards: dict[str, Code | None]
-    ) -> dict[str, Any]:
-        """How a kernel loads the tiles that stream through its loop and those that it holds: by TMA, or by pointers.
-
-        TMA reads zeros past the end of a tensor, or of a packed sequence. Rows that only the mask hides may hold NaN:
-        pointers leave them out.
-        """
-        hidden = {"q": self.plan.q.live != self.plan.q.bound, "kv": self.plan.kv.live != self.plan.kv.bound}
-        tiles = {x: self._operand(x, guards[SIDES[x]]) for x in (*streamed, *held)}
-        by_tma = [x for x in SIDES if x in streamed or (x in held and not hidden[SIDES[x]])]
-        blocks = [(block, tiles[x]["rows"]) for x in by_tma for block in tiles[x]["blocks"]]
-        side = SIDES[streamed[0]]
-        stream = {
-            "by_tma": "TMA and not MASKED" if hidden[side] else "TMA",
-            "guarded": guards[side] is not None,
-        }
-        return {
-            "stream": stream | {"tiles": [tiles[x] for x in streamed]},
-            **{f"{x}_stream": stream | {"tiles": [tiles[x]]} for x in streamed},
-            "held": [tiles[x] | {"by_tma": x in by_tma} for x in held],
-            "desc_params": [block["desc"] for block, _ in blocks],
-            "desc_names": ", ".join(block["desc"] for block, _ in blocks),
-            "desc_blocks": ", ".join(
-                f'({block["tensor"]}, tile["{rows}"], {block["size"]})' for block, rows in blocks
-            ),
-            "tma_tensors": list(dict.fromkeys(block["tensor"] for block, _ in blocks)),
-        }
-
-    def _operand(self, x: str, guard: Code | None) -> dict[str, Any]:
-        """A tile of q, k, v or dO in its blocks of columns."""
-        side = SIDES[x]
-        rows, offsets, head = (
-            ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", self.kv_head)
-        )
-        stride = f"stride_{LETTERS[x]}"
-        chunks = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
-        return {
-            "rows": rows,
-            "step": f"{side}_start * {stride}s",
-            "guard": guard,
-            "blocks": [
-                {
-                    "name": f"{x}{c.tag}",
-                    "tensor": "dout" if x == "do" else x,
-                    "size": c.size,
-                    "desc": f"{x}_desc{c.tag}",
-                    "at": f"{tma_row(self.packed, side, head)[0]}, {c.start}",
-                    "pointers": f"{x}_rows{c.tag}",
-                    "own": f"{x}_ptr + {offsets}[:, None] * {stride}s + {c.columns}[None, :] * {stride}d",
-                    "own_guard": self.load(c, guard).guard,
-                }
-                for c in chunks
-            ],
-        }
-
-    def streamed(self, chunk: Chunk, rows: Code | None) -> _Load:
-        return _Load(chunk.tag, streamed_columns(chunk), chunk.size, rows)
-
-    def load(self, chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> _Load:
-        exists = None
-        if chunk.width < chunk.size:
-            exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
-        both = conjunction(x for x in (rows, exists) if x is not None)
-        stored = conjunction(x for x in (store_rows, exists) if x is not None)
-        return _Load(
-            chunk.tag,
-            chunk.columns,
-            chunk.size,
-            guard=both,
-            store_guard=stored,
-        )
-
 
 def _where_masked(name: str) -> Assign:
     return assign(name, op("{tl}.where({0}, {1}, 0.0)", "mask", name))
@@ -516,17 +413,6 @@ def _where_masked(name: str) -> Assign:
 def _summed(name: str, part: Code) -> Assign:
     """What a row of a tile adds to the gradient of a buffer."""
     return Assign((f"d_{name}",), (op("{tl}.sum({0}, 1)", part),), "+=")
-
-
-def streamed_columns(chunk: Chunk) -> str:
-    """Columns of a load inside the loop, all of which exist.
-
-    A padded block repeats its last column: the resident operand is zero there, or the product is not
-    stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
-    """
-    if chunk.width == chunk.size:
-        return chunk.columns
-    return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
 
 
 def _read_before(program: Program) -> dict[Node, Node]:

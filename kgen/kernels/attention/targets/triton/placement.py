@@ -62,7 +62,7 @@ def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, Any]:
     }
 
 
-def _strides(letters: str, order: str) -> dict[str, str]:
+def strides(letters: str, order: str) -> dict[str, str]:
     """Parameters, in the order of a tensor's dimensions; those that addresses are computed from are 64-bit."""
     return {
         x: ", ".join(f"stride_{x}{d}" + ("" if d == "d" else ": tl.int64") for d in order) for x in letters
@@ -70,7 +70,7 @@ def _strides(letters: str, order: str) -> dict[str, str]:
 
 
 _DENSE: dict[str, object] = {
-    "strides": _strides("qkvgow", "bhsd") | _strides("l", "bhs"),
+    "strides": strides("qkvgow", "bhsd") | strides("l", "bhs"),
     "first": {x: f"b * stride_{x}b" for x in "qkvgo"} | {"dk": "b * stride_ob", "dv": "b * stride_wb"},
     "rows": row("mul", as_type("b_h", "int64"), "SQ"),
     "head_rows": {"q": "(b * HQ + h).to(tl.int64) * SQ", "kv": "(b * HQ + h).to(tl.int64) * SK"},
@@ -100,7 +100,7 @@ _DENSE: dict[str, object] = {
 }
 
 _PACKED: dict[str, object] = {
-    "strides": _strides("qkvgow", "shd") | _strides("l", "hs"),
+    "strides": strides("qkvgow", "shd") | strides("l", "hs"),
     "first": {x: f"q_begin * stride_{x}s" for x in "qgo"}
     | {x: f"kv_begin * stride_{x}s" for x in "kv"}
     | {"dk": "kv_begin * stride_os", "dv": "kv_begin * stride_ws"},

@@ -12,6 +12,7 @@ from kgen.expr.nodes import Type, Var
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.loads import load_of, streamed_load
 from kgen.targets.code import (
     Code,
     If,
@@ -110,11 +111,10 @@ def _recomputed(kernels: KernelFields, loop: TileLoop, printer: Printer) -> dict
         "name": f"d_{g.name}",
         "mask_lines": mask_lines,
         "score_lines": scored,
-        "q_loads": [kernels.load(c, q_guard) for c in plan.qk_chunks],
-        "k_loads": [kernels.streamed(c, kv_guard) for c in plan.qk_chunks],
+        "q_loads": [load_of(c, q_guard) for c in plan.qk_chunks],
+        "k_loads": [streamed_load(c, kv_guard) for c in plan.qk_chunks],
         "v_loads": [
-            replace(kernels.streamed(c, kv_guard), do_guard=kernels.load(c, q_guard).guard)
-            for c in plan.v_chunks
+            replace(streamed_load(c, kv_guard), do_guard=load_of(c, q_guard).guard) for c in plan.v_chunks
         ],
         "vector_load": None if q_live == TRUE else Name("q_live"),
         "gradient_lines": lines,

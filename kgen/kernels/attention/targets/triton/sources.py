@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.functions import in_order
-from kgen.kernels.attention.plan.decode import DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention, without_promises
 from kgen.kernels.attention.plan.tuned import Tile
@@ -17,6 +18,7 @@ from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
+from kgen.kernels.attention.targets.triton.loads import block_of, columns_of, load_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pair_fields
 from kgen.spec.load import Loaded
@@ -90,13 +92,15 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "precision": [f'input_precision="{spec.precision}"']
         if spec.dtype == "fp32" and not kernels.tf32
         else [],
-        "qk_chunks": [kernels.chunk(c) for c in plan.qk_chunks],
-        "v_chunks": [kernels.chunk(c) for c in plan.v_chunks],
+        "qk_chunks": [block_of(c, "qk") for c in plan.qk_chunks],
+        "v_chunks": [block_of(c, "dp") for c in plan.v_chunks],
+        "columns": {
+            "both": columns_of([*plan.qk_chunks, *plan.v_chunks]),
+            "v": columns_of(plan.v_chunks),
+        },
         # As rounded as in dP = dO @ V^T, from which delta is subtracted.
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
-        "delta_loads": [
-            kernels.load(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks
-        ],
+        "delta_loads": [load_of(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks],
         "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
         "no_specialize": f"do_not_specialize={[*kernels.sizes, *kernels.runtime]!r}".replace("'", '"'),
         **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
@@ -130,7 +134,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields() | FIELDS
     context["decode_kernels"] = decode is not None
-    context["asked"] = _asked(hopper)
+    context["asked"] = _asked(hopper, without_kernels(on_hopper), decode, plan.backward)
     context["helpers"] = in_order(helpers)
     context["tf32"] = kernels.tf32
     return context
@@ -151,13 +155,31 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
     }
 
 
-def _asked(hopper: Mapping[str, Any] | None) -> dict[str, str]:
-    """The tensors on which it depends which kernels a call takes."""
+def _asked(
+    hopper: Mapping[str, Any] | None, missing: Mapping[str, str], decode: DecodePlan | None, backward: bool
+) -> dict[str, object]:
+    """The tensors on which it depends which kernels a call takes, and what each pass takes."""
     asked = {name: name for name in ("q", "k", "v")}
-    if hopper is not None and hopper["pair"]["there"]:
-        asked[hopper["pair"]["buffer"]] = hopper["pair"]["tensor"]
+    if hopper is not None:
+        asked |= {stream.buffer: stream.tensor for stream in hopper["streams"]}
     quoted = ", ".join(f'"{name}"' for name in asked)
-    return {"names": ", ".join(asked), "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))"}
+    passes = {
+        name: f'"portable: no kernels for Hopper: {missing[name]}"' if name in missing else "kernels"
+        for name in ("forward", "backward")
+    }
+    if decode is not None:
+        few, many = f"q.shape[2] <= {MOST_QUERIES}", passes["forward"]
+        if decode.alone:
+            few += " or why"
+        forward = f'"decode" if {few} else {many}'
+        passes["forward"] = '"decode"' if decode.alone and many != "kernels" else forward
+    if not backward:
+        del passes["backward"]
+    return {
+        "names": ", ".join(asked),
+        "by_name": f"zip(({quoted}), ({', '.join(asked.values())}))",
+        "passes": passes.items(),
+    }
 
 
 def _before(hopper: Mapping[str, Any] | None) -> dict[str, list[str] | bool]:

@@ -89,7 +89,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "given_sizes": ", ".join(sizes.values()),
         "n_numbers": len(sizes) + sum(1 + int(str(t["strides"])) for t in tensors.values()),
         "all_strides": ", ".join(str(t["strides"]) for t in tensors.values()),
-        "op_params": (",\n    " if spec.varlen else ", ").join(params),
+        "op_params": (",\n" if spec.varlen else ", ").join(params),
         "op_args": ", ".join(given),
         "passed_tensors": ", ".join(f"_for_tma({name})" if name in "qkvh" else name for name in tensors),
         "default_heads": spec.heads.qk or 16,

@@ -1,0 +1,168 @@
+"""How the kernels for every chip load tiles of q, k, v and dO: by TMA, or by pointers, a block of columns at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
+from kgen.kernels.attention.targets.triton.placement import tma_row
+from kgen.targets.code import Assign, Code, assign, conjunction, op
+
+# How strides of an operand are called, and along which positions its rows lie.
+LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
+SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
+
+
+@dataclass(frozen=True)
+class Load:
+    """One block of columns in a load or store: its place, and what guards it."""
+
+    tag: str
+    columns: str
+    size: int
+    guard: Code | None = None
+    store_guard: Code | None = None
+    do_guard: Code | None = None
+
+
+def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> Load:
+    """A block whose rows, and columns, may not all exist."""
+    exists = None
+    if chunk.width < chunk.size:
+        exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
+    both = conjunction(x for x in (rows, exists) if x is not None)
+    stored = conjunction(x for x in (store_rows, exists) if x is not None)
+    return Load(chunk.tag, chunk.columns, chunk.size, guard=both, store_guard=stored)
+
+
+def streamed_load(chunk: Chunk, rows: Code | None) -> Load:
+    """A block inside of the loop, whose rows may not all exist."""
+    return Load(chunk.tag, streamed_columns(chunk), chunk.size, rows)
+
+
+def streamed_columns(chunk: Chunk) -> str:
+    """Columns of a load inside the loop, all of which exist.
+
+    A padded block repeats its last column: the resident operand is zero there, or the product is not
+    stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
+    """
+    if chunk.width == chunk.size:
+        return chunk.columns
+    return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
+
+
+def block_of(chunk: Chunk, total: str) -> dict[str, Any]:
+    """A block of columns, whose product is added to a `total`."""
+    onto = [total] if chunk.start else []
+    return {"tag": chunk.tag, "streamed": streamed_columns(chunk), "size": chunk.size, "onto": onto}
+
+
+def columns_of(chunks: Sequence[Chunk]) -> list[str]:
+    """The columns of blocks."""
+    begins = [f"{c.start} + " if c.start else "" for c in chunks]
+    return [f"{c.columns} = {begin}tl.arange(0, {c.size})" for c, begin in zip(chunks, begins, strict=True)]
+
+
+def tile_loads(
+    plan: AttentionPlan,
+    kv_head: str,
+    streamed: tuple[str, ...],
+    held: tuple[str, ...],
+    guards: dict[str, Code | None],
+) -> dict[str, Any]:
+    """How a kernel loads the tiles that stream through its loop and those that it holds.
+
+    TMA reads zeros past the end of a tensor, or of a packed sequence. Rows that only the mask hides may hold NaN:
+    pointers leave them out.
+    """
+    hidden = {"q": plan.q.live != plan.q.bound, "kv": plan.kv.live != plan.kv.bound}
+    tiles = {x: _tile(plan, kv_head, x, guards[SIDES[x]]) for x in (*streamed, *held)}
+    by_tma = [x for x in SIDES if x in streamed or (x in held and not hidden[SIDES[x]])]
+    blocks = [block for x in by_tma for block in tiles[x].blocks]
+    side = SIDES[streamed[0]]
+
+    def stream(names: Sequence[str]) -> dict[str, Any]:
+        return {
+            "by_tma": "TMA and not MASKED" if hidden[side] else "TMA",
+            "guarded": guards[side] is not None,
+            "tma": [line for x in names for line in tiles[x].tma],
+            "masked": [line for x in names for line in tiles[x].streamed(guards[side])],
+            "whole": [line for x in names for line in tiles[x].streamed(None)],
+        }
+
+    return {
+        "stream": stream(streamed),
+        **{f"{x}_stream": stream([x]) for x in streamed},
+        "held": [{"by_tma": x in by_tma, "tma": tiles[x].tma, "own": tiles[x].own} for x in held],
+        "desc_params": [block.desc for block in blocks],
+        "desc_names": ", ".join(block.desc for block in blocks),
+        "desc_blocks": ", ".join(
+            f'({block.tensor}, tile["{block.rows}"], {block.chunk.size})' for block in blocks
+        ),
+        "tma_tensors": list(dict.fromkeys(block.tensor for block in blocks)),
+    }
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block of columns of a tile of q, k, v or dO."""
+
+    x: str
+    chunk: Chunk
+    rows: str
+    """How many."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.x}{self.chunk.tag}"
+
+    @property
+    def tensor(self) -> str:
+        return "dout" if self.x == "do" else self.x
+
+    @property
+    def desc(self) -> str:
+        return f"{self.x}_desc{self.chunk.tag}"
+
+
+@dataclass(frozen=True)
+class _Tile:
+    blocks: list[_Block]
+    tma: list[Assign]
+    own: list[Assign]
+    """Of a program that holds it."""
+    step: str
+
+    def streamed(self, guard: Code | None) -> list[Assign]:
+        """The loads of a loop, from addresses that are made ahead of it."""
+        return [
+            assign(block.name, _load(f"{block.x}_rows{block.chunk.tag} + {self.step}", guard))
+            for block in self.blocks
+        ]
+
+
+def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Tile:
+    side, stride = SIDES[x], f"stride_{LETTERS[x]}"
+    rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", kv_head)
+    blocks = [_Block(x, c, rows) for c in (plan.qk_chunks if x in ("q", "k") else plan.v_chunks)]
+    first, _ = tma_row(plan.spec.varlen, side, head)
+    by_tma = [
+        op(f"{block.desc}.load([{first}, {block.chunk.start}]).reshape({rows}, {block.chunk.size})")
+        for block in blocks
+    ]
+    address = f"{x}_ptr + {offsets}[:, None] * {stride}s + {{0}}[None, :] * {stride}d"
+    own = [_load(address.format(block.chunk.columns), load_of(block.chunk, guard).guard) for block in blocks]
+    return _Tile(
+        blocks,
+        [assign(block.name, value) for block, value in zip(blocks, by_tma, strict=True)],
+        [assign(block.name, value) for block, value in zip(blocks, own, strict=True)],
+        f"{side}_start * {stride}s",
+    )
+
+
+def _load(address: str, guard: Code | None) -> Code:
+    if guard is None:
+        return op("{tl}.load({0})", address, fn="load")
+    return op("{tl}.load({0}, mask={1}, other=0.0)", address, guard, fn="load")
