@@ -11,6 +11,7 @@ Files of another language are read by nobody: their names give way to the spec's
 
 from __future__ import annotations
 
+import ast
 import symtable
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,9 +32,9 @@ def clashes(
     loaded: Loaded, sources: Mapping[str, Source], rendered: Callable[[Loaded], Mapping[str, str]]
 ) -> list[Diagnostic]:
     """What to say of the names of a spec that are other names too in its files; `rendered` gives those of Python."""
-    others = {file: list(_scopes(text)) for file, text in rendered(apart(loaded)).items()}
+    others = rendered(apart(loaded))
     suspects = {
-        file: {group for scope in scopes for group in _alike(scope)} for file, scopes in others.items()
+        file: {group for scope in _scopes(text) for group in _alike(scope)} for file, text in others.items()
     }
     names = _names(loaded)
     found: dict[int, str] = {}
@@ -100,12 +101,33 @@ def _alike(scope: set[str]) -> Iterator[frozenset[int]]:
             yield frozenset().union(*found)
 
 
-def _fewer(text: str, others: list[set[str]]) -> bool:
+def _fewer(text: str, other: str) -> bool:
     """Whether a scope of a file has fewer names than the same scope of the other."""
+    scopes = (list(_scopes(_with_own_variables(file))) for file in (other, text))
+    others = next(scopes)
     try:
-        return any(len(scope) < len(other) for scope, other in zip(_scopes(text), others, strict=True))
+        return any(len(scope) < len(other) for scope, other in zip(next(scopes), others, strict=True))
     except SyntaxError:  # Two arguments of one name.
         return True
+
+
+class _Comprehensions(ast.NodeTransformer):
+    """Renames their variables: they are no others', though since Python 3.12 they have no scope of their own."""
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        self.generic_visit(node)
+        targets = [name for part in node.generators for name in ast.walk(part.target)]
+        own = {name.id for name in targets if isinstance(name, ast.Name)}
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and name.id in own:
+                name.id += "_own"
+        return node
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
+
+
+def _with_own_variables(text: str) -> str:
+    return ast.unparse(_Comprehensions().visit(ast.parse(text)))
 
 
 def _scopes(text: str) -> Iterator[set[str]]:
