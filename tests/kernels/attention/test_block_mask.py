@@ -105,10 +105,11 @@ def test_periods(text: str, expected: int | None) -> None:
 def emitted(loaded: Loaded, folder: Path, wrong: tuple[str, str] | None = None) -> Path:
     """The spec's files, with a piece of text replaced."""
     (folder / loaded.spec.name).mkdir(parents=True)
-    for name, text in render_spec(loaded).items():
-        if wrong is not None:
-            assert wrong[0] in text
-            text = text.replace(*wrong)
+    files = render_spec(loaded)
+    if wrong is not None:
+        assert any(wrong[0] in text for text in files.values())
+        files = {name: text.replace(*wrong) for name, text in files.items()}
+    for name, text in files.items():
         (folder / loaded.spec.name / name).write_text(text)
     return folder
 
