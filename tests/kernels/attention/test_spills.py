@@ -14,7 +14,7 @@ from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ALL = {"forward", "dq", "dkdv"}
-FUSED = ALL | {"backward"}
+FUSED = {"forward", "dq", "backward"}
 
 
 @pytest.mark.thorough
@@ -37,7 +37,9 @@ def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path
         (tmp_path / name / file).write_text(text)
     verdict(problem_of(loaded), tmp_path)
     rows = compile_specs([loaded], tmp_path, ["sm_90"], targets=["triton"])
-    spills = {row["kernel"]: row["spills"] for row in rows if "_hopper_" in row["kernel"]}
+    spills: dict[str, int] = {}
+    for row in (row for row in rows if "_hopper_" in row["kernel"]):  # one for each set of constants
+        spills[row["kernel"]] = max(spills.get(row["kernel"], 0), row["spills"])
     assert spills.keys() == {f"_{kernel}_hopper_kernel" for kernel in kernels}
     assert not any(spills[f"_{kernel}_hopper_kernel"] for kernel in without)
     assert max(spills.values()) <= 100
