@@ -118,8 +118,9 @@ class _Comprehensions(ast.NodeTransformer):
         self.generic_visit(node)
         targets = [name for part in node.generators for name in ast.walk(part.target)]
         own = {name.id for name in targets if isinstance(name, ast.Name)}
+        outside = set(ast.walk(node.generators[0].iter))
         for name in ast.walk(node):
-            if isinstance(name, ast.Name) and name.id in own:
+            if isinstance(name, ast.Name) and name.id in own and name not in outside:
                 name.id += "_own"
         return node
 

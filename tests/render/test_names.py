@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kgen.diagnostics import KgenError
-from kgen.render.names import _scopes
+from kgen.render.names import _fewer, _scopes
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 
@@ -173,21 +173,26 @@ def test_scopes_are_pythons() -> None:
 import os
 def outer(a, b=1):
     def inner():
-        return os.sep, f"{a} b", call(c=a)
-    return inner
+        kept = f"{a} b"
+        return lambda: os.sep + call(c=kept)
 class Kept:
     a = 1
     def held(self):
         return a
 """
     scopes = list(_scopes(text))
-    for scope in (
-        {"os", "outer", "Kept", "call", "a"},
-        {"a", "b", "inner", "os", "call"},
-        {"a", "os", "call"},
-    ):
+    inner = {"a", "kept", "os", "call"}
+    for scope in ({"os", "outer", "Kept", "call", "a"}, {"a", "b", "inner", "os", "call"}, inner):
         assert scope in scopes
     assert [scope for scope in scopes if "held" in scope] == [{"a", "held"}]
+
+
+def test_variables_of_comprehensions_are_no_others() -> None:
+    function = "def f({0}):\n    return {0}, [{1} for {1} in ()], {{2: {1} for {1} in ()}}\n"
+    assert not _fewer(function.format("t", "t"), function.format("t__0z", "t"))
+    beside = "def f({0}):\n    t = 1\n    return t, [t for t in {0}]\n"
+    assert _fewer(beside.format("t"), beside.format("t__0z"))
+    assert _fewer("def f(t, t): pass", "def f(t, t__0z): pass")
 
 
 def test_names_in_cuda() -> None:
