@@ -17,7 +17,18 @@ from functools import reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, order
 from kgen.expr.algebra import call
-from kgen.expr.mask_form import MIRRORED, NEGATED, TRUE, all_of, any_of, conjuncts, disjuncts, normalize
+from kgen.expr.functions import TABLE
+from kgen.expr.mask_form import (
+    FALSE,
+    MIRRORED,
+    NEGATED,
+    TRUE,
+    all_of,
+    any_of,
+    conjuncts,
+    disjuncts,
+    normalize,
+)
 from kgen.expr.nodes import Call, Const, Node, Type, Var, children, reads, rebuild, transform, variables, walk
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
@@ -40,6 +51,8 @@ def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
     found = {name: transform(tree, lambda node: _unsigned(node, known)) for name, tree in found.items()}
     if "mask_mod" in found:
         found["mask_mod"] = condition(found["mask_mod"])
+        if found["mask_mod"] == TRUE:
+            del found["mask_mod"]
     if "score_mod" in found:
         found["score_mod"] = value(found["score_mod"])
     return found
@@ -83,12 +96,30 @@ def _condition(node: Node) -> Node:
     args = tuple(value(a) for a in node.args)
     if node.fn in MIRRORED and all(a.type.integral for a in args):
         return _compared(node.fn, affine(args[0]) + affine(args[1]).times(-1), rebuild(node, args))
-    if node.fn in MIRRORED and isinstance(args[0], Const) and not isinstance(args[1], Const):
+    if node.fn in MIRRORED and isinstance(args[0], Const):
+        if isinstance(args[1], Const):
+            return _decided(node.fn, args[0].value, args[1].value)
         return Call(MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
-    return rebuild(node, args)
+    return _where(node, args) if node.fn == "where" else rebuild(node, args)
+
+
+def _decided(fn: str, a: float, b: float) -> Node:
+    """A comparison of two numbers."""
+    return TRUE if TABLE[fn].value(a, b) else FALSE
+
+
+def _where(node: Call, args: tuple[Node, ...]) -> Node:
+    """A choice; one of a condition that is decided is no choice."""
+    test, a, b = args
+    if not isinstance(test, Const):
+        return rebuild(node, args)
+    chosen = a if test.value else b
+    return chosen if chosen.type is node.type else call("float", chosen)
 
 
 def _negated(node: Node) -> Node:
+    if isinstance(node, Const):
+        return FALSE if node == TRUE else TRUE
     if isinstance(node, Call) and node.fn == "not":
         return _condition(node.args[0])
     if isinstance(node, Call) and node.fn in ("and", "or"):
@@ -112,8 +143,10 @@ def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, st
 
 def _compared(fn: str, total: Affine, written: Node) -> Node:
     """A comparison of a sum with zero: what moves with positions, with the rest."""
-    if not total.terms or _is_large(total):
+    if _is_large(total):
         return written
+    if not total.terms:
+        return _decided(fn, total.number, 0)
     if fn in ("lt", "le"):
         total = total.times(-1)
     if fn in ("lt", "gt"):
@@ -189,7 +222,7 @@ def value(node: Node) -> Node:
         return rebuild(node, tuple(value(index) for index in children(node)))
     if node.fn == "where":
         test, a, b = node.args
-        return call("where", _condition(test), value(a), value(b))
+        return _where(node, (_condition(test), value(a), value(b)))
     if node.type is Type.BOOL:
         return _condition(node)
     if node.type.integral:
