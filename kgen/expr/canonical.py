@@ -17,7 +17,7 @@ from functools import reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, order
 from kgen.expr.algebra import call
-from kgen.expr.functions import TABLE
+from kgen.expr.fold import choice, decided, folded
 from kgen.expr.mask_form import (
     FALSE,
     MIRRORED,
@@ -29,7 +29,19 @@ from kgen.expr.mask_form import (
     disjuncts,
     normalize,
 )
-from kgen.expr.nodes import Call, Const, Node, Type, Var, children, reads, rebuild, transform, variables, walk
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Type,
+    Var,
+    children,
+    reads,
+    rebuild,
+    transform,
+    variables,
+    walk,
+)
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.wrapping import may_wrap
@@ -40,9 +52,10 @@ LONGEST = 64
 """Terms of a sum that is put in order: a chain of more would nest deeper than what may be written."""
 
 
-def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
-    """The expressions of attention, `score_mod` and `mask_mod`, in one form."""
-    found = dict(trees)
+def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None) -> dict[str, Node]:
+    """The expressions of attention, `score_mod` and `mask_mod`, in one form. `numbers` are those of compile-time
+    params, for conditions that these decide; elsewhere params keep their names."""
+    found = {name: folded(tree, numbers or {}) for name, tree in trees.items()}
     if "score_mod" in found:
         found["score_mod"], hidden = _without_infinities(found["score_mod"])
         if hidden:
@@ -98,23 +111,9 @@ def _condition(node: Node) -> Node:
         return _compared(node.fn, affine(args[0]) + affine(args[1]).times(-1), rebuild(node, args))
     if node.fn in MIRRORED and isinstance(args[0], Const):
         if isinstance(args[1], Const):
-            return _decided(node.fn, args[0].value, args[1].value)
+            return decided(node.fn, args[0].value, args[1].value)
         return Call(MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
-    return _where(node, args) if node.fn == "where" else rebuild(node, args)
-
-
-def _decided(fn: str, a: float, b: float) -> Node:
-    """A comparison of two numbers."""
-    return TRUE if TABLE[fn].value(a, b) else FALSE
-
-
-def _where(node: Call, args: tuple[Node, ...]) -> Node:
-    """A choice; one of a condition that is decided is no choice."""
-    test, a, b = args
-    if not isinstance(test, Const):
-        return rebuild(node, args)
-    chosen = a if test.value else b
-    return chosen if chosen.type is node.type else call("float", chosen)
+    return choice(node, args) if node.fn == "where" else rebuild(node, args)
 
 
 def _negated(node: Node) -> Node:
@@ -146,7 +145,7 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
     if _is_large(total):
         return written
     if not total.terms:
-        return _decided(fn, total.number, 0)
+        return decided(fn, total.number, 0)
     if fn in ("lt", "le"):
         total = total.times(-1)
     if fn in ("lt", "gt"):
@@ -222,7 +221,7 @@ def value(node: Node) -> Node:
         return rebuild(node, tuple(value(index) for index in children(node)))
     if node.fn == "where":
         test, a, b = node.args
-        return _where(node, (_condition(test), value(a), value(b)))
+        return choice(node, (_condition(test), value(a), value(b)))
     if node.type is Type.BOOL:
         return _condition(node)
     if node.type.integral:

@@ -31,14 +31,18 @@ def draw(rng: random.Random) -> dict[str, Any]:
         "residual": ("in", "in_out"),
         "statistics": ("save", "recompute"),
         "round_x_hat": (True,),
-        "fast_math": (True,),
         "eps": (1e-5, 1e-3),
         "passes": (["forward"],),
     }.items():
         if rng.random() < 0.3:
             spec[key] = rng.choice(values)
     if spec.get("weight") is False:
-        spec.pop("weight_offset", None)
+        for key in ("weight_offset", "heads", "round_x_hat"):
+            spec.pop(key, None)
+    if isinstance(dtype, dict) and "residual" not in spec:
+        dtype.pop("residual", None)
+    if isinstance(dtype, dict) and spec.get("weight") is False and not spec.get("bias"):
+        dtype.pop("weight", None)
     if spec.get("passes") == ["forward"] and rng.random() < 0.3:
         spec["quantize"] = {"dtype": "fp8_e4m3", "scale": rng.choice(("per_tensor", "per_row"))}
         if isinstance(dtype, dict):
@@ -65,6 +69,14 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 
 def cases(problem: Any, rng: random.Random) -> list[Case]:
-    """Three of the quick ones, with other numbers, and other rows where that makes no other case of it."""
-    drawn = rng.sample(stock(problem, quick=True), 3)
+    """Three of the quick ones, with other numbers."""
+    # Rows of one number have no variance to divide by, and what is zero lies where functions have their corners.
+    drawn = rng.sample(
+        [
+            case
+            for case in stock(problem, quick=True)
+            if case.content == "normal" and case.eps is None and case.scale == 1.0
+        ],
+        3,
+    )
     return [replace(case, name=f"{case.name}-{rng.random()}") for case in drawn]

@@ -102,15 +102,17 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Outcome:
 def written(spec: Mapping[str, Any]) -> str:
     """As YAML."""
     out = io.StringIO()
-    YAML(typ="safe", pure=True).dump(dict(spec), out)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.representer.ignore_aliases = lambda data: True
+    yaml.dump(dict(spec), out)
     return out.getvalue()
 
 
 def _try(text: str, spec: Mapping[str, Any], rng: random.Random) -> None:
     loaded = loads(text, "drawn.yaml")
-    file = render_spec(loaded, single=True)["drawn.py"]
+    (file,) = render_spec(loaded, single=True).values()
     if respelled := _in_other_words(loaded, spec, rng):
-        other = render_spec(loads(respelled, "drawn.yaml"), single=True)["drawn.py"]
+        (other,) = render_spec(loads(respelled, "drawn.yaml"), single=True).values()
         if _code(other) != _code(file):
             raise Failed("spelling", respelled)
     _run(loaded, file, rng)

@@ -51,18 +51,16 @@ class Words:
     anywhere: bool = True
     """Whether buffers may be read elsewhere than at the index that an axis is for."""
 
-    def real(self, depth: int, *, exact: bool = False) -> str:
-        """A real number; `exact`: one that every kernel has as the reference has it."""
+    def real(self, depth: int) -> str:
+        """A real number."""
         if depth <= 0 or self.rng.random() < 0.15:
-            return self._leaf(FLOAT, exact)
-        if exact:
-            return self.rng.choice((lambda: self._leaf(FLOAT, True), lambda: self._whole(depth)))()
+            return self._leaf(FLOAT)
         return self.rng.choice(self._reals())(depth - 1)
 
     def integer(self, depth: int) -> str:
         """A whole number, far from the end of 32 bits."""
         if depth <= 0 or self.rng.random() < 0.25:
-            return self._leaf(INT, True)
+            return self._leaf(INT)
         a, b = (self.integer(depth - 1) for _ in "ab")
         n = self.rng.choice((2, 3, 4, 5, 7, 8, 16, 64, 128))
         return self.rng.choice(
@@ -116,7 +114,8 @@ class Words:
             return f"{self._number()} * {self.real(depth)}"
 
         def distance(depth: int) -> str:
-            return f"{self._number()} * {self.integer(min(depth, 1))} / 64"
+            form = self.rng.choice(("{} * {} / 64", "{} * float({}) / 64", "{} * floor({} / 4.0) / 16"))
+            return form.format(self._number(), self.integer(min(depth, 1)))
 
         forms = (
             "({} + {})",
@@ -137,14 +136,7 @@ class Words:
             lambda d: f"abs({self.real(d)})",
         ]
 
-    def _whole(self, depth: int) -> str:
-        return (
-            f"floor({self._leaf(FLOAT, True)})"
-            if self._reads(FLOAT, True)
-            else f"float({self.integer(depth - 1)})"
-        )
-
-    def _leaf(self, kind: Type, exact: bool) -> str:
+    def _leaf(self, kind: Type, exact: bool = False) -> str:
         names = [n for n, t in self.names.items() if t is kind and not (exact and n in self.rounded)]
         leaves: list[Callable[[], str]] = [lambda: self.rng.choice(names)] * (2 * bool(names))
         leaves += self._reads(kind, exact)
