@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,8 @@ from trees import bounded, evaluate, mask, score
 
 from kgen.expr.affine import affine
 from kgen.expr.canonical import canonical, condition, value
+from kgen.expr.fold import folded
+from kgen.expr.nodes import Const, Type, Var
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
 
@@ -197,6 +200,39 @@ def test_scores_keep_their_value(text: str) -> None:
 def test_what_is_not_a_comparison_of_positions(text: str, wanted: str) -> None:
     """Of reals that may be NaN, of numbers beyond 32 bits, and of sums with a common factor."""
     assert condition(mask(text)) == mask(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("31 <= 16 and q_idx >= kv_idx", "False"),
+        ("31 != 2 and q_idx >= kv_idx", "q_idx >= kv_idx"),
+        ("window != window or q_idx >= kv_idx", "q_idx >= kv_idx"),
+        ("q_idx - q_idx < 1 and q_idx >= kv_idx", "q_idx >= kv_idx"),
+        ("where(2.0 >= 3.0, h == 1, q_idx >= kv_idx)", "q_idx >= kv_idx"),
+        ("not (3 > 2 and gain < gain + cap)", "not (gain < gain + cap)"),
+        ("q_idx < 40 // 3", "q_idx < 13"),
+    ],
+)
+def test_conditions_on_numbers_are_decided(text: str, wanted: str) -> None:
+    assert condition(folded(mask(text), {})) == condition(mask(wanted))
+
+
+def test_conditions_on_params_are_decided_and_their_names_stay() -> None:
+    numbers = {Var("window", Type.INT): Const(7, Type.INT), Var("gain", Type.FLOAT): Const(2.0, Type.FLOAT)}
+    trees = {
+        "mask_mod": mask("q_idx - kv_idx < window and (gain <= 1.0 or window > 3)"),
+        "score_mod": score("score * (gain if window == 7 else cap) + tanh(3.0)"),
+    }
+    found = canonical(trees, numbers)
+    assert found["mask_mod"] == condition(mask("q_idx - kv_idx < window"))
+    assert found["score_mod"] == value(score(f"score * gain + {math.tanh(3.0)!r}"))
+    assert "mask_mod" not in canonical({"mask_mod": mask("window > 3 or q_idx > 5")}, numbers)
+
+
+def test_numbers_that_kernels_do_not_have_stay_expressions() -> None:
+    for text in ("exp(100.0)", "exp(-100.0)", "log(0.0)", "1e30 * 1e30"):
+        assert folded(score(f"score * ({text})"), {}) == score(f"score * ({text})"), text
 
 
 def test_only_what_a_mask_has_above_zero_loses_its_abs() -> None:
