@@ -19,7 +19,7 @@ from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.running import ROOT, Outcome, machine_code, tried
 
 REPORT = Path(__file__).parent / "report.json"
-LIMIT = 240
+LIMIT = 90
 """Seconds that a mutant may take; one that hangs is found, too."""
 
 

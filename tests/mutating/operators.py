@@ -171,9 +171,10 @@ WAITS = (
 
 def barrier(node: ast.AST, at: Place) -> Found:
     """Who waits, arrives, releases or orders does not."""
-    if at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        if _called(node.value).rpartition(".")[2] in WAITS:
-            yield node, "pass"
+    if not (at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return
+    if _called(node.value).rpartition(".")[2] in WAITS:
+        yield node, "pass"
 
 
 def phase(node: ast.AST, at: Place) -> Found:

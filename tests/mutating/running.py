@@ -30,7 +30,7 @@ class Outcome:
 
 
 def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
-    """What becomes of a mutant of `generated/<spec>/<name>`; without a GPU, in Triton's interpreter or the tests' own."""
+    """What becomes of a mutant of `generated/<spec>/<name>`, in Triton's interpreter or the tests' own."""
     file = f"{spec.stem}/{name}"
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(ROOT / "generated" / spec.stem, Path(folder) / spec.stem)
