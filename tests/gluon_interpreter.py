@@ -446,6 +446,7 @@ gl = SimpleNamespace(
     max=_max,
     cdiv=lambda a, b: (a + b - 1) // b,
     to_tensor=torch.as_tensor,
+    cast=lambda x, dtype: torch.as_tensor(x).to(dtype),
     load=_load,
     store=_store,
     atomic_add=_atomic_add,

@@ -374,7 +374,7 @@ _ROWS = [
         lambda f, x: (1,),
         value=float,
         torch="({0}).to(torch.float32)",
-        triton="({0}).to({tl}.float32)",
+        triton="{tl}.cast({0}, {tl}.float32)",
         cuda="float({0})",
         cute="Float32({0})",
     ),

@@ -65,7 +65,9 @@ class LauncherFields:
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
         keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
         keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
-        learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
+        # In the order in which the score reads them; then those of which nothing is left in it.
+        asked = (*(g.buffer for g in plan.gradients), *(n for n, b in spec.buffers.items() if b.grad))
+        learned = [*dict.fromkeys(asked), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         gradients = plan.gradients if plan.backward else ()
         scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
@@ -363,7 +365,13 @@ class LauncherFields:
         if self.spec.sinks:
             lines.append(f"d_sinks = d_sinks.sum({'1' if packed else '(0, 2)'})")
         for buffer in learned:
-            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer] or [f"d_{buffer}"]
+            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
+            parts += ["d_sinks"] if self.spec.sinks and buffer == "sinks" else []
+            if not parts:
+                lines.append(
+                    f"grad_{buffer} = torch.zeros_like({buffer}, memory_format=torch.contiguous_format)"
+                )
+                continue
             total = " + ".join(parts)
             lines.append(
                 f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
