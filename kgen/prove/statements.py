@@ -200,6 +200,12 @@ class Machine:
                 return Number(real(self.value(inner)))
             case (fn, (Name(name=length),)) if fn in _RANGES and length in self.lanes:
                 return Number(self.lanes[length])
+            case (fn, (inner,)) if fn.startswith(("{tl}.min(", "{tl}.max(")):
+                return self._extreme(code, self.value(inner))
+            case (fn, (inner,)) if fn == "({0}).to({tl}.int32)":
+                return Number(apply(self.world, "where", (self.value(inner), z3.IntVal(1), z3.IntVal(0))))
+            case "(-{0})", (inner,):
+                return self._kept(code, -self.value(inner), 32)
             case "{0}[0]", (inner,):
                 pair = self._of(inner)
                 if isinstance(pair, tuple):
@@ -246,6 +252,12 @@ class Machine:
             raise Beyond(str(code))
         found = apply(self.world, code.fn, terms)
         return self._kept(code, found, bits) if code.fn in _GROWS else Number(found, bits)
+
+    def _extreme(self, code: Op, value: Any) -> Number:
+        """The least or greatest value of a vector: no more is known of it than that the lane's own is not beyond it."""
+        found = z3.FreshInt(code.fn[5:8])
+        self.world.facts.append(found <= value if code.fn.startswith("{tl}.min(") else found >= value)
+        return Number(found)
 
     def _kept(self, code: Code, term: Any, bits: int) -> Number:
         if z3.is_int(term) and bits == 32 and not self.wraps:

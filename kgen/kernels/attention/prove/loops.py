@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import z3
 
 from kgen.expr.mask_form import TRUE
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
-from kgen.prove.statements import Machine
+from kgen.prove.statements import Computed, Machine
 from kgen.prove.trees import term
 from kgen.targets.code import Code, Name, Statement
 
@@ -47,6 +48,10 @@ class Visit:
             return at, z3.And(number >= 0, at < self.hi)
         return z3.If(at < self.gap_lo, at, at + self.gap), z3.And(number >= 0, at < self.hi - self.gap)
 
+    def known(self, setting: Setting, q: Any, kv: Any) -> list[Any]:
+        """What the lists that a loop goes by have decided of its pairs."""
+        return []
+
     def times(self, position: Any) -> list[Any]:
         """Conditions of which as many hold as there are tiles with a position."""
         if self.gap is None:
@@ -64,6 +69,17 @@ class Visit:
 
 
 @dataclass(frozen=True)
+class Listed(Visit):
+    """A loop over the blocks of a list, in tiles that divide a block: `hi` is the end of the last block."""
+
+    def known(self, setting: Setting, q: Any, kv: Any) -> list[Any]:
+        if self.masked:
+            return []
+        names = setting.names
+        return [q < names["SQ"], kv < names["SK"], setting.allowed(q, kv)]
+
+
+@dataclass(frozen=True)
 class Kernel:
     """A loop of a kernel: what happens ahead of it, which tiles it visits, and what it computes of one.
 
@@ -77,31 +93,48 @@ class Kernel:
     spans: Sequence[tuple[Sequence[Statement], Sequence[Fields]]]
     fields: Fields
     store_guard: Code | None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    """More names that it is given."""
 
     def obligations(self) -> Iterator[Obligation]:
         """All of them."""
         machine = self.setting.machine()
+        machine.values |= self.given
         outer, inner = (axis.index.name.removesuffix("_idx") for axis in (self.loop.outer, self.loop.inner))
         machine.wraps = True  # what scores are made of is computed here too
         machine.run(self.before)
         machine.wraps = False
-        visits: list[Visit] = []
         try:
-            for bounds, parts in self.spans:
-                machine.run(bounds)
-                visits += [self._visit(machine, part) for part in parts]
+            visits = self._listed(machine) if self.loop.listed else self._visits(machine)
         except Beyond as beyond:
             for what in (SKIPPED, WHOLE, ONCE, LOADS, INT32, MASK, SCORE):
                 yield Obligation(self.name, what, beyond=str(beyond))
             return
-        yield from self._covers(visits)
+        if self.loop.listed:
+            yield Obligation(self.name, ONCE, beyond="the order of a list, which a kernel makes by a scan")
+        else:
+            yield from self._covers(visits)
         bodies = [self._body(machine, visit, inner) for visit in visits]
-        yield from self._whole(bodies)
+        if not self.loop.listed:
+            yield from self._whole(bodies)
         yield self._loads(machine, bodies, inner, outer)
         yield self._stores(machine)
         yield self._int32(machine, bodies)
         yield from self._masks(bodies)
         yield self._scores(bodies[-1])
+
+    def _visits(self, machine: Machine) -> list[Visit]:
+        visits: list[Visit] = []
+        for bounds, parts in self.spans:
+            machine.run(bounds)
+            visits += [self._visit(machine, part) for part in parts]
+        return visits
+
+    def _listed(self, machine: Machine) -> list[Visit]:
+        """Blocks that may need the mask, and blocks that do not; what is in the lists is proved of what makes them."""
+        size, block = self.setting.inner_size, self.setting.inner_block
+        end = (size + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE
+        return [Listed(z3.IntVal(0), end, masked, block) for masked in (self.loop.masked, False)]
 
     def _visit(self, machine: Machine, part: Fields) -> Visit:
         gap = [machine.value(end) for end in part["gap"]] if "gap" in part else [None, None]
@@ -115,7 +148,8 @@ class Kernel:
         number, lane = z3.Int(f"{inner}_tile"), setting.lane
         start, visited = visit.start(number)
         position = start + lane
-        facts = [visited, lane >= 0, lane < visit.block]
+        q, kv = (setting.names["q_idx"], position) if inner == "kv" else (position, setting.names["kv_idx"])
+        facts = [visited, lane >= 0, lane < visit.block, *visit.known(setting, q, kv)]
         # What is true of the tile is known to loads in it.
         of_tile = replace(machine, path=tuple(facts))
         offsets = {"kv": "offs_n", "q": "offs_m"}[inner]
@@ -127,7 +161,6 @@ class Kernel:
         of_tile.wraps = True
         # Addresses of a first tile are made ahead of the loop, of the same lane.
         of_tile.run([*self.fields["row_lines"], *self.fields["read_lines"], *self.fields["score_lines"]])
-        q, kv = (setting.names["q_idx"], position) if inner == "kv" else (position, setting.names["kv_idx"])
         setting.world.shown |= {f"{inner}_start": start, f"{inner}_idx": position}
         return _Body(visit, of_tile, q, kv, start, position, facts, loads, computed)
 
@@ -202,12 +235,7 @@ class Kernel:
         computed = list(machine.computed)
         for body in bodies:
             computed += body.machine.computed[body.computed :]
-        least, most = -(2**31), 2**31
-        claims = {
-            (c.when.get_id(), c.term.get_id()): z3.Implies(c.when, z3.And(c.term >= least, c.term < most))
-            for c in computed
-        }
-        return self._obligation(INT32, z3.And(*claims.values()) if claims else z3.BoolVal(True))
+        return self._obligation(INT32, in_32_bits(computed))
 
     def _masks(self, bodies: Sequence[_Body]) -> Iterator[Obligation]:
         for body in bodies:
@@ -263,3 +291,13 @@ class _Body:
     facts: Sequence[Any]
     loads: int
     computed: int
+
+
+def in_32_bits(computed: Sequence[Computed]) -> Any:
+    """That integers are what they would be without an end."""
+    least, most = -(2**31), 2**31
+    claims = {
+        (c.when.get_id(), c.term.get_id()): z3.Implies(c.when, z3.And(c.term >= least, c.term < most))
+        for c in computed
+    }
+    return z3.And(*claims.values())

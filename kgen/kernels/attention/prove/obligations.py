@@ -8,6 +8,8 @@ from typing import Any
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.prove.block_lists import of_lists
+from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
@@ -23,6 +25,10 @@ def obligations(loaded: Loaded) -> Iterator[Obligation]:
     kernels = KernelFields(plan)
     if decode is None or not decode.alone:
         yield from of_loop(loaded, plan, kernels, "forward", plan.forward, plan.tiles.forward)
+    if decode is not None:
+        yield from of_decoding(loaded, decode)
+    if plan.block_mask is not None:
+        yield from of_lists(loaded, plan, kernels)
     if plan.dq is not None and plan.dkdv is not None:
         yield from of_loop(loaded, plan, kernels, "dq", plan.dq, plan.tiles.dq)
         yield from of_loop(loaded, plan, kernels, "dkdv", plan.dkdv, plan.tiles.dkdv)
@@ -37,8 +43,6 @@ def of_loop(
     tiles: Mapping[int, Sequence[Any]],
 ) -> Iterator[Obligation]:
     """Those of a portable kernel."""
-    if loop.listed:
-        return
     fields = kernels.loop(loop, [*accumulators(loop)])
     for blocks in shapes(tiles.values()):
         setting = Setting(loaded, plan, loop.outer, blocks)

@@ -93,12 +93,22 @@ class Setting:
     def _tile(self, own: Any) -> None:
         """The tile of the program: its first position, its last one that exists, and any of its positions."""
         block = self.blocks[0 if self.by_query else 1]
+        if self.packed:
+            self._rows(own, block)
+            return
         tile = self.world.integer("tile", 0)
         start = block * tile
         last = z3.If(start + block <= own, start + block, own) - 1
         at = self.world.integer(self.outer.index.name, 0)
         self.world.facts += [start < own, at >= start, at < start + block]
         self.names |= {self.outer.start.name: start, self.outer.last.name: last, self.outer.index.name: at}
+
+    def _rows(self, own: Any, block: int) -> None:
+        """A tile whose rows are heads of queries: it has at most as many queries as rows, in order."""
+        start, last, at = (self.world.integer(n, 0) for n in ("q_start", "q_last", "q_idx"))
+        self.world.facts += [start <= last, last < own, last < start + block]
+        self.world.facts += [at >= start, at < start + block, z3.Or(at <= last, at >= own)]
+        self.names |= {"q_start": start, "q_last": last, "q_idx": at}
 
     # --- the spec ------------------------
 

@@ -1,0 +1,71 @@
+"""What is proved of a block mask: what its kernel leaves out of a list, or lists as whole, and how it looks at pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import z3
+
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
+from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
+from kgen.kernels.attention.prove.loops import INT32, LOADS, MASK, SKIPPED, WHOLE, in_32_bits
+from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.prove.functions import Beyond
+from kgen.prove.obligations import Obligation
+from kgen.prove.statements import Machine
+from kgen.spec.load import Loaded
+from kgen.targets.code import Code
+
+NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
+
+
+def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iterator[Obligation]:
+    """Those of the kernel that decides what is left of each block."""
+    assert plan.block_mask is not None
+    fields, _ = kernel_fields(plan.block_mask, kernels)
+    setting = Setting(loaded, plan, Q_AXIS, (BLOCK_SIZE, BLOCK_SIZE))
+    world, names = setting.world, setting.names
+    number = world.integer("block", 0)
+    count = (names["SK"] + BLOCK_SIZE - 1) / BLOCK_SIZE
+    lane, start = setting.lane, BLOCK_SIZE * number
+    q, kv = names["q_idx"], start + lane
+    world.facts += [number < count, lane >= 0, lane < BLOCK_SIZE]
+    world.shown["kv_idx"] = kv
+    machine = setting.machine().given(
+        kv_start=start, kv_idx=kv, blocks=number, kv_blocks=count, BLOCK_SIZE=z3.IntVal(BLOCK_SIZE)
+    )
+    pairs = machine.copy().run(fields["pair_lines"])
+    machine.run([*fields["rows"], *fields["columns"]])
+    exists = z3.And(q < names["SQ"], kv < names["SK"])
+    allowed = z3.And(exists, setting.allowed(q, kv))
+
+    def stated(what: str, claim: Any) -> Obligation:
+        try:
+            found = claim()
+        except Beyond as beyond:
+            return Obligation(NAME, what, beyond=str(beyond))
+        return Obligation(NAME, what, found, list(world.facts), dict(world.shown))
+
+    def decided(name: str) -> Any:
+        value = fields[name]
+        return machine.value(value) if isinstance(value, Code) else z3.BoolVal(value)
+
+    def whole() -> Any:
+        return z3.Implies(z3.And(decided("possible"), decided("certain")), allowed)
+
+    yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
+    yield stated(WHOLE, whole)
+    yield stated(MASK, lambda: pairs.value(fields["mask"]) == allowed)
+    yield stated(LOADS, lambda: _loads(machine, pairs))
+    yield stated(INT32, lambda: in_32_bits([*machine.computed, *pairs.computed]))
+
+
+def _loads(*machines: Machine) -> Any:
+    loads = [load for machine in machines for load in machine.loads]
+    for load in loads:
+        if load.inside is None:
+            raise Beyond(load.why)
+    return z3.And(*(z3.Implies(load.when, load.inside) for load in loads))
