@@ -96,6 +96,8 @@ class Machine:
     path: tuple[Any, ...] = ()
     lanes: Mapping[str, Any] = field(default_factory=dict)
     """Any element of a range of positions, by the name of its length."""
+    vectors: tuple[Any, ...] = ()
+    """The unknowns that stand for any element of a vector, where least and greatest ones are asked for."""
     wraps: bool = False
     """Whether integers may wrap here, as those may that reach real numbers alone."""
 
@@ -254,8 +256,11 @@ class Machine:
         return self._kept(code, found, bits) if code.fn in _GROWS else Number(found, bits)
 
     def _extreme(self, code: Op, value: Any) -> Number:
-        """The least or greatest value of a vector: no more is known of it than that the lane's own is not beyond it."""
-        found = z3.FreshInt(code.fn[5:8])
+        """The least or greatest value of a vector: the lane's own is not beyond it, and some other lane has it."""
+        others = [(lane, z3.FreshInt(f"other_{lane}")) for lane in self.vectors]
+        found = z3.substitute(value, *others)
+        facts = [(fact, z3.substitute(fact, *others)) for fact in self.world.facts]
+        self.world.facts += [other for fact, other in facts if not fact.eq(other)]
         self.world.facts.append(found <= value if code.fn.startswith("{tl}.min(") else found >= value)
         return Number(found)
 

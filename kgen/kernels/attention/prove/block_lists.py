@@ -33,10 +33,13 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
     lane, start = setting.lane, BLOCK_SIZE * number
     q, kv = names["q_idx"], start + lane
     world.facts += [number < count, lane >= 0, lane < BLOCK_SIZE]
+    # It follows, and spares z3 the search.
+    world.facts += [q / BLOCK_SIZE == world.integer("tile"), kv / BLOCK_SIZE == number]
     world.shown["kv_idx"] = kv
     machine = setting.machine().given(
         kv_start=start, kv_idx=kv, blocks=number, kv_blocks=count, BLOCK_SIZE=z3.IntVal(BLOCK_SIZE)
     )
+    machine.vectors = (q, lane)
     pairs = machine.copy().run(fields["pair_lines"])
     machine.run([*fields["rows"], *fields["columns"]])
     exists = z3.And(q < names["SQ"], kv < names["SK"])
@@ -58,7 +61,8 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
 
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
     yield stated(WHOLE, whole)
-    yield stated(MASK, lambda: pairs.value(fields["mask"]) == allowed)
+    # Pairs are looked at where the block is possible.
+    yield stated(MASK, lambda: z3.Implies(decided("possible"), pairs.value(fields["mask"]) == allowed))
     yield stated(LOADS, lambda: _loads(machine, pairs))
     yield stated(INT32, lambda: in_32_bits([*machine.computed, *pairs.computed]))
 
