@@ -6,8 +6,8 @@ obligations are stated of these.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -87,7 +87,7 @@ class Computed:
 
 @dataclass
 class Machine:
-    """Runs statements over a world. `values` are those of names; booleans of Python are known as the kernel compiles."""
+    """Runs statements over a world. `values` are those of names; Python's booleans are known as a kernel compiles."""
 
     world: World
     values: dict[str, Value | bool]
@@ -103,9 +103,7 @@ class Machine:
 
     def copy(self) -> Machine:
         """The same state, apart."""
-        return replace(
-            self, values=dict(self.values), loads=list(self.loads), computed=list(self.computed)
-        )
+        return replace(self, values=dict(self.values), loads=list(self.loads), computed=list(self.computed))
 
     def given(self, **values: Any) -> Machine:
         """The same with more names."""
@@ -133,7 +131,8 @@ class Machine:
         elif isinstance(statement, If):
             self._choose(statement)
         elif isinstance(statement, Run):
-            with self._tolerated():
+            # A load that is beyond the encoding is kept as one.
+            with suppress(Beyond):
                 self._of(statement.value)
 
     def _assign(self, statement: Assign) -> None:
@@ -149,13 +148,6 @@ class Machine:
         except Beyond as beyond:
             for name in statement.names:
                 self.values[name] = Unknown(str(beyond))
-
-    @contextmanager
-    def _tolerated(self) -> Iterator[None]:
-        try:
-            yield
-        except Beyond:
-            pass
 
     def _choose(self, statement: If) -> None:
         known = self.values.get(statement.test.name) if isinstance(statement.test, Name) else None

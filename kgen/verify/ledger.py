@@ -3,8 +3,8 @@
 A file is known by the hash of its text, so a record can never speak for another text. Each hash has a record
 per device and versions of what ran it (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device
 `interpreter`. `compiled sm_90` says that it compiled for that
-architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. A machine without
-a GPU reads here what a machine with one has found.
+architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. `proof` has what
+is proved of its index work. A machine without a GPU reads here what a machine with one has found.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from kgen.verify.emitted import Emitted, emitted_files, parts
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
+PROOF = "proof"
 
 Ledger = dict[str, dict[str, Any]]
 """By hash: `{"file": path below generated, "records": {device: record}}`."""
@@ -68,7 +69,11 @@ def _is_entry(entry: object) -> bool:
 
 def _is_record(record: object) -> bool:
     """Whether it may be one; of a kernel that ran, it has the worst error of each output."""
-    worst = record.get("worst", {}) if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not all(
+        isinstance(record.get(verdict, 0), int) for verdict in ("proved", "unknown")
+    ):
+        return False
+    worst = record.get("worst", {})
     return isinstance(worst, dict) and all(
         isinstance(entry, dict) and isinstance(entry.get("error"), int | float) for entry in worst.values()
     )
@@ -162,6 +167,23 @@ def record_sanitized(
     update(generated, change)
 
 
+def record_proved(
+    generated: Path, path: Path, digest: str, verdicts: Mapping[str, int], *, versions: Mapping[str, str]
+) -> None:
+    """Enter how many obligations of one file were proved and how many are unknown, or take that away where one is
+    refuted."""
+
+    def change(files: Ledger) -> None:
+        records = _records(files, generated, path, digest)
+        if verdicts["refuted"] or not verdicts["proved"]:
+            records.pop(PROOF, None)
+        else:
+            counted = {verdict: verdicts[verdict] for verdict in ("proved", "unknown")}
+            records[PROOF] = {"versions": dict(versions), **counted}
+
+    update(generated, change)
+
+
 def _records(files: Ledger, generated: Path, path: Path, digest: str) -> dict[str, Any]:
     name = Path(os.path.relpath(path, generated)).as_posix()
     records: dict[str, Any] = files.setdefault(digest, {"file": name, "records": {}})["records"]
@@ -214,11 +236,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
-    """A row for each emitted file that can be called: spec, file, state, device, error, verified.
+    """A row for each emitted file that can be called: spec, file, state, device, error, verified, proof.
 
     `missing`: not rendered. `verified`: this text ran right somewhere; the row's own `verified` has the worst error by
     device and toolchain, a GPU before the interpreter, and `device` and `error` are those of the first device.
-    `compiled`: it is for one architecture, was compiled for it, and has not run. `stale`: none of these.
+    `compiled`: it is for one architecture, was compiled for it, and has not run. `stale`: none of these. `proof` has
+    how many obligations are proved and unknown, where they were looked at.
     """
     files = read(generated)
     return [_status(file, files) for one in loaded for file in emitted_files(generated, one)]
@@ -227,10 +250,11 @@ def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
 def _status(file: Emitted, files: Ledger) -> dict[str, Any]:
     path = file.path
     row: dict[str, Any] = {"spec": file.spec, "file": str(path), "state": "missing", "device": None}
-    row |= {"error": None, "verified": {}}
+    row |= {"error": None, "verified": {}, "proof": None}
     if not path.is_file():
         return row
     records = files.get(file_hash(path), {"records": {}})["records"]
+    row["proof"] = _proof(records)
     ran = {place: entry for place, entry in records.items() if "worst" in entry}
     if not ran:
         compiled = f"compiled {file.arch}" in records
@@ -247,6 +271,20 @@ def _status(file: Emitted, files: Ledger) -> dict[str, Any]:
         "error": max(own, default=None),
         "verified": errors,
     }
+
+
+def proof_of(path: Path, generated: Path) -> dict[str, Any] | None:
+    """What is recorded of the proof of an emitted file: how many obligations are proved and unknown, and by which
+    versions."""
+    if not path.is_file():
+        return None
+    records: dict[str, Any] = read(generated).get(file_hash(path), {"records": {}})["records"]
+    return records.get(PROOF)
+
+
+def _proof(records: Mapping[str, Any]) -> dict[str, int] | None:
+    found = records.get(PROOF)
+    return None if found is None else {verdict: found[verdict] for verdict in ("proved", "unknown")}
 
 
 def _greatest_error(record: Mapping[str, Any]) -> float | None:

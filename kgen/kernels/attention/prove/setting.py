@@ -155,6 +155,10 @@ class Setting:
         blocks = {"BLOCK_M": z3.IntVal(self.blocks[0]), "BLOCK_N": z3.IntVal(self.blocks[1])}
         reals = {n: z3.Real(n) for n in ("qk", "lse", "delta", "ds")}
         own = self.names[self.outer.index.name] - self.names[self.outer.start.name]
-        lanes = {"BLOCK_M": own, "BLOCK_N": self.lane} if self.by_query else {"BLOCK_M": self.lane, "BLOCK_N": own}
+        lanes = (
+            {"BLOCK_M": own, "BLOCK_N": self.lane}
+            if self.by_query
+            else {"BLOCK_M": self.lane, "BLOCK_N": own}
+        )
         known = values_of({**names, **blocks, **reals, "GQA": heads})
         return Machine(self.world, known, lanes=lanes).given(**{"offs_m" if self.by_query else "offs_n": own})
