@@ -24,4 +24,4 @@ def proofs(loaded: Loaded, generated: Path) -> list[str]:
 
 def proof_cell(proof: dict[str, int] | None) -> str | None:
     """How much of a file is proved, for a table."""
-    return proof and f"{proof['proved']} of {proof['proved'] + proof['unknown']}"
+    return None if proof is None else f"{proof['proved']} of {proof['proved'] + proof['unknown']}"

@@ -33,7 +33,7 @@ def toward_zero(a: Any, b: Any) -> Any:
 
 def _above_zero(b: Any) -> bool:
     b = z3.simplify(b)
-    return z3.is_int_value(b) and b.as_long() > 0
+    return bool(z3.is_int_value(b) and b.as_long() > 0)
 
 
 def real(a: Any) -> Any:

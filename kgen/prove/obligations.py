@@ -95,7 +95,7 @@ def _equal(a: Any, b: Any, facts: Sequence[Any]) -> bool:
 def _vanishes(difference: Any, facts: Sequence[Any]) -> bool:
     for _ in range(2):  # what is simplified may let functions of equal arguments meet
         difference = z3.simplify(difference, som=True)
-    return z3.is_rational_value(difference) and difference.as_fraction() == 0
+    return bool(z3.is_rational_value(difference) and difference.as_fraction() == 0)
 
 
 def _cases(conditions: list[Any], facts: Sequence[Any]) -> Iterator[list[tuple[Any, Any]]]:

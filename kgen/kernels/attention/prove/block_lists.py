@@ -1,4 +1,4 @@
-"""What is proved of a block mask: what its kernel leaves out of lists, or lists as whole, and what it makes of pairs."""
+"""What is proved of a block mask: what its kernel leaves out of lists, or lists as whole, and how it sees pairs."""
 
 from __future__ import annotations
 
