@@ -28,7 +28,7 @@ def floor_mod(a: Any, b: Any) -> Any:
 
 def toward_zero(a: Any, b: Any) -> Any:
     """The quotient of C++, and of `//` in Triton."""
-    return z3.If(a >= 0, floor_div(a, b), -floor_div(-a, b))
+    return z3.If(a >= 0, a / b, -((-a) / b))  # of what is not negative, z3 rounds toward zero
 
 
 def _above_zero(b: Any) -> bool:

@@ -15,7 +15,6 @@ from kgen.kernels.attention.prove.setting import Setting
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
-from kgen.targets.code import Code, Name
 
 
 def obligations(loaded: Loaded) -> Iterator[Obligation]:
@@ -46,22 +45,20 @@ def of_loop(
     fields = kernels.loop(loop, [*accumulators(loop)])
     for blocks in shapes(tiles.values()):
         setting = Setting(loaded, plan, loop.outer, blocks)
-        kernel = Kernel(
-            f"{name} {blocks[0]}x{blocks[1]}",
-            setting,
-            loop,
-            [*fields["shared_prologue"], *fields["prologue"], *fields["searches"]],
-            [(span["bounds"], span["loops"]) for span in fields["spans"]],
-            fields,
-            store_guard(fields),
-        )
-        yield from kernel.obligations()
+        yield from of_fields(f"{name} {blocks[0]}x{blocks[1]}", setting, loop, fields).obligations()
 
 
-def store_guard(fields: Mapping[str, Any]) -> Code | None:
-    """What guards the rows that are stored, as a condition on one of them."""
-    guard = fields["vector_guard"]
-    return guard if guard is None or isinstance(guard, Code) else Name(str(guard))
+def of_fields(name: str, setting: Setting, loop: TileLoop, fields: Mapping[str, Any]) -> Kernel:
+    """A kernel as its template gets it."""
+    return Kernel(
+        name,
+        setting,
+        loop,
+        [*fields["shared_prologue"], *fields["prologue"], *fields["searches"]],
+        [(span["bounds"], span["loops"]) for span in fields["spans"]],
+        fields,
+        fields["vector_guard"],
+    )
 
 
 def shapes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
