@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -256,26 +257,14 @@ class Kernel:
             logits = body.machine.value(Name(fields["logits"]))
             if fields["scaled"] is not None:
                 logits = logits * body.machine.value(fields["scaled"])
-            rest = self.loop.program.results.get("row_rest")
-            if rest is not None:
-                logits = logits + term(setting.world, rest, self._names(body))
+            start = {self.loop.inner.start.name: body.start}
+            logits = logits + row_rest(setting, self.loop, body.machine, (body.q, body.kv), start)
             written = setting.names["LOG2E"] * setting.score(body.q, body.kv)
             inside = z3.And(setting.there, body.position < setting.inner_size)
             facts = [*body.facts, inside, setting.allowed(body.q, body.kv)]
             return self._obligation(SCORE, None, facts, equal=(logits, written))
         except Beyond as beyond:
             return self._obligation(SCORE, None, beyond=str(beyond))
-
-    def _names(self, body: _Body) -> dict[str, Any]:
-        """The names of the program's trees, those that it binds among them."""
-        names = {**self.setting.names, "q_idx": body.q, "kv_idx": body.kv}
-        names[self.loop.inner.start.name] = body.start
-        for binding in self.loop.program.bindings:
-            try:
-                names[binding.name] = body.machine.value(Name(binding.name))
-            except Beyond:
-                continue
-        return names
 
 
 @dataclass(frozen=True)
@@ -301,3 +290,17 @@ def in_32_bits(computed: Sequence[Computed]) -> Any:
         for c in computed
     }
     return z3.And(*claims.values())
+
+
+def row_rest(
+    setting: Setting, loop: TileLoop, machine: Machine, pair: tuple[Any, Any], more: Mapping[str, Any]
+) -> Any:
+    """What the log-sum-exp of a row gets back: a tree of the plan, with the names that its program binds."""
+    rest = loop.program.results.get("row_rest")
+    if rest is None:
+        return z3.RealVal(0)
+    names = {**setting.names, "q_idx": pair[0], "kv_idx": pair[1], **more}
+    for binding in loop.program.bindings:
+        with suppress(Beyond):
+            names[binding.name] = machine.value(Name(binding.name))
+    return term(setting.world, rest, names)

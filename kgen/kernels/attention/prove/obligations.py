@@ -7,9 +7,10 @@ from typing import Any
 
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
-from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.plan.planning import plan_attention, without_promises
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.decode import of_decoding
+from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
@@ -31,6 +32,8 @@ def obligations(loaded: Loaded) -> Iterator[Obligation]:
     if plan.dq is not None and plan.dkdv is not None:
         yield from of_loop(loaded, plan, kernels, "dq", plan.dq, plan.tiles.dq)
         yield from of_loop(loaded, plan, kernels, "dkdv", plan.dkdv, plan.tiles.dkdv)
+    free = without_promises(loaded)
+    yield from of_hopper(loaded, plan if free.spec == loaded.spec else plan_attention(free))
 
 
 def of_loop(
