@@ -240,6 +240,8 @@ class Machine:
                 return Number(floor_div(a, z3.IntVal(2 ** z3.simplify(b).as_long())), bits)
             case "bits", (a, b):
                 return Number(a % (z3.simplify(b).as_long() + 1), bits)
+            case "{tl}.where({0}, {1}, {2})", _:
+                return Number(apply(self.world, "where", terms), bits)
             case "{0} and {1}", (a, b):
                 return Number(z3.And(a, b))
         if code.fn not in TABLE:

@@ -14,9 +14,14 @@ import z3
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Type, transform
 from kgen.expr.tile_ranges import Span
+from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.prove import block_lists, decode, hopper
+from kgen.kernels.attention.prove.block_lists import of_lists
+from kgen.kernels.attention.prove.decode import of_decoding
+from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import (
     INT32,
     LOADS,
@@ -29,10 +34,13 @@ from kgen.kernels.attention.prove.loops import (
 )
 from kgen.kernels.attention.prove.obligations import obligations, of_fields
 from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
+from kgen.kernels.attention.targets.triton.decode import decode_fields
+from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load
-from kgen.targets.code import Name, Statement, renamed
+from kgen.targets.code import Name, Statement, renamed, row
 
 ROOT = Path(__file__).resolve().parents[3]
 STOCK = [p for p in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: attention" in p.read_text()]
@@ -297,3 +305,104 @@ def test_a_promise_that_the_launcher_does_not_check(tmp_path: Path) -> None:
     found = {o.what: decide(o, TIMEOUT).verdict for o in stated}
     assert found[SKIPPED] is Verdict.REFUTED
     assert found[WHOLE] is Verdict.REFUTED
+
+
+# --- planted errors in the kernels for Hopper ------------------------
+
+
+def minus(code: Any, number: str) -> Any:
+    return row("sub", code, number)
+
+
+def changed_line(lines: Iterable[Statement], name: str, change: Callable[[Any], Any]) -> list[Statement]:
+    """Lines with another value of one name."""
+    found = [line.map(change) if line.defines == {name} else line for line in lines]
+    assert any(line.defines == {name} for line in found)
+    return found
+
+
+HOPPER = [
+    # What is planted, of which kernel of which spec, and what is refuted.
+    ("own_bounds", "n_past", "-1", "causal", "dq", SKIPPED),
+    ("own_bounds", "n_last_masked", "1", "causal", "dq", WHOLE),
+    ("own_bounds", "n_first_masked", "1", "sliding_window", "dq", WHOLE),
+    ("own_bounds", "n_ahead", "-1", "sliding_window", "forward", SKIPPED),
+    ("bounds", "kv_hi", "1", "causal", "forward", SKIPPED),
+    ("bounds", "q_lo", "-64", "causal", "dkdv", SKIPPED),
+    ("bounds", "q_full_hi", "-64", "sliding_window", "dkdv", WHOLE),
+    ("own_bounds", "own_full_hi", "-1", "document_causal", "forward", WHOLE),
+    ("bounds", "kv_lo", "-1", "document_causal", "forward", SKIPPED),
+]
+
+
+@pytest.mark.parametrize(("where", "line", "less", "name", "kernel", "what"), HOPPER)
+def test_a_planted_error_for_hopper(
+    monkeypatch: pytest.MonkeyPatch, where: str, line: str, less: str, name: str, kernel: str, what: str
+) -> None:
+    loaded = stock(name)
+    plan = plan_attention(loaded)
+
+    def of_kernel() -> list[Verdict]:
+        stated = [o for o in of_hopper(loaded, plan) if o.kernel.startswith(kernel) and o.what == what]
+        assert stated
+        return [decide(o, TIMEOUT).verdict for o in stated]
+
+    assert set(of_kernel()) == {Verdict.PROVED}
+
+    def planted(*arguments: Any) -> dict[str, Fields]:
+        loops = hopper_loops(*arguments)
+        fields = loops[kernel]
+        fields[where] = changed_line(fields[where], line, lambda code: minus(code, less))
+        return loops
+
+    monkeypatch.setattr(hopper, "hopper_loops", planted)
+    assert Verdict.REFUTED in of_kernel()
+
+
+def test_facts_of_hopper_can_be_true() -> None:
+    for name in ("sliding_window", "causal_alibi"):
+        loaded = stock(name)
+        for obligation in of_hopper(loaded, plan_attention(loaded)):
+            solver = z3.Solver()
+            solver.add(*obligation.facts)
+            assert solver.check() == z3.sat, (obligation.kernel, obligation.what)
+
+
+# --- planted errors in decoding and in lists ------------------------
+
+
+def test_a_share_that_begins_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = stock("decode_sliding_window")
+
+    def late(*arguments: Any) -> Fields:
+        fields = decode_fields(*arguments)
+        return fields | {
+            "live_lines": changed_line(fields["live_lines"], "first", lambda code: row("add", code, "1"))
+        }
+
+    plan = plan_decode(loaded)
+    right = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
+    assert set(right.values()) == {Verdict.PROVED}
+    monkeypatch.setattr(decode, "decode_fields", late)
+    wrong = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
+    assert wrong[SKIPPED] is Verdict.REFUTED
+
+
+@pytest.mark.parametrize(("field", "what"), [("possible", SKIPPED), ("certain", WHOLE)])
+def test_a_block_that_is_in_the_wrong_list(monkeypatch: pytest.MonkeyPatch, field: str, what: str) -> None:
+    """The least value of a side in place of its greatest, and the other way round."""
+    loaded = stock("block_sparse")
+    plan = plan_attention(loaded)
+    ends = {"side_2_min": Name("side_2_max"), "side_2_max": Name("side_2_min")}
+
+    def swapped(*arguments: Any) -> tuple[Fields, frozenset[str]]:
+        fields, used = kernel_fields(*arguments)
+        return fields | {field: renamed(fields[field], ends)}, used
+
+    def verdict() -> Verdict:
+        (found,) = [o for o in of_lists(loaded, plan, KernelFields(plan)) if o.what == what]
+        return decide(found, TIMEOUT).verdict
+
+    assert verdict() is Verdict.PROVED
+    monkeypatch.setattr(block_lists, "kernel_fields", swapped)
+    assert verdict() is Verdict.REFUTED

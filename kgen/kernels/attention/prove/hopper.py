@@ -10,7 +10,7 @@ from typing import Any
 import z3
 
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
-from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.prove.loops import (
     INT32,
     LOADS,
@@ -24,13 +24,15 @@ from kgen.kernels.attention.prove.loops import (
 )
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
+from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
-from kgen.prove.functions import Beyond
+from kgen.prove.functions import Beyond, toward_zero
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Machine
 from kgen.spec.load import Loaded
-from kgen.targets.code import Name
+from kgen.targets.code import Code, Name, Op, op, rewritten
+from kgen.targets.triton.printer import first_at_least
 
 Fields = Mapping[str, Any]
 
@@ -57,11 +59,22 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan) -> Iterator[Obligation]:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Tiles by number: where the j-th begins, which numbers there are, and which tiles have no mask."""
+    """Tiles by number: where the j-th begins, which are `loaded`, which a half takes, and which of those have no mask."""
 
     start: Any
-    visited: Any
-    whole: Any
+    loaded: Any
+    taken: Any
+    unmasked: Any
+
+    @property
+    def visited(self) -> Any:
+        """That a half takes it, and that it is there."""
+        return z3.And(self.loaded, self.taken)
+
+    @property
+    def whole(self) -> Any:
+        """That it is taken without the mask."""
+        return z3.And(self.visited, self.unmasked)
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ class HopperKernel:
         setting, world = self.setting, self.setting.world
         producer = setting.machine()
         try:
-            producer.run(self.ranges["bounds"])
+            producer.run(line.map(_searched) for line in self.ranges["bounds"])
             consumer = self._half(producer)
             number, position = z3.Int("number"), z3.Int("position")
             tiles = self._tiles(producer, consumer)
@@ -110,19 +123,21 @@ class HopperKernel:
         claim = tiles(self._number(producer, consumer, position)).visited
         found = self._obligation(SKIPPED, z3.Implies(seen, claim), there)
         yield Obligation(**{**vars(found), "values": {**found.values, inner: position}})
-        yield self._obligation(ONCE, self._once(producer, tiles))
+        # What a half takes has to be loaded: it would wait forever.
+        loaded = z3.Implies(one.taken, one.loaded)
+        yield self._obligation(ONCE, z3.And(loaded, self._once(producer, tiles)))
         allowed = z3.And(at >= 0, at < size, setting.allowed(*pair(at)))
-        if not z3.is_false(z3.simplify(one.whole)):
+        if not z3.is_false(one.unmasked):
             yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), allowed), path)
         machines = [producer, body]
         yield self._stated(LOADS, lambda: self._loads(machines))
         yield self._obligation(INT32, in_32_bits([*producer.computed, *body.computed]))
         if self.fields["masked"]:
             written = z3.And(at < size, setting.allowed(*pair(at)))
-            yield self._stated(
-                MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), path
-            )
-        yield self._score(body, pair(at), one.start, [*path, setting.there, at < size, setting.allowed(*pair(at))])
+            yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), path)
+        yield self._score(
+            body, pair(at), one.start, [*path, setting.there, at < size, setting.allowed(*pair(at))]
+        )
 
     # --- parts ------------------------
 
@@ -156,8 +171,10 @@ class HopperKernel:
         consumer = setting.machine()
         lane = "BLOCK_M" if setting.by_query else "BLOCK_N"
         rows = {"OWN_M" if setting.by_query else "OWN_N": z3.IntVal(own)}
-        consumer.lanes = {**consumer.lanes, lane: at - start, **{name: at - start for name in rows}}
-        return consumer.given(**{axis.start.name: start, "offs_m" if setting.by_query else "offs_n": at - start}, **rows)
+        consumer.lanes = {**consumer.lanes, lane: at - start, **dict.fromkeys(rows, at - start)}
+        return consumer.given(
+            **{axis.start.name: start, "offs_m" if setting.by_query else "offs_n": at - start}, **rows
+        )
 
     def _body(self, consumer: Machine, one: _Numbered, at: Any, path: tuple[Any, ...]) -> Machine:
         inner = self.setting.inner.index.name.removesuffix("_idx")
@@ -212,9 +229,25 @@ class HopperKernel:
         raise NotImplementedError
 
 
+def _searched(code: Code) -> Code:
+    """A value in which the producer's search for one key is that for two."""
+
+    def change(part: Code) -> Code | None:
+        match part:
+            case Op(fn=found, args=(at, stride, size, first)) if found == FIRST_KEY:
+                return op("{0}[0]", first_at_least(at, str(stride), str(size), first, first))
+        return None
+
+    return rewritten(code, change)
+
+
+def _down(a: Any, b: int) -> Any:
+    return toward_zero(a, z3.IntVal(b))
+
+
 def _up(a: Any, b: int) -> Any:
     """The quotient as `cdiv` has it, of what may be negative."""
-    return z3.If(a + b - 1 >= 0, (a + b - 1) / b, -((-(a + b - 1)) / b))
+    return _down(a + b - 1, b)
 
 
 def _least(a: Any, b: Any) -> Any:
@@ -231,16 +264,16 @@ class QueryTile(HopperKernel):
     def _tiles(self, producer: Machine, consumer: Machine) -> Any:
         ranges, fields, block = self.ranges, self.fields, self.setting.inner_block
         lo = producer.value(ranges["lo"])
-        count = _most(_up(producer.value(_code(ranges["length"])), block), z3.IntVal(1))
+        count = _most(_up(producer.value(ranges["length"]), block), z3.IntVal(1))
         first = z3.IntVal(0)
         last = count
         if found := ranges.get("from_first_key"):
             first = z3.If(producer.value(Name(found["first"])) != producer.value(Name(found["last"])), 1, 0)
-            left = (producer.value(Name("kv_full_hi")) - lo) / block
+            left = _down(producer.value(Name("kv_full_hi")) - lo, block)
             last = z3.If(first > 0, count, count - left)
         else:
             if ranges["head"] is not None:
-                first = producer.value(ranges["head"]) / block
+                first = _down(producer.value(ranges["head"]), block)
             if ranges["has_full"]:
                 full = _most(_up(producer.value(ranges["full_length"]), block), z3.IntVal(0))
                 last = count - first - full
@@ -261,8 +294,8 @@ class QueryTile(HopperKernel):
                 whole = z3.BoolVal(True)
             elif not splits:
                 whole = z3.BoolVal(False)
-            visited = z3.And(j >= past, j < end)
-            return _Numbered(lo + block * (count - 1 - j), visited, z3.And(visited, whole))
+            loaded, taken = z3.And(j >= 0, j < count), z3.And(j >= past, j < end)
+            return _Numbered(lo + block * (count - 1 - j), loaded, taken, whole)
 
         return numbered
 
@@ -288,8 +321,8 @@ class KeyTile(HopperKernel):
         ranges, fields, block = self.ranges, self.fields, self.setting.inner_block
         lo = producer.value(ranges["lo"])
         zero = z3.IntVal(0)
-        count = _most(_up(producer.value(_code(ranges["length"])), block), zero)
-        first = producer.value(ranges["head"]) / block if ranges["head"] is not None else zero
+        count = _most(_up(producer.value(ranges["length"]), block), zero)
+        first = _down(producer.value(ranges["head"]), block) if ranges["head"] is not None else zero
         masked = count
         if ranges["has_full"]:
             full = _most(_up(producer.value(ranges["full_length"]), block), zero)
@@ -307,9 +340,10 @@ class KeyTile(HopperKernel):
 
         def numbered(j: Any) -> _Numbered:
             place = z3.If(j < first, j, z3.If(j < masked, j + count - masked, j - masked + first))
-            whole = z3.And(j >= masked, j < count) if ranges["has_full"] else z3.BoolVal(False)
-            visited = z3.Or(z3.And(j >= ahead, j < masked - past), z3.And(j >= masked, j < count))
-            return _Numbered(lo + block * place, visited, whole)
+            rest = z3.And(j >= masked, j < count)
+            taken = z3.Or(z3.And(j >= ahead, j < masked - past), rest)
+            whole = rest if ranges["has_full"] else z3.BoolVal(False)
+            return _Numbered(lo + block * place, z3.And(j >= 0, j < count), taken, whole)
 
         return numbered
 
@@ -327,15 +361,6 @@ class KeyTile(HopperKernel):
     def _once(self, producer: Machine, tiles: Any) -> Any:
         a, b = z3.Ints("number other")
         block = self.setting.inner_block
-        there = z3.And(a != b, tiles(a).visited, tiles(b).visited, a >= 0, b >= 0)
+        there = z3.And(a != b, tiles(a).loaded, tiles(b).loaded)
         apart = z3.Or(tiles(a).start + block <= tiles(b).start, tiles(b).start + block <= tiles(a).start)
         return z3.Implies(there, apart)
-
-
-def _code(value: Any) -> Any:
-    """A length as a tree."""
-    assert not isinstance(value, str), value
-    return value
-
-
-__all__ = ["KV_AXIS", "of_hopper"]
