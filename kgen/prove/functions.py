@@ -18,12 +18,17 @@ class Beyond(Exception):
 
 def floor_div(a: Any, b: Any) -> Any:
     """Python's quotient: z3's is the floor for divisors above zero alone."""
-    return a / b if _above_zero(b) else z3.If(b > 0, a / b, (-a) / (-b))
+    if _above_zero(b):
+        whole, rest = _multiples(a, z3.simplify(b).as_long())
+        return whole + rest / b
+    return z3.If(b > 0, a / b, (-a) / (-b))
 
 
 def floor_mod(a: Any, b: Any) -> Any:
     """Python's remainder: it has the sign of the divisor."""
-    return a % b if _above_zero(b) else a - b * floor_div(a, b)
+    if _above_zero(b):
+        return _multiples(a, z3.simplify(b).as_long())[1] % b
+    return a - b * floor_div(a, b)
 
 
 def toward_zero(a: Any, b: Any) -> Any:
@@ -34,6 +39,19 @@ def toward_zero(a: Any, b: Any) -> Any:
 def _above_zero(b: Any) -> bool:
     b = z3.simplify(b)
     return bool(z3.is_int_value(b) and b.as_long() > 0)
+
+
+def _multiples(a: Any, n: int) -> tuple[Any, Any]:
+    """A sum as n times what is the first, and the rest: `(128 * tile + row) // 16` is `8 * tile + row // 16`."""
+    a = z3.simplify(a)
+    whole, rest = z3.IntVal(0), z3.IntVal(0)
+    for part in a.children() if z3.is_add(a) else [a]:
+        factor, *others = part.children() if z3.is_mul(part) else [part]
+        if z3.is_int_value(factor) and factor.as_long() % n == 0:
+            whole = whole + z3.IntVal(factor.as_long() // n) * (others[0] if others else 1)
+        else:
+            rest = rest + part
+    return whole, rest
 
 
 def real(a: Any) -> Any:

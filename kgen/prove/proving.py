@@ -99,7 +99,6 @@ def _require_current(loaded: Any, generated: Path) -> None:
 
 
 def _record(loaded: Any, target: str, generated: Path, rows: Sequence[Row]) -> None:
-    verdicts = [row["verdict"] for row in rows]
     versions = {"z3-solver": importlib.metadata.version("z3-solver")}
     for file in require_emitted(generated, loaded):
         if file.target == target:
@@ -107,6 +106,6 @@ def _record(loaded: Any, target: str, generated: Path, rows: Sequence[Row]) -> N
                 generated,
                 file.path,
                 ledger.file_hash(file.path),
-                {verdict.value: verdicts.count(verdict.value) for verdict in Verdict},
+                rows,
                 versions=versions,
             )

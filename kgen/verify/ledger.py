@@ -168,18 +168,28 @@ def record_sanitized(
 
 
 def record_proved(
-    generated: Path, path: Path, digest: str, verdicts: Mapping[str, int], *, versions: Mapping[str, str]
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    versions: Mapping[str, str],
 ) -> None:
-    """Enter how many obligations of one file were proved and how many are unknown, or take that away where one is
-    refuted."""
+    """Enter the rows of `prove_specs` for one file: how many are proved, how many unknown, and what is beyond the
+    proof. A row that is refuted takes away what was claimed before."""
 
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
-        if verdicts["refuted"] or not verdicts["proved"]:
+        verdicts = [row["verdict"] for row in rows]
+        if not rows or "refuted" in verdicts:
             records.pop(PROOF, None)
-        else:
-            counted = {verdict: verdicts[verdict] for verdict in ("proved", "unknown")}
-            records[PROOF] = {"versions": dict(versions), **counted}
+            return
+        records[PROOF] = {
+            "versions": dict(versions),
+            "kernels": list(dict.fromkeys(row["kernel"] for row in rows)),
+            "beyond": sorted({row["message"] for row in rows if row["verdict"] == "unknown"}),
+            **{verdict: verdicts.count(verdict) for verdict in ("proved", "unknown")},
+        }
 
     update(generated, change)
 

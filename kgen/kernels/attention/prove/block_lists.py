@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import z3
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
-from kgen.kernels.attention.prove.loops import INT32, LOADS, MASK, SKIPPED, WHOLE, in_32_bits
+from kgen.kernels.attention.prove.loops import INT32, LOADS, MASK, SKIPPED, WHOLE, in_32_bits, loads_inside
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
-from kgen.prove.statements import Machine
+from kgen.prove.trees import term
 from kgen.spec.load import Loaded
-from kgen.targets.code import Code
+from kgen.targets.code import Code, Name
 
 NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
 
@@ -25,6 +26,7 @@ NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
 def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iterator[Obligation]:
     """Those of the kernel that decides what is left of each block."""
     assert plan.block_mask is not None
+    decision = plan.block_mask.decision
     fields, _ = kernel_fields(plan.block_mask, kernels)
     setting = Setting(loaded, plan, Q_AXIS, (BLOCK_SIZE, BLOCK_SIZE))
     world, names = setting.world, setting.names
@@ -32,14 +34,15 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
     count = (names["SK"] + BLOCK_SIZE - 1) / BLOCK_SIZE
     lane, start = setting.lane, BLOCK_SIZE * number
     q, kv = names["q_idx"], start + lane
+    row = z3.Int("row")
     world.facts += [number < count, lane >= 0, lane < BLOCK_SIZE]
     # It follows, and spares z3 the search.
-    world.facts += [q / BLOCK_SIZE == world.integer("tile"), kv / BLOCK_SIZE == number]
+    world.facts += [row / BLOCK_SIZE == 0, lane / BLOCK_SIZE == 0]
     world.shown["kv_idx"] = kv
     machine = setting.machine().given(
         kv_start=start, kv_idx=kv, blocks=number, kv_blocks=count, BLOCK_SIZE=z3.IntVal(BLOCK_SIZE)
     )
-    machine.vectors = (q, lane)
+    machine.vectors = (row, lane)
     pairs = machine.copy().run(fields["pair_lines"])
     machine.run([*fields["rows"], *fields["columns"]])
     exists = z3.And(q < names["SQ"], kv < names["SK"])
@@ -59,17 +62,16 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
     def whole() -> Any:
         return z3.Implies(z3.And(decided("possible"), decided("certain")), allowed)
 
+    def some() -> Any:
+        known = {**names, "kv_start": start, "kv_idx": kv}
+        for binding in decision.bindings:
+            with suppress(Beyond):
+                known[binding.name] = machine.value(Name(binding.name))
+        return term(world, decision.results["some"], known)
+
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
     yield stated(WHOLE, whole)
-    # Pairs are looked at where the block is possible.
-    yield stated(MASK, lambda: z3.Implies(decided("possible"), pairs.value(fields["mask"]) == allowed))
-    yield stated(LOADS, lambda: _loads(machine, pairs))
+    # Pairs are looked at where what is said of blocks holds.
+    yield stated(MASK, lambda: z3.Implies(some(), pairs.value(fields["mask"]) == allowed))
+    yield stated(LOADS, lambda: loads_inside([machine, pairs]))
     yield stated(INT32, lambda: in_32_bits([*machine.computed, *pairs.computed]))
-
-
-def _loads(*machines: Machine) -> Any:
-    loads = [load for machine in machines for load in machine.loads]
-    for load in loads:
-        if load.inside is None:
-            raise Beyond(load.why)
-    return z3.And(*(z3.Implies(load.when, load.inside) for load in loads))

@@ -4,11 +4,12 @@ what they compute of them. What streams is loaded by TMA, which ends with the te
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import z3
 
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.prove.loops import (
@@ -20,6 +21,7 @@ from kgen.kernels.attention.prove.loops import (
     SKIPPED,
     WHOLE,
     in_32_bits,
+    loads_inside,
     row_rest,
 )
 from kgen.kernels.attention.prove.setting import Setting
@@ -59,7 +61,7 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan) -> Iterator[Obligation]:
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Tiles by number: where the j-th begins, which are `loaded`, which a half takes, and which of those have no mask."""
+    """Tiles by number: where the j-th begins, which are loaded, which a half takes, and which of them have no mask."""
 
     start: Any
     loaded: Any
@@ -91,53 +93,71 @@ class HopperKernel:
 
     def obligations(self) -> Iterator[Obligation]:
         """All of them."""
-        if self.loop.listed:
-            yield Obligation(self.name, ONCE, beyond="the order of a list, which a kernel makes by a scan")
-            return
-        setting, world = self.setting, self.setting.world
-        producer = setting.machine()
+        producer, number, listed = self.setting.machine(), z3.Int("number"), self.loop.listed
         try:
-            producer.run(line.map(_searched) for line in self.ranges["bounds"])
+            producer.run([] if listed else (line.map(_searched) for line in self.ranges["bounds"]))
             consumer = self._half(producer)
-            number, position = z3.Int("number"), z3.Int("position")
-            tiles = self._tiles(producer, consumer)
+            tiles = self._of_lists(consumer) if listed else self._tiles(producer, consumer)
             one = tiles(number)
         except Beyond as beyond:
             for what in (SKIPPED, WHOLE, ONCE, LOADS, INT32, MASK, SCORE):
                 yield Obligation(self.name, what, beyond=str(beyond))
             return
-        inner = setting.inner.index.name
-        size = setting.inner_size
-        at = one.start + setting.lane
-        # A consumer may take the columns of a tile in parts: any part, and any column of it, are as any of the tile.
-        path = (one.visited, setting.lane >= 0, setting.lane < setting.inner_block)
-        body = self._body(consumer, one, at, path)
-        outer = setting.names[self.loop.outer.index.name]
+        at = one.start + self.setting.lane
+        inner = self.setting.inner.index.name
+        self.setting.world.shown |= {inner: at, f"{inner.removesuffix('_idx')}_start": one.start}
+        if listed:
+            yield Obligation(self.name, ONCE, beyond="the order of a list, which a kernel makes by a scan")
+        else:
+            yield from self._covers(producer, consumer, tiles)
+        yield from self._of_a_tile(producer, consumer, one, at)
 
-        def pair(other: Any) -> tuple[Any, Any]:
-            return (outer, other) if setting.by_query else (other, outer)
-
-        world.shown |= {inner: at, f"{inner.removesuffix('_idx')}_start": one.start}
-        seen = setting.allowed(*pair(position))
-        there = [setting.there, position >= 0, position < size]
-        claim = tiles(self._number(producer, consumer, position)).visited
-        found = self._obligation(SKIPPED, z3.Implies(seen, claim), there)
-        yield Obligation(**{**vars(found), "values": {**found.values, inner: position}})
+    def _covers(self, producer: Machine, consumer: Machine, tiles: Any) -> Iterator[Obligation]:
+        setting, position, one = self.setting, z3.Int("position"), tiles(z3.Int("number"))
+        there = [setting.there, position >= 0, position < setting.inner_size]
+        visited = tiles(self._number(producer, consumer, position)).visited
+        found = self._obligation(SKIPPED, z3.Implies(setting.allowed(*self._pair(position)), visited), there)
+        yield replace(found, values={**found.values, setting.inner.index.name: position})
         # What a half takes has to be loaded: it would wait forever.
         loaded = z3.Implies(one.taken, one.loaded)
         yield self._obligation(ONCE, z3.And(loaded, self._once(producer, tiles)))
-        allowed = z3.And(at >= 0, at < size, setting.allowed(*pair(at)))
+
+    def _of_a_tile(
+        self, producer: Machine, consumer: Machine, one: _Numbered, at: Any
+    ) -> Iterator[Obligation]:
+        """What is computed of any tile; a consumer may take its columns in parts, which are any columns, too."""
+        setting, size, lane, pair = self.setting, self.setting.inner_size, self.setting.lane, self._pair(at)
+        path = (one.visited, lane >= 0, lane < setting.inner_block)
+        body = self._body(consumer, one, at, path)
+        allowed = setting.allowed(*pair)
         if not z3.is_false(one.unmasked):
-            yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), allowed), path)
-        machines = [producer, body]
-        yield self._stated(LOADS, lambda: self._loads(machines))
+            inside = z3.And(at >= 0, at < size, allowed)
+            yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), path)
+        yield self._stated(LOADS, lambda: loads_inside([producer, body]))
         yield self._obligation(INT32, in_32_bits([*producer.computed, *body.computed]))
         if self.fields["masked"]:
-            written = z3.And(at < size, setting.allowed(*pair(at)))
+            written = z3.And(at < size, allowed)
             yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), path)
-        yield self._score(
-            body, pair(at), one.start, [*path, setting.there, at < size, setting.allowed(*pair(at))]
-        )
+        yield self._score(body, pair, one.start, [*path, setting.there, at < size, allowed])
+
+    def _pair(self, inner: Any) -> tuple[Any, Any]:
+        """The query and the key of a position of the inner axis."""
+        outer = self.setting.names[self.loop.outer.index.name]
+        return (outer, inner) if self.setting.by_query else (inner, outer)
+
+    def _of_lists(self, consumer: Machine) -> Any:
+        """Tiles of listed blocks may be any."""
+        block, prologue = self.setting.inner_block, ("prologue", "shared_prologue", "of_head")
+        consumer.wraps = True
+        consumer.run(line for name in prologue for line in self.fields.get(name, ()))
+        consumer.wraps = False
+        end = (self.setting.inner_size + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE
+
+        def numbered(j: Any) -> _Numbered:
+            start = block * j
+            return _Numbered(start, z3.And(j >= 0, start < end), z3.BoolVal(True), z3.BoolVal(False))
+
+        return numbered
 
     # --- parts ------------------------
 
@@ -150,13 +170,6 @@ class HopperKernel:
             return self._obligation(what, claim(), facts)
         except Beyond as beyond:
             return self._obligation(what, None, beyond=str(beyond))
-
-    def _loads(self, machines: Sequence[Machine]) -> Any:
-        loads = [load for machine in machines for load in machine.loads]
-        for load in loads:
-            if load.inside is None:
-                raise Beyond(load.why)
-        return z3.And(*(z3.Implies(load.when, load.inside) for load in loads))
 
     def _half(self, producer: Machine) -> Machine:
         """A consumer: the rows of the tile that are its own, from the first of them."""

@@ -292,6 +292,15 @@ def in_32_bits(computed: Sequence[Computed]) -> Any:
     return z3.And(*claims.values())
 
 
+def loads_inside(machines: Sequence[Machine]) -> Any:
+    """That what is loaded is there. Raises `Beyond` for an address without a meaning."""
+    loads = [load for machine in machines for load in machine.loads]
+    for load in loads:
+        if load.inside is None:
+            raise Beyond(load.why)
+    return z3.And(*(z3.Implies(load.when, load.inside) for load in loads))
+
+
 def row_rest(
     setting: Setting, loop: TileLoop, machine: Machine, pair: tuple[Any, Any], more: Mapping[str, Any]
 ) -> Any:

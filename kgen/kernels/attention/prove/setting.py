@@ -99,8 +99,9 @@ class Setting:
         tile = self.world.integer("tile", 0)
         start = block * tile
         last = z3.If(start + block <= own, start + block, own) - 1
-        at = self.world.integer(self.outer.index.name, 0)
-        self.world.facts += [start < own, at >= start, at < start + block]
+        row = z3.Int("row")
+        at = self.world.shown.setdefault(self.outer.index.name, start + row)
+        self.world.facts += [start < own, row >= 0, row < block]
         self.names |= {self.outer.start.name: start, self.outer.last.name: last, self.outer.index.name: at}
 
     def _rows(self, own: Any, block: int) -> None:
