@@ -4,8 +4,8 @@ A file is known by the hash of its text, so a record can never speak for another
 per device and versions of what ran it (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device
 `interpreter`. `compiled sm_90` says that it compiled for that
 architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. `proof` has what
-is proved of its index work. A machine without a GPU reads here what a machine with one has found. What an earlier text of a file was found to be stays until the
-present one was tried at the same place.
+is proved of its index work. A machine without a GPU reads here what a machine with one has found. What an earlier
+text of a file was found to be stays until the present one was tried at the same place.
 """
 
 from __future__ import annotations
