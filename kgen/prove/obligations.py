@@ -27,7 +27,8 @@ class Verdict(str, Enum):
 class Obligation:
     """That `claim` follows from `facts`. `beyond` says which term has no encoding, in which case there is no claim.
 
-    `equal` are two real numbers instead, which is shown by bringing their difference into a normal form first.
+    `equal` are two real numbers instead, which is shown by bringing their difference into a normal form first. `parts`
+    are claims by the texts that they are of, instead.
     """
 
     kernel: str
@@ -36,12 +37,13 @@ class Obligation:
     facts: Sequence[Any] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     equal: tuple[Any, Any] | None = None
+    parts: Sequence[tuple[str, Any]] = ()
     beyond: str = ""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """`counterexample` has the values that refute it; `why` names what is beyond the proof."""
+    """`counterexample` has the values that refute it; `why` names what is beyond the proof, or what is refuted."""
 
     verdict: Verdict
     counterexample: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +52,8 @@ class Decision:
     @property
     def message(self) -> str:
         """What there is to say of it."""
-        return self.why or ", ".join(f"{name} = {value}" for name, value in self.counterexample.items())
+        numbers = ", ".join(f"{name} = {value}" for name, value in self.counterexample.items())
+        return f"{self.why}: {numbers}" if self.why and numbers else self.why or numbers
 
 
 def decide(obligation: Obligation, timeout: float) -> Decision:
@@ -62,6 +65,8 @@ def decide(obligation: Obligation, timeout: float) -> Decision:
         if _equal(*obligation.equal, obligation.facts):
             return Decision(Verdict.PROVED)
         claim = obligation.equal[0] == obligation.equal[1]
+    if claim is None:
+        claim = z3.And([part for _, part in obligation.parts])
     solver = z3.Solver()
     solver.set("timeout", max(1, int(1000 * timeout)))
     solver.add(*obligation.facts, z3.Not(claim))
@@ -69,10 +74,37 @@ def decide(obligation: Obligation, timeout: float) -> Decision:
     if found == z3.unsat:
         return Decision(Verdict.PROVED)
     if found == z3.sat:
-        return Decision(Verdict.REFUTED, _values(solver.model(), obligation.values))
+        return _refuted(solver.model(), obligation)
     return Decision(
         Verdict.UNKNOWN, why=f"z3 gave up ({solver.reason_unknown()}): {shown(z3.simplify(claim))[:300]}"
     )
+
+
+def _refuted(model: Any, obligation: Obligation) -> Decision:
+    """The numbers of a counterexample; of several parts the one that does not hold, and what it is about."""
+    wrong = (part for part in obligation.parts if z3.is_false(model.eval(part[1], model_completion=True)))
+    if (first := next(wrong, None)) is None:
+        return Decision(Verdict.REFUTED, _values(model, obligation.values))
+    text, claim = first
+    known = _constants([*obligation.facts, claim])
+    values = {name: term for name, term in obligation.values.items() if _constants([term]) <= known}
+    return Decision(Verdict.REFUTED, _values(model, values), text)
+
+
+def _constants(terms: Sequence[Any]) -> set[str]:
+    """The names of the unknowns in terms."""
+    seen: dict[int, Any] = {}
+    waiting = list(terms)
+    while waiting:
+        part = waiting.pop()
+        if part.get_id() not in seen:
+            seen[part.get_id()] = part
+            waiting += part.children()
+    return {
+        str(part)
+        for part in seen.values()
+        if z3.is_const(part) and part.decl().kind() == z3.Z3_OP_UNINTERPRETED
+    }
 
 
 def _values(model: Any, terms: Mapping[str, Any]) -> dict[str, str]:

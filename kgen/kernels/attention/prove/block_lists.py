@@ -48,12 +48,12 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
     exists = z3.And(q < names["SQ"], kv < names["SK"])
     allowed = z3.And(exists, setting.allowed(q, kv))
 
-    def stated(what: str, claim: Any) -> Obligation:
+    def stated(what: str, claim: Any = lambda: None, parts: Any = lambda: ()) -> Obligation:
         try:
-            found = claim()
+            found, several = claim(), parts()
         except Beyond as beyond:
             return Obligation(NAME, what, beyond=str(beyond))
-        return Obligation(NAME, what, found, list(world.facts), dict(world.shown))
+        return Obligation(NAME, what, found, list(world.facts), dict(world.shown), parts=several)
 
     def decided(name: str) -> Any:
         value = fields[name]
@@ -73,5 +73,5 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
     yield stated(WHOLE, whole)
     # Pairs are looked at where what is said of blocks holds.
     yield stated(MASK, lambda: z3.Implies(some(), pairs.value(fields["mask"]) == allowed))
-    yield stated(LOADS, lambda: loads_inside([machine, pairs]))
-    yield stated(INT32, lambda: in_32_bits([*machine.computed, *pairs.computed]))
+    yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
+    yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

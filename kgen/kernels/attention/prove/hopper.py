@@ -133,8 +133,11 @@ class HopperKernel:
         if not z3.is_false(one.unmasked):
             inside = z3.And(at >= 0, at < size, allowed)
             yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), path)
-        yield self._stated(LOADS, lambda: loads_inside([producer, body]))
-        yield self._obligation(INT32, in_32_bits([*producer.computed, *body.computed]))
+        try:
+            yield self._obligation(LOADS, parts=loads_inside([*producer.loads, *body.loads]))
+        except Beyond as beyond:
+            yield self._obligation(LOADS, beyond=str(beyond))
+        yield self._obligation(INT32, parts=in_32_bits([*producer.computed, *body.computed]))
         if self.fields["masked"]:
             written = z3.And(at < size, allowed)
             yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), path)
@@ -161,7 +164,7 @@ class HopperKernel:
 
     # --- parts ------------------------
 
-    def _obligation(self, what: str, claim: Any, facts: Sequence[Any] = (), **more: Any) -> Obligation:
+    def _obligation(self, what: str, claim: Any = None, facts: Sequence[Any] = (), **more: Any) -> Obligation:
         world = self.setting.world
         return Obligation(self.name, what, claim, [*world.facts, *facts], dict(world.shown), **more)
 

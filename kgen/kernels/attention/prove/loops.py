@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +15,7 @@ from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
-from kgen.prove.statements import Computed, Machine
+from kgen.prove.statements import Computed, Load, Machine
 from kgen.prove.trees import term
 from kgen.targets.code import Code, Name, Statement
 
@@ -165,7 +165,7 @@ class Kernel:
         setting.world.shown |= {f"{inner}_start": start, f"{inner}_idx": position}
         return _Body(visit, of_tile, q, kv, start, position, facts, loads, computed)
 
-    def _obligation(self, what: str, claim: Any, facts: Sequence[Any] = (), **more: Any) -> Obligation:
+    def _obligation(self, what: str, claim: Any = None, facts: Sequence[Any] = (), **more: Any) -> Obligation:
         world = self.setting.world
         return Obligation(self.name, what, claim, [*world.facts, *facts], dict(world.shown), **more)
 
@@ -197,22 +197,17 @@ class Kernel:
     # --- memory ------------------------
 
     def _loads(self, machine: Machine, bodies: Sequence[_Body], inner: str, outer: str) -> Obligation:
-        loads = list(machine.loads)
-        claims = []
-        for body in bodies:
-            loads += body.machine.loads[body.loads :]
-            claims.append(z3.Implies(z3.And(*body.facts), self._tile_load(body, inner)))
+        live = f"{outer}_live"
+        loads = [*machine.loads, *(load for body in bodies for load in body.machine.loads[body.loads :])]
         try:
-            live = machine.values.get(f"{outer}_live")
-            guard = machine.value(Name(f"{outer}_live")) if live is not None else z3.BoolVal(True)
-            claims.append(z3.Implies(guard, self.setting.there))
+            guard = machine.value(Name(live)) if live in machine.values else z3.BoolVal(True)
+            parts = [(f"rows of {outer}", z3.Implies(guard, self.setting.there))]
+            for body in bodies:
+                streamed = z3.Implies(z3.And(*body.facts), self._tile_load(body, inner))
+                parts.append((f"tiles of {inner}", streamed))
+            return self._obligation(LOADS, parts=[*parts, *loads_inside(loads)])
         except Beyond as beyond:
-            return self._obligation(LOADS, None, beyond=str(beyond))
-        for load in loads:
-            if load.inside is None:
-                return self._obligation(LOADS, None, beyond=load.why)
-            claims.append(z3.Implies(load.when, load.inside))
-        return self._obligation(LOADS, z3.And(*claims))
+            return self._obligation(LOADS, beyond=str(beyond))
 
     def _tile_load(self, body: _Body, inner: str) -> Any:
         """That what streams is loaded of positions that exist."""
@@ -236,7 +231,7 @@ class Kernel:
         computed = list(machine.computed)
         for body in bodies:
             computed += body.machine.computed[body.computed :]
-        return self._obligation(INT32, in_32_bits(computed))
+        return self._obligation(INT32, parts=in_32_bits(computed))
 
     def _masks(self, bodies: Sequence[_Body]) -> Iterator[Obligation]:
         for body in bodies:
@@ -282,23 +277,21 @@ class _Body:
     computed: int
 
 
-def in_32_bits(computed: Sequence[Computed]) -> Any:
+def in_32_bits(computed: Sequence[Computed]) -> list[tuple[str, Any]]:
     """That integers are what they would be without an end."""
     least, most = -(2**31), 2**31
-    claims = {
-        (c.when.get_id(), c.term.get_id()): z3.Implies(c.when, z3.And(c.term >= least, c.term < most))
-        for c in computed
-    }
-    return z3.And(*claims.values())
+    distinct = {(c.when.get_id(), c.term.get_id()): c for c in computed}
+    return [(c.text, z3.Implies(c.when, z3.And(c.term >= least, c.term < most))) for c in distinct.values()]
 
 
-def loads_inside(machines: Sequence[Machine]) -> Any:
+def loads_inside(loads: Iterable[Load]) -> list[tuple[str, Any]]:
     """That what is loaded is there. Raises `Beyond` for an address without a meaning."""
-    loads = [load for machine in machines for load in machine.loads]
+    found = []
     for load in loads:
         if load.inside is None:
             raise Beyond(load.why)
-    return z3.And(*(z3.Implies(load.when, load.inside) for load in loads))
+        found.append((load.text, z3.Implies(load.when, load.inside)))
+    return found
 
 
 def row_rest(
