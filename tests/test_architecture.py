@@ -22,7 +22,7 @@ from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
     *("diagnostics", "files", "sizes", "family", "expr", "spec", "targets", "render"),
-    *("verify", "bench", "tuning", "kernels", "cli", "__main__"),
+    *("verify", "prove", "bench", "tuning", "kernels", "cli", "__main__"),
 )
 OWN_STAGES = {
     "spec": "spec",
@@ -30,6 +30,7 @@ OWN_STAGES = {
     "explaining": "spec",
     "targets": "targets",
     "verify": "verify",
+    "prove": "prove",
     "bench": "bench",
     "tune": "tuning",
 }

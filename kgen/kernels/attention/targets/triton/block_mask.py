@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
@@ -24,7 +25,8 @@ _TYPES = {"int": "int", "float": "float"}
 
 def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: LauncherFields) -> dict[str, object]:
     """The names of the kernels that list blocks, and of the functions around them."""
-    kernel, used = _kernel(mask, kernels)
+    lines, used = kernel_fields(mask, kernels)
+    kernel: dict[str, object] = printed(lines)
     buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
     scalars = [n for n in kernels.runtime if n in variables(mask.condition)]
     words = used | {"SQ", "SK"}
@@ -67,7 +69,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     }
 
 
-def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], frozenset[str]]:
+def kernel_fields(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, Any], frozenset[str]]:
     """The lines of the kernel that decides what is left of each block, and the names that they use."""
 
     def printer(program: Program) -> Printer:
@@ -100,7 +102,7 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], 
     columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True, used=deciding)
     plane = _plane(mask)
     used = uses_of([*plane, *rows, *columns, *pair_lines, result, *decided]) | {*passed}
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "plane": plane,
         "rows": rows,
         "columns": columns,
@@ -113,7 +115,7 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], 
         "pair_lines": pair_lines,
         "mask": result,
     }
-    return printed(fields), used
+    return fields, used
 
 
 @dataclass
