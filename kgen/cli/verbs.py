@@ -380,6 +380,9 @@ def explain(
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
     ] = None,
+    flex: Annotated[
+        bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
+    ] = False,
     form: Form = Format.TEXT,
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
@@ -391,8 +394,13 @@ def explain(
     from kgen.family import family
     from kgen.spec.too_large import too_large
 
-    with too_large(loaded):
-        text = family(loaded.spec.kernel).explain(loaded, length)
+    if flex:
+        from kgen.flex.flexcode import flex_code
+
+        text = flex_code(loaded)
+    else:
+        with too_large(loaded):
+            text = family(loaded.spec.kernel).explain(loaded, length)
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:

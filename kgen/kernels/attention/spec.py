@@ -18,6 +18,7 @@ from kgen.spec.common import (
     Param,
     Summary,
     checked_name,
+    checked_own_name,
     compiled_in,
     differentiable,
     is_integer,
@@ -70,6 +71,7 @@ PASSES = ("forward", "backward", "decode")
 MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
+OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
 
 # --- parts ------------------------
 
@@ -260,9 +262,9 @@ class AttentionSpec(SpecModel):
     """Sequences lie end to end: q [TQ, HQ, D], k and v [TK, HKV, D], as `cu_seqlens_q` and `cu_seqlens_k` say."""
     lengths: Lengths = Lengths()
     """What is known about the lengths of the sequences."""
-    buffers: dict[Name, Buffer] = Field(default_factory=dict)
+    buffers: dict[OwnName, Buffer] = Field(default_factory=dict)
     """Tensors that the expressions may index, by name."""
-    params: dict[Name, Param] = Field(default_factory=dict)
+    params: dict[OwnName, Param] = Field(default_factory=dict)
     """Scalars that the expressions may use, by name."""
     score_mod: Expression = None
     """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
