@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Keywords = dict[str, Any]
 
-_NUMBERS = {"inf": math.inf, "pi": math.pi, "e": math.e, "nan": math.nan, "tau": math.tau, "newaxis": None}
 _KNOWN_MASKS = {"and_masks": "bitand", "or_masks": "bitor"}
 _TRANSPARENT = frozenset(
     {
@@ -38,16 +37,6 @@ _TRANSPARENT = frozenset(
 )
 """Decorators that leave what a function computes."""
 JOINED = "kgen.joined"
-
-
-def constant(path: str) -> Any:
-    """A name of another package, or the number that it is."""
-    module, _, name = path.rpartition(".")
-    if module.split(".")[0] in ("math", "torch", "numpy", "np") and name in _NUMBERS:
-        return _NUMBERS[name]
-    if path == "sys.maxsize":
-        return 2**63 - 1
-    return External(path)
 
 
 # --- operations of elements ------------------------
@@ -462,4 +451,4 @@ def _instance(args: list[Any], place: Place) -> Any:
     return any(path in names and isinstance(value, names[path]) for path in paths)
 
 
-__all__ = ["JOINED", "applied", "constant", "decorated", "external", "method", "operand"]
+__all__ = ["JOINED", "applied", "decorated", "external", "method", "operand"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from kgen.diagnostics import did_you_mean, shown
 from kgen.flex import calls, modules, numbers, statements, tensors
+from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
 from kgen.flex.statements import Returned
 from kgen.flex.values import (
@@ -312,7 +313,7 @@ class Evaluator:
                     place.refuse("unknown-name", f"the module has no {shown(name)}", "look at its names")
                 return value
             case External(path=path):
-                return calls.constant(f"{path}.{name}")
+                return constant(f"{path}.{name}")
             case Term() | Part() | Tensor():
                 return tensors.attribute(owner, name, place)
             case Function() if name == "__name__":

@@ -205,10 +205,9 @@ def _is(node: ast.AST, code: types.CodeType) -> bool:
     if tuple(names) != code.co_varnames[: len(names)]:
         return False
     if isinstance(node, ast.Lambda) and hasattr(code, "co_positions"):
-        columns = [c for line, _, c, _ in code.co_positions() if line == node.body.lineno and c is not None]
-        return not columns or (
-            min(columns) >= node.body.col_offset and max(columns) <= (node.body.end_col_offset or 0)
-        )
+        first, last = node.body.col_offset, node.body.end_col_offset or 0
+        places = [p for p in code.co_positions() if p[0] == p[1] == node.body.lineno == node.body.end_lineno]
+        return all(first <= (a or 0) and (z or 0) <= last for _, _, a, z in places if a != z)
     return True
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.flex import source, statements
+from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
 from kgen.flex.values import MISSING, External, Frame, Scope
 
@@ -82,8 +83,8 @@ class Module:
                 if value is not MISSING:
                     return value
         for star in self.stars:
-            value = self._imported(star, name)
-            if value is not MISSING and not isinstance(value, External):
+            module = self._module((star.module or "").split(".") if star.module else [], star.level)
+            if isinstance(module, Module) and (value := module.find(name)) is not MISSING:
                 return value
         return MISSING
 
@@ -123,7 +124,7 @@ class Module:
         if isinstance(found, Module):
             value = found.find(original)
             return self._module([*parts, original], statement.level) if value is MISSING else value
-        return External(f"{found.path}.{original}")
+        return constant(f"{found.path}.{original}")
 
     def _module(self, parts: list[str], level: int) -> Module | External:
         """A module beside this one or in its package; any other is another package's."""

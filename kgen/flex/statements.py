@@ -6,8 +6,9 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
-from kgen.flex.values import External, Frame, Method, Part, Tensor, Term, Unknown
+from kgen.flex.values import Frame, Method, Part, Tensor, Term, Unknown
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -99,7 +100,7 @@ def imported(ev: Evaluator, node: ast.Import | ast.ImportFrom, frame: Frame) -> 
         path = alias.name if alias.asname else name
         if isinstance(node, ast.ImportFrom):
             path = f"{node.module or ''}.{alias.name}"
-        frame.names[name] = External(path)
+        frame.names[name] = constant(path)
 
 
 def loop(ev: Evaluator, node: ast.For, frame: Frame, place: Place) -> None:

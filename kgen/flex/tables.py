@@ -93,7 +93,7 @@ REDUCTIONS = frozenset(
     {
         *("sum", "mean", "prod", "dot", "matmul", "mm", "bmm", "mv", "inner", "outer", "einsum"),
         *("softmax", "log_softmax", "logsumexp", "cumsum", "cumprod", "argmax", "argmin", "all"),
-        *("any", "amax", "amin", "max", "min", "median", "norm", "std", "var", "count_nonzero"),
+        *("any", "amax", "amin", "max", "min", "median", "std", "var", "count_nonzero"),
         *("sort", "topk", "unique", "bincount", "gather", "scatter", "index_select"),
         *("searchsorted", "bucketize", "cat", "stack", "nonzero", "vdot", "tensordot", "linear"),
     }

@@ -331,10 +331,10 @@ def _reshaped(shape: Shape | None, sizes: Sequence[Any]) -> Shape:
 
 def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """What torch makes of tensors in a way that is not looked into."""
-    if any(isinstance(a, Tensor | Part | Unknown) for a in (*args, *keywords.values())):
-        first = next((a for a in args if isinstance(a, Tensor)), None)
-        if first is not None:
-            return Tensor(place, None, None, None, first.grad, _origin(place))
+    given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
+    first = next((a for a in given if isinstance(a, Tensor)), None)
+    if first is not None:
+        return Tensor(place, None, None, None, first.grad, _origin(place))
     return Unknown(place, "what torch computes here")
 
 

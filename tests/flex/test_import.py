@@ -1,0 +1,193 @@
+"""What is imported means what the functions mean: they are run here, and nowhere in kgen."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from kgen.flex import spec as live_spec
+from kgen.flex.flexcode import flex_code
+from kgen.flex.importing import Options, imported
+from kgen.flex.writing import settled
+from kgen.spec.load import Loaded, loads
+from kgen.verify.evaluate import evaluate
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+from table import MASKS, SCORES  # noqa: E402
+
+SIZES = {"B": 2, "HQ": 4, "HKV": 4, "SQ": 64, "SK": 64}
+PAIRS = 120
+SINGLE = dict.fromkeys(("logarithmic", "log_distance"), 1e-06)
+"""Those that compute in float32, wherever they are run."""
+ALL = [("mask_mod", text) for text in MASKS] + [("score_mod", text) for text in SCORES]
+
+
+def made(name: str) -> Any:
+    """The functions themselves, which are the oracle."""
+    torch.manual_seed(0)
+    found = importlib.util.spec_from_file_location(name, HERE / "patterns.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def patterns(in_float64: None) -> Any:
+    """With tensors of float64."""
+    return made("patterns")
+
+
+@pytest.fixture(scope="module")
+def live_patterns(in_float64: None) -> Any:
+    """With tensors of float32, as models have them; what is computed of them is in float64 where it can be."""
+    torch.set_default_dtype(torch.float32)
+    module = made("live_patterns")
+    torch.set_default_dtype(torch.float64)
+    return module
+
+
+def given() -> dict[str, torch.Tensor]:
+    """The tensors that EXPRs name, and no source defines."""
+    return {"DOC": torch.arange(64) // 9, "LEFT": torch.tensor([2, 3])}
+
+
+def pairs() -> dict[str, torch.Tensor]:
+    make = torch.Generator().manual_seed(1)
+
+    def draw(n: int) -> torch.Tensor:
+        return torch.randint(0, n, (PAIRS,), generator=make)
+
+    score = torch.randn(PAIRS, generator=make, dtype=torch.float64) * 3
+    return {"score": score, "b": draw(2), "h": draw(4), "q_idx": draw(64), "kv_idx": draw(64)}
+
+
+def expected(function: Any, field: str) -> torch.Tensor:
+    """One pair at a time, as FlexAttention has it."""
+    names = ("score", "b", "h", "q_idx", "kv_idx")[field == "mask_mod" :]
+    values = pairs()
+    with torch.no_grad():
+        found = [torch.as_tensor(function(*(values[n][i] for n in names))) for i in range(PAIRS)]
+    return torch.stack(found)
+
+
+def got(loaded: Loaded, field: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    if field not in loaded.trees:
+        return pairs()["score"] if field == "score_mod" else torch.ones(PAIRS, dtype=torch.bool)
+    env = {**SIZES, **pairs(), "inf": torch.inf}
+    for name in loaded.spec.buffers:
+        env[name] = tensors[name].detach()
+    return evaluate(loaded.trees[field], env, torch).expand(PAIRS)
+
+
+def tensors_of(function: Any, module: ModuleType) -> dict[str, torch.Tensor]:
+    """Every tensor that a function sees, by its name."""
+    found = {n: t for n, t in vars(module).items() if isinstance(t, torch.Tensor)} | given()
+    found |= {name.strip("_"): value for name, value in found.items()}
+    waiting, seen = [function], set()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, functools.partial):
+            waiting.append(one.func)
+        elif isinstance(one, tuple):
+            waiting += one
+        elif inspect.isfunction(one) and id(one) not in seen:
+            seen.add(id(one))
+            captured = inspect.getclosurevars(one).nonlocals
+            found |= {n: v for n, v in captured.items() if isinstance(v, torch.Tensor)}
+            waiting += captured.values()
+    return found
+
+
+def same(value: torch.Tensor, want: torch.Tensor, bound: float = 1e-9) -> None:
+    # The least finite number is a spelling of minus infinity.
+    want = torch.where(want == torch.finfo(torch.float32).min, -torch.inf, want.to(torch.float64))
+    torch.testing.assert_close(value.to(torch.float64), want, rtol=bound, atol=bound)
+
+
+def ran(text: str, module: ModuleType) -> Any:
+    return eval(text, dict(vars(module)) | given())
+
+
+@pytest.mark.parametrize(("field", "text"), ALL)
+def test_pattern(field: str, text: str, patterns: Any) -> None:
+    spec = imported(str(HERE / "patterns.py"), {field: text}, Options(name="pattern"))
+    _, loaded = settled(spec, "pattern.yaml")
+    function = ran(text, patterns)
+    same(
+        got(loaded, field, tensors_of(function, patterns)), expected(function, field), SINGLE.get(text, 1e-9)
+    )
+
+
+@pytest.mark.parametrize(("field", "text"), ALL)
+def test_pattern_as_a_live_function(field: str, text: str, live_patterns: Any) -> None:
+    if text.startswith("lambda"):
+        pytest.skip("it has no source")
+    function = ran(text, live_patterns)
+    loaded = loads(live_spec(**{field: function}, name="pattern"), "pattern.yaml")
+    same(got(loaded, field, tensors_of(function, live_patterns)), expected(function, field), 1e-6)
+
+
+@pytest.mark.parametrize(("field", "text"), ALL)
+def test_pattern_and_back(field: str, text: str, patterns: Any, tmp_path: Path) -> None:
+    """What `explain --flex` prints means the same when it is run, and is the same spec when it is imported."""
+    spec = imported(str(HERE / "patterns.py"), {field: text}, Options(name="pattern"))
+    _, loaded = settled(spec, "pattern.yaml")
+    if field not in loaded.trees:
+        return
+    source = flex_code(loaded).partition("\nblock_mask =")[0].partition("\nout =")[0]
+    function = ran(text, patterns)
+    scope = {n: t.detach() for n, t in tensors_of(function, patterns).items()} | SIZES
+    exec(source, scope)
+    same(expected(scope[field], field), expected(function, field), SINGLE.get(text, 1e-9))
+
+
+def test_methods_and_objects(live_patterns: Any) -> None:
+    """Live objects: their own attributes are known."""
+    torch.set_default_dtype(torch.float32)
+    settings = live_patterns.Settings(9)
+    torch.set_default_dtype(torch.float64)
+    text = live_spec(mask_mod=settings.mask, score_mod=settings.score(), name="settings")
+    loaded = loads(text, "settings.yaml")
+    same(got(loaded, "mask_mod", {"bias": settings.bias}), expected(settings.mask, "mask_mod"))
+    same(got(loaded, "score_mod", {"bias": settings.bias}), expected(settings.score(), "score_mod"))
+
+
+def test_shapes_and_dtypes_are_those_of_the_source() -> None:
+    asked = {"score_mod": "bias_by_distance", "mask_mod": "document(padded, DOC)"}
+    spec = imported(str(HERE / "patterns.py"), asked, Options())
+    _, loaded = settled(spec, "spec.yaml")
+    found = {name: (buffer.shape, buffer.dtype) for name, buffer in loaded.spec.buffers.items()}
+    assert found == {
+        "distance_table": (("HQ", 32), "fp32"),
+        "DOC": (("SQ",), "int32"),
+        "padding": (("B", "SK"), "bool"),
+    }
+    assert loaded.spec.name == "bias_by_distance_document_padded"
+    assert "DOC: {shape: [SQ], dtype: int32}" in spec.text()
+    assert "int32 is assumed" in spec.text()
+
+
+def test_learned_tensors_have_gradients() -> None:
+    spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
+    assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].grad
