@@ -37,10 +37,11 @@ from kgen.verify.evaluate import evaluate
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = sorted(TABLE)
 ARITHMETIC = {"add", "sub", "mul", "neg", "min", "max", "abs", "clamp"}
-INTEGRAL = {"floordiv", "mod"}
+BITS = {"bitand", "bitor", "bitxor", "invert", "lshift", "rshift"}
+INTEGRAL = {"floordiv", "mod", *BITS}
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 LOGICAL = {"and", "or", "not"}
-REAL = {*NAMES} - ARITHMETIC - INTEGRAL - COMPARISONS - LOGICAL - {"where"}
+REAL = {*NAMES} - ARITHMETIC - INTEGRAL - COMPARISONS - LOGICAL - {"where", "int"}
 
 
 def arity(name: str) -> int:
@@ -58,6 +59,8 @@ def expected_type(name: str, types: tuple[Type, ...]) -> Type | None:
         return BOOL if BOOL in values else FLOAT if FLOAT in values else wider(*values)
     if BOOL in types:
         return None
+    if name == "int":
+        return INT if types == (FLOAT,) else None
     if name in INTEGRAL:
         return wider(*types) if set(types) <= {INT, LONG} else None
     if name in COMPARISONS:
@@ -96,6 +99,9 @@ def operands(name: str, types: tuple[Type, ...], seed: int = 0) -> list[torch.Te
             values = torch.randint(-9, 10, (POINTS,), generator=make)
             if name in ("floordiv", "mod", "div") and i == 1:
                 values = torch.where(values == 0, 3, values)
+            if name in ("lshift", "rshift") and i == 1:
+                result.append(values.abs())
+                continue
             if type_ is LONG and name not in REAL:
                 values = values * 2**20  # past 32 bits as products, and no more than a float has
         else:

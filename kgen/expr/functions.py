@@ -37,10 +37,13 @@ from kgen.expr.spelling import (
     UNARY,
     Spelling,
     helped,
+    helped_in_modules,
     infix,
 )
 
 LN2 = math.log(2)
+SQRT_HALF = math.sqrt(0.5)
+TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
 
 
 # --- reference evaluation: plain torch, integers in int64 and reals in float64 ------------------------
@@ -90,6 +93,36 @@ _TANH_APPROX_TRITON = helped(
     def _tanh_approx(x):
         # One instruction, absolute error below 5e-4.
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    """,
+)
+
+_GELU = helped_in_modules(
+    "_gelu{hopper}({0})",
+    """
+    {jit}
+    def _gelu{hopper}(x):
+        return 0.5 * x * (1.0 + {tl}.erf(x * 0.7071067811865476))
+    """,
+)
+_LOG1P = helped_in_modules(
+    "_log1p{hopper}({0})",
+    """
+    {jit}
+    def _log1p{hopper}(x):
+        # What rounding takes from 1 + x comes back in the quotient.
+        u = 1.0 + x
+        return {tl}.where(u == 1.0, x, {tl}.log(u) * (x / (u - 1.0)))
+    """,
+)
+_EXPM1 = helped_in_modules(
+    "_expm1{hopper}({0})",
+    """
+    {jit}
+    def _expm1{hopper}(x):
+        # Near zero e^x - 1 would lose what it is made of: there it is a series.
+        near = 1.0 + x / 4 * (1.0 + x / 5 * (1.0 + x / 6 * (1.0 + x / 7)))
+        near = x * (1.0 + x / 2 * (1.0 + x / 3 * near))
+        return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
     """,
 )
 
@@ -347,6 +380,48 @@ _ROWS = [
     function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
     function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
     function("floor", lambda t, x: t.floor(x), None),
+    function("ceil", lambda t, x: t.ceil(x), None),
+    function(
+        "erf",
+        lambda t, x: t.erf(x),
+        lambda f, x: (f("exp", -(x**2)) * TWO_BY_SQRT_PI,),
+    ),
+    function(
+        "gelu",
+        lambda t, x: t.nn.functional.gelu(x),
+        lambda f, x: (
+            (f("erf", x * SQRT_HALF) + 1) / 2 + x * f("exp", -(x**2) / 2) * (TWO_BY_SQRT_PI * SQRT_HALF / 2),
+        ),
+        value=lambda x: 0.5 * x * (1 + math.erf(x * SQRT_HALF)),
+        torch=Spelling("0.5 * {0} * (1 + torch.erf({0} * 0.7071067811865476))", MUL, MUL),
+        triton=_GELU["triton"],
+        gluon=_GELU["gluon"],
+        cuda=helped(
+            "_gelu({0})",
+            """
+            __device__ __forceinline__ float _gelu(float x) {
+                return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+            }
+            """,
+        ),
+        cute=Spelling("0.5 * ({0}) * (1.0 + cute.math.erf(({0}) * 0.7071067811865476))", MUL),
+    ),
+    function(
+        "log1p",
+        lambda t, x: t.log1p(x),
+        lambda f, x: (1 / (x + 1),),
+        triton=_LOG1P["triton"],
+        gluon=_LOG1P["gluon"],
+        finite=Finite.AWAY_FROM_POLES,
+    ),
+    function(
+        "expm1",
+        lambda t, x: t.expm1(x),
+        lambda f, x: (f("exp", x),),
+        triton=_EXPM1["triton"],
+        gluon=_EXPM1["gluon"],
+        finite=Finite.UP_TO_OVERFLOW,
+    ),
     function(
         "clamp",
         lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
@@ -373,6 +448,46 @@ _ROWS = [
         cuda="float({0})",
         cute="Float32({0})",
     ),
+    # Towards zero, as in Python: what makes an index of a real number.
+    function(
+        "int",
+        lambda t, x: t.trunc(x).to(t.int64),
+        None,
+        typed=types.whole,
+        value=math.trunc,
+        torch="({0}).to(torch.int32)",
+        triton="({0}).to({tl}.int32)",
+        cuda="int({0})",
+        cute="Int32({0})",
+    ),
+    # Bits of integers, two's complement. Comparisons bracket them in every language: Python and C++ disagree there.
+    operation(
+        "bitand",
+        types.bits,
+        lambda t, a, b: a & b,
+        None,
+        Spelling("{0} & {1}", COMPARE, ADD),
+        value=operator.and_,
+    ),
+    operation(
+        "bitor",
+        types.bits,
+        lambda t, a, b: a | b,
+        None,
+        Spelling("{0} | {1}", COMPARE, ADD),
+        value=operator.or_,
+    ),
+    operation(
+        "bitxor",
+        types.bits,
+        lambda t, a, b: a ^ b,
+        None,
+        Spelling("{0} ^ {1}", COMPARE, ADD),
+        value=operator.xor,
+    ),
+    operation("lshift", types.bits, lambda t, a, b: a << b, None, Spelling("{0} << {1}", COMPARE, ADD)),
+    operation("rshift", types.bits, lambda t, a, b: a >> b, None, Spelling("{0} >> {1}", COMPARE, ADD)),
+    operation("invert", types.bits, lambda t, a: ~a, None, Spelling("~{0}", COMPARE, UNARY)),
     # Division of integers.
     operation(
         "mod",
@@ -438,7 +553,7 @@ _ROWS = [
 
 TABLE: dict[str, Function] = {row.name: row for row in _ROWS}
 
-WRAPPING = frozenset({"add", "sub", "mul", "neg"})
+WRAPPING = frozenset({"add", "sub", "mul", "neg", "lshift"})
 """Operations of integers whose values may leave their width: they are two's complement."""
 
 

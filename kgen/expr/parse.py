@@ -279,7 +279,8 @@ class _Builder:
             case ast.Not():
                 return self.apply("not", "not", (operand,), start._replace(length=3))
             case ast.Invert():
-                return self.apply("not", "~", (operand,), start._replace(length=1))
+                row = "invert" if operand.type.integral else "not"
+                return self.apply(row, "~", (operand,), start._replace(length=1))
         if operand.type is Type.BOOL:
             hint = "use `where(condition, 1, 0)` to count a truth value"
             raise wrong(
@@ -297,7 +298,23 @@ class _Builder:
         operands = (self.expression(node.left, inner), self.expression(node.right, inner))
         if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
             self.check_divisor(operands[1].node, node.right)
-        return self.apply(row, symbol, operands, self.between(node.left, node.right, symbol))
+        span = self.between(node.left, node.right, symbol)
+        if all(operand.type.integral for operand in operands) or (
+            symbol == "^" and not self.are_truths(operands)
+        ):
+            row = language.OF_BITS.get(row, row)
+        return self.same_truth(row, symbol, operands, span) or self.apply(row, symbol, operands, span)
+
+    def same_truth(self, row: str, symbol: str, operands: Sequence[Built], span: Span) -> Built | None:
+        """`==` and `!=` of two truth values: a choice between one of them and its opposite."""
+        if row not in ("eq", "ne") or not self.are_truths(operands):
+            return None
+        a, b = operands
+        other = self.apply("not", symbol, (b,), span)
+        return self.apply("where", symbol, (a, b, other) if row == "eq" else (a, other, b), span)
+
+    def are_truths(self, operands: Sequence[Built]) -> bool:
+        return all(operand.type is Type.BOOL for operand in operands)
 
     def check_divisor(self, divisor: Node, at: ast.expr) -> None:
         if is_always_zero(divisor, self.scope.constants):
@@ -345,13 +362,16 @@ class _Builder:
                 raise self.no_operator(operator, operands[i], operands[i + 1])
             row, symbol = language.COMPARISONS[type(operator)]
             span = self.between(operands[i], operands[i + 1], symbol)
-            link = self.apply(row, symbol, (values[i], values[i + 1]), span)
+            pair = (values[i], values[i + 1])
+            link = self.same_truth(row, symbol, pair, span) or self.apply(row, symbol, pair, span)
             chain = link if chain is None else self.apply("and", symbol, (chain, link), span)
         assert chain is not None
         return chain
 
     def check_precedence(self, operand: ast.expr, operator: ast.cmpop) -> None:
         """In Python `a >= b & c >= d` means `a >= (b & c) >= d`, which nobody wants here."""
+        if self.is_bracketed(operand):
+            return
         symbol = language.COMPARISONS.get(type(operator), ("", ">="))[1]
         match operand:
             case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() as bitwise, right=right):
@@ -364,6 +384,13 @@ class _Builder:
             case _:
                 return
         raise wrong(span, "precedence", f"`{mark}` binds tighter than `{symbol}`", hint)
+
+    def is_bracketed(self, node: ast.expr) -> bool:
+        """Whether an operand stands in brackets of its own, which its tree does not show."""
+        before = "\n".join([*self.lines[: node.lineno - 1], self.lines[node.lineno - 1][: node.col_offset]])
+        end = (node.end_lineno or node.lineno) - 1
+        after = "\n".join([self.lines[end][node.end_col_offset or 0 :], *self.lines[end + 1 :]])
+        return before.rstrip().endswith("(") and after.lstrip().startswith(")")
 
     def call(self, node: ast.Call, inner: int) -> Built:
         if isinstance(node.func, ast.Attribute):
@@ -400,6 +427,8 @@ class _Builder:
             form = TABLE[name].spelled["python"].form.format("x", "y", "z")
             message = f"`{name}` takes {need} {noun}, got {len(arguments)}"
             raise wrong(self.span(node), "bad-call", message, f"write `{form}`")
+        if name == "int" and arguments[0].type.integral:
+            return arguments[0]
         if high is not None:
             return self.apply(name, name, tuple(arguments), span)
         built = arguments[0]

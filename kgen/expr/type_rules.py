@@ -46,6 +46,22 @@ def integral(types: tuple[Type, ...]) -> Type:
     return width(types)
 
 
+def bits(types: tuple[Type, ...]) -> Type:
+    if not all(t.integral for t in types):
+        raise TypeRuleError(
+            "is of the bits of integers",
+            "join truth values with `and`, `or` and `!=`; make a real number one with `int`",
+        )
+    return width(types)
+
+
+def whole(types: tuple[Type, ...]) -> Type:
+    numbers(types)
+    if types != (FLOAT,):
+        raise TypeRuleError("is of a real number, and this is an integer", "leave it out")
+    return INT
+
+
 def comparison(types: tuple[Type, ...]) -> Type:
     numbers(types)
     return BOOL

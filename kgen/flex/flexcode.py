@@ -21,6 +21,7 @@ SPELLED: dict[str, Spelling] = {
     "sub": Spelling("{0} - {1}", ADD, ADD),
     "clamp": Spelling("torch.clamp({0}, {1}, {2})"),
     "silu": Spelling("torch.nn.functional.silu({0})"),
+    "gelu": Spelling("torch.nn.functional.gelu({0})"),
     "int": Spelling("({0}).to(torch.int32)"),
 }
 """Where eager PyTorch is written in another way in a kernel's reference than people write it."""

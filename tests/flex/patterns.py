@@ -478,3 +478,84 @@ class Settings:
 
 
 half_score = partial(temperature, scale=0.5)
+
+
+# --- bits and whole numbers ------------------------
+
+
+def spread(x):
+    """The bits of a small number, with zeros between them."""
+    x = (x | (x << 4)) & 0x0F0F
+    x = (x | (x << 2)) & 0x3333
+    return (x | (x << 1)) & 0x5555
+
+
+def gathered(code):
+    code = code & 0x5555
+    code = (code | (code >> 1)) & 0x3333
+    return (code | (code >> 2)) & 0x0F0F
+
+
+def morton(radius):
+    def mask(b, h, q_idx, kv_idx):
+        near_x = (gathered(q_idx) - gathered(kv_idx)).abs() <= radius
+        return near_x & ((gathered(q_idx >> 1) - gathered(kv_idx >> 1)).abs() <= radius)
+
+    return mask
+
+
+bitmap = torch.randint(0, 2**31 - 1, (LENGTH, 2), dtype=torch.int32)
+
+
+def packed(b, h, q_idx, kv_idx):
+    return (bitmap[q_idx, kv_idx // 32] >> (kv_idx % 32)) & 1 == 1
+
+
+def hashed(seed):
+    def mask(b, h, q_idx, kv_idx):
+        x = (q_idx * 73 ^ kv_idx * 19) + seed
+        return ((x ^ (x >> 3)) & 7) != 0
+
+    return mask
+
+
+def strided(b, h, q_idx, kv_idx):
+    return (kv_idx < (1 << h)) | ((q_idx ^ kv_idx) & ~3 == 0)
+
+
+def interleaved(b, h, q_idx, kv_idx):
+    return spread(q_idx % 8) >= spread(kv_idx % 8)
+
+
+def t5(buckets, furthest, *, bidirectional=False):
+    table = torch.randn(16, HEADS, dtype=torch.float32)
+
+    def bucket(distance):
+        count, start = buckets, 0
+        if bidirectional:
+            count //= 2
+            start = (distance > 0).to(torch.long) * count
+            distance = torch.abs(distance)
+        else:
+            distance = -torch.min(distance, torch.zeros_like(distance))
+        exact = count // 2
+        far = exact + (
+            torch.log(distance.clamp(min=1).double() / exact) / math.log(furthest / exact) * (count - exact)
+        ).to(torch.long)
+        far = torch.minimum(far, torch.full_like(far, count - 1))
+        return start + torch.where(distance < exact, distance, far)
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return score + table[bucket(kv_idx - q_idx), h]
+
+    return mod
+
+
+def interpolated(score, b, h, q_idx, kv_idx):
+    at = (q_idx - kv_idx).abs() * 0.45
+    low = torch.floor(at).int()
+    return score + torch.lerp(distance_table[h, low], distance_table[h, low + 1], at - low)
+
+
+def exact_gelu(score, b, h, q_idx, kv_idx):
+    return F.gelu(score) + torch.erf(score / 3) + torch.expm1(-score.abs())

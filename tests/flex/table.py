@@ -41,6 +41,11 @@ MASKS = [
     "counted",
     "negated(causal)",
     "lambda b, h, q, k: (q >= k) & (h < 2)",
+    "morton(2)",
+    "packed",
+    "hashed(5)",
+    "strided",
+    "interleaved",
 ]
 SCORES = [
     "alibi(HEADS)",
@@ -81,4 +86,8 @@ SCORES = [
     "soft_positive",
     "lerped",
     "integers",
+    "t5(8, 32)",
+    "t5(16, 64, bidirectional=True)",
+    "interpolated",
+    "exact_gelu",
 ]
