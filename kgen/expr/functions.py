@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from kgen.expr import type_rules as types
+from kgen.expr.helpers import EXPM1, GELU, LOG1P, TANH, TANH_APPROX_TRITON
 from kgen.expr.rows import Finite, Function, function, operation
 from kgen.expr.spelling import (
     ADD,
@@ -37,7 +38,6 @@ from kgen.expr.spelling import (
     UNARY,
     Spelling,
     helped,
-    helped_in_modules,
     infix,
 )
 
@@ -85,46 +85,6 @@ def _sigmoid(x: float) -> float:
     """Without an intermediate that overflows."""
     return 0.5 * (1 + math.tanh(0.5 * x))
 
-
-_TANH_APPROX_TRITON = helped(
-    "_tanh_approx({0})",
-    """
-    @triton.jit
-    def _tanh_approx(x):
-        # One instruction, absolute error below 5e-4.
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    """,
-)
-
-_GELU = helped_in_modules(
-    "_gelu{hopper}({0})",
-    """
-    {jit}
-    def _gelu{hopper}(x):
-        return 0.5 * x * (1.0 + {tl}.erf(x * 0.7071067811865476))
-    """,
-)
-_LOG1P = helped_in_modules(
-    "_log1p{hopper}({0})",
-    """
-    {jit}
-    def _log1p{hopper}(x):
-        # What rounding takes from 1 + x comes back in the quotient.
-        u = 1.0 + x
-        return {tl}.where(u == 1.0, x, {tl}.log(u) * (x / (u - 1.0)))
-    """,
-)
-_EXPM1 = helped_in_modules(
-    "_expm1{hopper}({0})",
-    """
-    {jit}
-    def _expm1{hopper}(x):
-        # Near zero e^x - 1 would lose what it is made of: there it is a series.
-        near = 1.0 + x / 4 * (1.0 + x / 5 * (1.0 + x / 6 * (1.0 + x / 7)))
-        near = x * (1.0 + x / 2 * (1.0 + x / 3 * near))
-        return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
-    """,
-)
 
 _ROWS = [
     # Arithmetic. The symbolic passes know + - * / and integer powers natively; their derivatives are here so
@@ -260,63 +220,10 @@ _ROWS = [
         "tanh",
         lambda t, x: t.tanh(x),
         lambda f, x: (1 - f("tanh", x) ** 2,),
-        triton=helped(
-            "_tanh({0})",
-            """
-            @triton.jit
-            def _tanh(x):
-                # 1 - 2 / (1 + e^2x) is exact at both ends and has no branch. The quotient is a reciprocal root squared, two
-                # instructions for the eight of a division; the absolute error stays below 6e-7.
-                root = tl.rsqrt(1.0 + tl.exp2(x * 2.8853900817779268))
-                return 1.0 - 2.0 * root * root
-            """,  # noqa: E501
-        ),
-        gluon=helped(
-            "_tanh_hopper({0})",
-            '''
-            @gluon.jit
-            def _tanh_hopper(x):
-                """As `_tanh`, four at a time: of 1 / abcd their reciprocals are made, for a soft cap waits for the special-function unit.
-                Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The absolute error stays below 8e-7."""
-                return gl.inline_asm_elementwise(
-                    """
-                    {
-                    .reg .f32 a, b, c, d, ab, cd, r, s;
-                    mul.ftz.f32 a, $4, 0f4038AA3B;  // 2 log2(e)
-                    mul.ftz.f32 b, $5, 0f4038AA3B;
-                    mul.ftz.f32 c, $6, 0f4038AA3B;
-                    mul.ftz.f32 d, $7, 0f4038AA3B;
-                    min.NaN.ftz.f32 a, a, 0f41F00000;  // 30
-                    min.NaN.ftz.f32 b, b, 0f41F00000;
-                    min.NaN.ftz.f32 c, c, 0f41F00000;
-                    min.NaN.ftz.f32 d, d, 0f41F00000;
-                    ex2.approx.ftz.f32 a, a;
-                    ex2.approx.ftz.f32 b, b;
-                    ex2.approx.ftz.f32 c, c;
-                    ex2.approx.ftz.f32 d, d;
-                    add.ftz.f32 a, a, 0f3F800000;  // 1
-                    add.ftz.f32 b, b, 0f3F800000;
-                    add.ftz.f32 c, c, 0f3F800000;
-                    add.ftz.f32 d, d, 0f3F800000;
-                    mul.ftz.f32 ab, a, b;
-                    mul.ftz.f32 cd, c, d;
-                    mul.ftz.f32 r, ab, cd;
-                    rcp.approx.ftz.f32 r, r;
-                    mul.ftz.f32 r, r, 0fC0000000;  // -2
-                    mul.ftz.f32 s, r, cd;
-                    mul.ftz.f32 r, r, ab;
-                    fma.rn.ftz.f32 $0, s, b, 0f3F800000;  // 1 - 2 / a
-                    fma.rn.ftz.f32 $1, s, a, 0f3F800000;
-                    fma.rn.ftz.f32 $2, r, d, 0f3F800000;
-                    fma.rn.ftz.f32 $3, r, c, 0f3F800000;
-                    }
-                    """,
-                    "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4,
-                )
-            ''',  # noqa: E501
-        ),
+        triton=TANH["triton"],
+        gluon=TANH["gluon"],
         fast={
-            **dict.fromkeys(MODULES, _TANH_APPROX_TRITON),
+            **dict.fromkeys(MODULES, TANH_APPROX_TRITON),
             "cuda": helped(
                 "_tanh_approx({0})",
                 """
@@ -394,8 +301,8 @@ _ROWS = [
         ),
         value=lambda x: 0.5 * x * (1 + math.erf(x * SQRT_HALF)),
         torch=Spelling("0.5 * {0} * (1 + torch.erf({0} * 0.7071067811865476))", MUL, MUL),
-        triton=_GELU["triton"],
-        gluon=_GELU["gluon"],
+        triton=GELU["triton"],
+        gluon=GELU["gluon"],
         cuda=helped(
             "_gelu({0})",
             """
@@ -410,16 +317,16 @@ _ROWS = [
         "log1p",
         lambda t, x: t.log1p(x),
         lambda f, x: (1 / (x + 1),),
-        triton=_LOG1P["triton"],
-        gluon=_LOG1P["gluon"],
+        triton=LOG1P["triton"],
+        gluon=LOG1P["gluon"],
         finite=Finite.AWAY_FROM_POLES,
     ),
     function(
         "expm1",
         lambda t, x: t.expm1(x),
         lambda f, x: (f("exp", x),),
-        triton=_EXPM1["triton"],
-        gluon=_EXPM1["gluon"],
+        triton=EXPM1["triton"],
+        gluon=EXPM1["gluon"],
         finite=Finite.UP_TO_OVERFLOW,
     ),
     function(
@@ -458,7 +365,7 @@ _ROWS = [
         torch="({0}).to(torch.int32)",
         triton="({0}).to({tl}.int32)",
         cuda="int({0})",
-        cute="Int32({0})",
+        cute="cutlass.Int32({0})",
     ),
     # Bits of integers, two's complement. Comparisons bracket them in every language: Python and C++ disagree there.
     operation(

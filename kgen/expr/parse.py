@@ -16,6 +16,7 @@ from kgen.expr import language
 from kgen.expr.built import Built, check_expansion, grown, limited, times_printed
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.precedence import check_precedence
 from kgen.expr.scope import Scope
 from kgen.expr.text import (
     MAX_DEPTH,
@@ -249,8 +250,8 @@ class _Builder:
         if self.current is not None and self.current in self.reachable(name):
             message = f"`{self.current}` and `{name}` are defined by each other"
             return wrong(span, "cyclic-name", message, "one of them must not need the other")
-        message = f"`{name}` is used before it is defined"
-        return wrong(span, "used-before-definition", message, f"move the line `{name} = ...` up")
+        hint = f"move the line `{name} = ...` up"
+        return wrong(span, "used-before-definition", f"`{name}` is used before it is defined", hint)
 
     def reachable(self, name: str) -> set[str]:
         found: set[str] = set()
@@ -299,22 +300,19 @@ class _Builder:
         if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
             self.check_divisor(operands[1].node, node.right)
         span = self.between(node.left, node.right, symbol)
-        if all(operand.type.integral for operand in operands) or (
-            symbol == "^" and not self.are_truths(operands)
-        ):
+        if same := self.same_truth(row, symbol, operands, span):
+            return same
+        if symbol == "^" or all(operand.type.integral for operand in operands):
             row = language.OF_BITS.get(row, row)
-        return self.same_truth(row, symbol, operands, span) or self.apply(row, symbol, operands, span)
+        return self.apply(row, symbol, operands, span)
 
     def same_truth(self, row: str, symbol: str, operands: Sequence[Built], span: Span) -> Built | None:
         """`==` and `!=` of two truth values: a choice between one of them and its opposite."""
-        if row not in ("eq", "ne") or not self.are_truths(operands):
+        if row not in ("eq", "ne") or any(operand.type is not Type.BOOL for operand in operands):
             return None
         a, b = operands
         other = self.apply("not", symbol, (b,), span)
         return self.apply("where", symbol, (a, b, other) if row == "eq" else (a, other, b), span)
-
-    def are_truths(self, operands: Sequence[Built]) -> bool:
-        return all(operand.type is Type.BOOL for operand in operands)
 
     def check_divisor(self, divisor: Node, at: ast.expr) -> None:
         if is_always_zero(divisor, self.scope.constants):
@@ -354,7 +352,7 @@ class _Builder:
     def comparison(self, node: ast.Compare, inner: int) -> Built:
         operands = [node.left, *node.comparators]
         for i, operand in enumerate(operands):
-            self.check_precedence(operand, node.ops[min(i, len(node.ops) - 1)])
+            check_precedence(operand, node.ops[min(i, len(node.ops) - 1)], self.lines)
         values = [self.expression(operand, inner) for operand in operands]
         chain: Built | None = None
         for i, operator in enumerate(node.ops):
@@ -367,30 +365,6 @@ class _Builder:
             chain = link if chain is None else self.apply("and", symbol, (chain, link), span)
         assert chain is not None
         return chain
-
-    def check_precedence(self, operand: ast.expr, operator: ast.cmpop) -> None:
-        """In Python `a >= b & c >= d` means `a >= (b & c) >= d`, which nobody wants here."""
-        if self.is_bracketed(operand):
-            return
-        symbol = language.COMPARISONS.get(type(operator), ("", ">="))[1]
-        match operand:
-            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() as bitwise, right=right):
-                mark, word = ("&", "and") if isinstance(bitwise, ast.BitAnd) else ("|", "or")
-                span = self.between(left, right, mark)
-                hint = f"write `{word}`, or put brackets around each comparison"
-            case ast.UnaryOp(op=ast.Invert()):
-                mark, span = "~", self.span(operand)._replace(length=1)
-                hint = "write `not`, or put brackets around the comparison"
-            case _:
-                return
-        raise wrong(span, "precedence", f"`{mark}` binds tighter than `{symbol}`", hint)
-
-    def is_bracketed(self, node: ast.expr) -> bool:
-        """Whether an operand stands in brackets of its own, which its tree does not show."""
-        before = "\n".join([*self.lines[: node.lineno - 1], self.lines[node.lineno - 1][: node.col_offset]])
-        end = (node.end_lineno or node.lineno) - 1
-        after = "\n".join([self.lines[end][node.end_col_offset or 0 :], *self.lines[end + 1 :]])
-        return before.rstrip().endswith("(") and after.lstrip().startswith(")")
 
     def call(self, node: ast.Call, inner: int) -> Built:
         if isinstance(node.func, ast.Attribute):

@@ -50,7 +50,7 @@ def bits(types: tuple[Type, ...]) -> Type:
     if not all(t.integral for t in types):
         raise TypeRuleError(
             "is of the bits of integers",
-            "join truth values with `and`, `or` and `!=`; make a real number one with `int`",
+            "write `x ** 2` for a power, `and`, `or` and `!=` for truth values, `int(x)` for a real number",
         )
     return width(types)
 

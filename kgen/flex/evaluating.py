@@ -85,16 +85,16 @@ class Evaluator:
 
     def module(self, path: Path) -> modules.Module:
         """A file, read once."""
-        path = path.resolve()
-        if path not in self.loaded:
+        key = path.resolve()
+        if key not in self.loaded:
             if len(self.loaded) >= modules.MAX_MODULES:
                 Place(Source(path.as_posix(), ""), ast.Pass()).refuse(
                     "too-large",
                     f"the source needs more than {modules.MAX_MODULES} files",
                     "import from fewer",
                 )
-            self.loaded[path] = modules.load(path, self)
-        return self.loaded[path]
+            self.loaded[key] = modules.load(path, self)
+        return self.loaded[key]
 
     def step(self, place: Place) -> None:
         self.steps += 1

@@ -6,6 +6,7 @@ A name is evaluated when it is asked for, so that what a file does besides is of
 from __future__ import annotations
 
 import ast
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
     """The file of a module below some folders. Unlike `importlib.util.find_spec`, this runs no package."""
     if not all(part.isidentifier() for part in parts):
         return None
+    PathFinder.invalidate_caches()
     search: list[str] | None = list(places)
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:count]), search)
@@ -48,7 +50,7 @@ def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
             return None
         search = list(spec.submodule_search_locations) if spec.submodule_search_locations else []
     origin = spec.origin if spec else None
-    return Path(origin) if origin and origin.endswith(".py") else None
+    return Path(os.path.relpath(origin)) if origin and origin.endswith(".py") else None
 
 
 @dataclass(frozen=True)
