@@ -60,7 +60,7 @@ def expected_type(name: str, types: tuple[Type, ...]) -> Type | None:
     if BOOL in types:
         return None
     if name == "int":
-        return INT if types == (FLOAT,) else None
+        return INT if types in ((FLOAT,), (INT,)) else None
     if name in INTEGRAL:
         return wider(*types) if set(types) <= {INT, LONG} else None
     if name in COMPARISONS:

@@ -401,8 +401,6 @@ class _Builder:
             form = TABLE[name].spelled["python"].form.format("x", "y", "z")
             message = f"`{name}` takes {need} {noun}, got {len(arguments)}"
             raise wrong(self.span(node), "bad-call", message, f"write `{form}`")
-        if name == "int" and arguments[0].type.integral:
-            return arguments[0]
         if high is not None:
             return self.apply(name, name, tuple(arguments), span)
         built = arguments[0]

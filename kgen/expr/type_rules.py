@@ -57,8 +57,8 @@ def bits(types: tuple[Type, ...]) -> Type:
 
 def whole(types: tuple[Type, ...]) -> Type:
     numbers(types)
-    if types != (FLOAT,):
-        raise TypeRuleError("is of a real number, and this is an integer", "leave it out")
+    if LONG in types:
+        raise TypeRuleError("is of a real number, and this is an integer of 64 bits", "leave it out")
     return INT
 
 

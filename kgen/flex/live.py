@@ -14,7 +14,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.flex.evaluating import Evaluator
 from kgen.flex.source import Place, Source
 from kgen.flex.tables import DTYPES
-from kgen.flex.values import MISSING, External, Function, Partial, Scope, Tensor, Unknown
+from kgen.flex.values import MISSING, External, Function, Partial, Scope, Tensor, Term, Unknown
 
 
 def spec(
@@ -90,9 +90,13 @@ class _Reader:
         return _Object(live, self, place)
 
     def tensor(self, live: Any, name: str, place: Place) -> Any:
+        dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))
+        if not live.shape and not live.requires_grad:
+            value = live.item()
+            self.evaluator.note(f"{name} is {value}, what the tensor held when it was read")
+            return Term("cast", (Term("const", (value,), place), dtype), place)
         if id(live) not in self.tensors:
             self.kept.append(live)
-            dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))
             shape = tuple(int(n) for n in live.shape)
             self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad))
         return self.tensors[id(live)]

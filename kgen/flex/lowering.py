@@ -146,17 +146,10 @@ class Lowering:
                 self.notes[f"what is rounded to {dtype} there is fp32 here"] = None
             return self.real(node)
         if node.type is FLOAT:
-            return self.whole("int", node)
+            return self.number(int(node.value)) if isinstance(node, Const) else self.call("int", node)
         if dtype not in ("int32", "int64"):
             self.missing(f"an integer of {dtype}", "use `torch.int32`")
         return self.numeric(node)
-
-    def whole(self, how: str, node: Node) -> Node:
-        """A real number as an integer."""
-        if how not in TABLE:
-            hint = "use `//` on integers, or index a table of the results"
-            self.missing("a real number that becomes an integer", hint)
-        return self.call(how, node)
 
     # Operators ------------------------
 
@@ -237,17 +230,6 @@ class Lowering:
         return self.call("mul", node, self.number(factor))
 
     def bits(self, fn: str, *args: Node) -> Node:
-        if fn not in TABLE:
-            symbol = {
-                "bitand": "&",
-                "bitor": "|",
-                "bitxor": "^",
-                "lshift": "<<",
-                "rshift": ">>",
-                "invert": "~",
-            }[fn]
-            hint = "use `//` and `%` with powers of two, or index a table"
-            self.missing(f"`{symbol}` on integers", hint)
         return self.call(fn, *map(self.numeric, args))
 
     def _bitand(self, a: Node, b: Node) -> Node:
@@ -308,9 +290,7 @@ class Lowering:
         return a if a.type.integral else self.call("floor", self.numeric(a))
 
     def _ceil(self, a: Node) -> Node:
-        if a.type.integral:
-            return a
-        return self.call("neg", self.call("floor", self.call("neg", a)))
+        return a if a.type.integral else self.call("ceil", self.numeric(a))
 
     def _trunc(self, a: Node) -> Node:
         if a.type.integral:
@@ -365,38 +345,21 @@ class Lowering:
     def _log10(self, a: Node) -> Node:
         return self.scaled(self.call("log2", self.numeric(a)), math.log10(2))
 
-    def _log1p(self, a: Node) -> Node:
-        return (
-            self.call("log1p", a)
-            if "log1p" in TABLE
-            else self.call("log", self.call("add", self.number(1), a))
-        )
-
-    def _expm1(self, a: Node) -> Node:
-        return (
-            self.call("expm1", a)
-            if "expm1" in TABLE
-            else self.call("sub", self.call("exp", a), self.number(1))
-        )
-
     def _softplus(self, a: Node) -> Node:
         a = self.real(a)
-        low = self.call(
-            "log", self.call("add", self.number(1), self.call("exp", self.call("min", a, self.number(20.0))))
-        )
+        low = self.call("log1p", self.call("exp", self.call("min", a, self.number(20.0))))
         return self.call("where", self.call("gt", a, self.number(20.0)), a, low)
 
     def _logsigmoid(self, a: Node) -> Node:
         a = self.real(a)
         tail = self.call("exp", self.call("neg", self.call("abs", a)))
-        rest = self.call("log", self.call("add", self.number(1), tail))
-        return self.call("sub", self.call("min", a, self.number(0)), rest)
+        return self.call("sub", self.call("min", a, self.number(0)), self.call("log1p", tail))
 
     def _softsign(self, a: Node) -> Node:
         return self.call("div", a, self.call("add", self.number(1), self.call("abs", a)))
 
     def _elu(self, a: Node, alpha: Node) -> Node:
-        low = self.call("mul", alpha, self._expm1(self.call("min", a, self.number(0))))
+        low = self.call("mul", alpha, self.call("expm1", self.call("min", a, self.number(0))))
         return self.call("where", self.call("gt", a, self.number(0)), a, low)
 
     def _leaky_relu(self, a: Node, slope: Node) -> Node:

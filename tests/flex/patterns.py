@@ -559,3 +559,142 @@ def interpolated(score, b, h, q_idx, kv_idx):
 
 def exact_gelu(score, b, h, q_idx, kv_idx):
     return F.gelu(score) + torch.erf(score / 3) + torch.expm1(-score.abs())
+
+
+# --- as in the tests of FlexAttention, and in transformers ------------------------
+
+stacked_bias = torch.randn(4, 2, HEADS, LENGTH)
+stacked_heads = torch.randn(2, HEADS, 4, LENGTH)
+which = torch.tensor(1)
+addend = torch.ones((), dtype=torch.int32)
+batch_scale = torch.randn(2)
+key_scale = torch.randn(LENGTH)
+first_half = torch.zeros(LENGTH, dtype=torch.bool)
+first_half[: LENGTH // 2] = True
+prefix_by_batch = torch.tensor([7, 20], dtype=torch.int32)
+offsets_of_documents = torch.tensor([0, 20, 50, LENGTH], dtype=torch.int32)
+shifts = torch.tensor([1, 0])
+lower = torch.ones(2, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
+relative_table = torch.randn(2 * LENGTH)
+ADDS = True
+
+
+def chained_indices(score, b, h, q_idx, kv_idx):
+    return score + stacked_bias[0][b, h][q_idx] * batch_scale[b]
+
+
+def index_of_a_tensor(score, b, h, q_idx, kv_idx):
+    return score + stacked_heads[b][h][which, q_idx] + stacked_heads[b, h, 0, q_idx]
+
+
+def captured_number(score, b, h, q_idx, kv_idx):
+    if ADDS:
+        return score + addend
+    return score * addend
+
+
+def even_keys(score, b, h, q, kv):
+    return torch.where(kv % 2 == 0, score, float("-inf"))
+
+
+def all_dimensions(score, batch, head, token_q, token_kv):
+    score = score + key_scale[token_kv]
+    score = score + batch_scale[batch]
+    score = score + slopes[head]
+    return score
+
+
+def halves(score, b, h, q, kv):
+    return torch.where(first_half[q] == first_half[kv], score, float("-inf"))
+
+
+def cross(score, b, h, q, kv):
+    def place(index):
+        return index / SIDE, index % SIDE
+
+    (q_x, q_y), (kv_x, kv_y) = place(q), place(kv)
+    near = ((q_x - kv_x).abs() <= 3) | ((q_y - kv_y).abs() <= 3)
+    return torch.where(near, score, float("-inf"))
+
+
+def quotient(score, b, h, q, kv):
+    return score - q // (1 + kv)
+
+
+def bidirectional_part(score, b, h, q, kv):
+    length = prefix_by_batch[b]
+    inside = (q <= length) & (kv <= length)
+    return torch.where(inside | (q >= kv), score, -float("inf"))
+
+
+def nested(inner, offsets, ids):
+    def mod(qk, b, h, q, kv):
+        return inner(qk, b, h, q - offsets[ids[q]], kv - offsets[ids[kv]])
+
+    return mod
+
+
+def capped_by_length(inner):
+    def mod(qk, b, h, q, kv):
+        return torch.where(qk <= lengths[b], inner(qk, b, h, q, kv), -float("inf"))
+
+    return mod
+
+
+def of_first_head(b, h, q_idx, kv_idx):
+    zero = h.new_zeros(h.shape)
+    return lower[b, zero, q_idx, kv_idx]
+
+
+def added_mask(score, b, h, q_idx, kv_idx):
+    return score + lower[b, h.new_zeros(h.shape), q_idx, kv_idx]
+
+
+def by_difference(score, b, h, q, kv):
+    return score + relative_table[(q - kv) + LENGTH]
+
+
+def symmetric(score, b, h, q, kv):
+    return score + key_scale[q] + key_scale[kv] * key_scale[torch.minimum(q, kv)]
+
+
+def indirect(score, b, h, q, kv):
+    return score + key_scale[order[q]]
+
+
+def two_sines(score, b, h, m, n):
+    cosine, sine = torch.cos(score), torch.sin(score)
+    return cosine * sine + torch.tan(b)
+
+
+def shifted_by_batch(b, h, q, kv):
+    return q + (shifts[b] * 16) >= kv
+
+
+def blockwise(block_sequence_ids):
+    def inner_mask(batch_idx: int, head_idx: int, q_idx: int, kv_idx: int) -> bool:
+        q_group = block_sequence_ids[batch_idx, q_idx]
+        kv_group = block_sequence_ids[batch_idx, kv_idx]
+        return (q_group == kv_group) & (q_group >= 0)
+
+    return inner_mask
+
+
+def padding_mask_function(padding_mask: torch.Tensor):
+    def inner_mask(batch_idx, head_idx, q_idx, kv_idx) -> bool:
+        return padding_mask[batch_idx, kv_idx]
+
+    return inner_mask
+
+
+def always(batch_idx: int, head_idx: int, q_idx: int, kv_idx: int) -> bool:
+    return q_idx >= 0
+
+
+def paged(inner, table, size):
+    def mask(b, h, q_idx, physical):
+        logical = table[b, physical // size]
+        index = logical * size + physical % size
+        return torch.where(logical >= 0, inner(b, h, q_idx, index), False)
+
+    return mask

@@ -67,9 +67,20 @@ def live_patterns(in_float64: None) -> Any:
     return module
 
 
+NAMED: dict[str, torch.Tensor] = {}
+"""The tensors that EXPRs name by `:=`."""
+
+
 def given() -> dict[str, torch.Tensor]:
     """The tensors that EXPRs name, and no source defines."""
-    return {"DOC": torch.arange(64) // 9, "LEFT": torch.tensor([2, 3])}
+    grouped = torch.arange(128).reshape(2, 64) // 11 % 5 - 1
+    known = {
+        "DOC": torch.arange(64) // 9,
+        "LEFT": torch.tensor([2, 3]),
+        "GROUPS": grouped,
+        "KEPT": grouped > 0,
+    }
+    return known | NAMED
 
 
 def pairs() -> dict[str, torch.Tensor]:
@@ -126,7 +137,10 @@ def same(value: torch.Tensor, want: torch.Tensor, bound: float = 1e-9) -> None:
 
 
 def ran(text: str, module: ModuleType) -> Any:
-    return eval(text, dict(vars(module)) | given())
+    scope = dict(vars(module)) | given()
+    function = eval(text, scope)
+    NAMED.update({name: scope[name] for name in {*scope} - {*vars(module)} if name != "__builtins__"})
+    return function
 
 
 @pytest.mark.parametrize(("field", "text"), ALL)
