@@ -134,6 +134,8 @@ class Evaluator:
         if isinstance(value, Tensor):
             hint = "decide with numbers of the source"
             Place(source, node).refuse("data-dependent", "a branch depends on what a tensor holds", hint)
+        if isinstance(value, Method):
+            value = Unknown(Place(source, node), f"`.{value.name}`")
         if isinstance(value, Unknown):
             self.untold(value)
         return (

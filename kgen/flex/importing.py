@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import Diagnostic, KgenError, escaped
+from kgen.expr.built import MAX_NODES
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads
 from kgen.flex import modules
 from kgen.flex.evaluating import Evaluator, signature
@@ -215,9 +216,9 @@ def _rooted(lowering: Lowering, field_: str, term: Term) -> Node:
         term.place.refuse(
             "wrong-type", "a score_mod gives a truth value", "give a number, with `torch.where`"
         )
-    if size(node) > 2000:
+    if size(node) > MAX_NODES:
         hint = "use fewer operations, or put numbers into a tensor"
-        term.place.refuse("too-large", "the expression has more than 2000 terms", hint)
+        term.place.refuse("too-large", f"the expression has more than {MAX_NODES} terms", hint)
     return node
 
 

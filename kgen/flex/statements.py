@@ -51,6 +51,9 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
             assign(ev, node.target, ev.expression(given, frame, place.source), frame, place.source)
         case ast.AugAssign(target=ast.Name() as target):
             old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, place.source)
+            if isinstance(old, Term) and sum(value is old for value in frame.names.values()) > 1:
+                hint = f"write `{target.id} = {target.id} ...`, which makes a new value"
+                place.refuse("not-in-language", "a value that has two names is changed in place", hint)
             new = ev.expression(node.value, frame, place.source)
             value = ev.operate(ev.binary(node.op), (old, new), place)
             assign(ev, node.target, value, frame, place.source)

@@ -16,26 +16,26 @@ INDICES = ("b", "h", "q_idx", "kv_idx", "score", "inf")
 
 
 def size(node: Node) -> int:
-    """How many terms a tree has with its shared parts written out as often as kernels print them."""
+    """How many terms a tree has with its shared parts written out as often as kernels print them; no more is counted
+    than a spec may have."""
+    return _sizes(node)[node]
+
+
+def _sizes(node: Node) -> dict[Node, int]:
     sizes: dict[Node, int] = {}
     for part in distinct(node):
         times = times_printed(part.fn) if isinstance(part, Call) else (1,) * len(children(part))
         inner = zip(children(part), (*times, *(1,) * len(children(part))), strict=False)
-        sizes[part] = 1 + sum(n * sizes[child] for child, n in inner)
-        if sizes[part] > MAX_NODES:
-            return sizes[part]
-    return sizes[node]
+        sizes[part] = min(1 + sum(n * sizes[child] for child, n in inner), MAX_NODES + 1)
+    return sizes
 
 
 def written(node: Node, labels: Mapping[Node, str], taken: Collection[str]) -> str:
     """The text of a tree: its value in the last line, and the names of its parts before."""
-    uses = Counter(child for part in distinct(node) for child in set(children(part)))
-    for part in distinct(node):
-        for child in children(part):
-            if children(part).count(child) > 1:
-                uses[child] += 1
+    uses = Counter(child for part in distinct(node) for child in children(part))
+    sizes = _sizes(node)
     shared = [
-        p for p in distinct(node) if _named(p) and p != node and uses[p] > 1 and (p in labels or size(p) > 4)
+        p for p in distinct(node) if _named(p) and p != node and uses[p] > 1 and (p in labels or sizes[p] > 4)
     ]
     lines, last = _lines(node, shared, labels, taken)
     if len(last) > WIDTH:

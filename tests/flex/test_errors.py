@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -223,6 +224,20 @@ WHOLE = {
         "mods.py:7:12",
         "in place",
     ),
+    "two names": (
+        "def mod(s, b, h, q, k):\n    t = s\n    s += 1\n    return t\n",
+        ["--score", "mod"],
+        "not-in-language",
+        "mods.py:8:5",
+        "in place",
+    ),
+    "attribute": (
+        BIAS + "def make(t):\n    if t.is_cuda:\n        return None\n    return lambda b, h, q, k: q > k\n",
+        ["--mask", "make(bias)"],
+        "not-known",
+        "mods.py:8:8",
+        "`.is_cuda`",
+    ),
     "elements": (
         BIAS + "def mod(s, b, h, q, k):\n    bias[0, 0] = 1\n    return s\n",
         ["--score", "mod"],
@@ -356,3 +371,15 @@ def test_a_package_above_the_folder(folder: Path) -> None:
     with pytest.raises(SystemExit) as caught:
         app(["import", "mods.py", "--mask", "causal"], prog_name="kgen")
     assert caught.value.code == 0
+
+
+def test_a_long_mod_ends_soon(folder: Path) -> None:
+    """Many small terms: the work does not grow with their square."""
+    text = "def mod(b, h, q, k):\n" + "".join(f"    x{i} = (q + {i}) % 7 == k\n" for i in range(120))
+    (folder / "mods.py").write_text(
+        text + f"    return {' | '.join(f'(x{i} & x{i + 1})' for i in range(60))}\n"
+    )
+    begin = time.process_time()
+    with pytest.raises(SystemExit):
+        app(["import", "mods.py", "--mask", "mod", "--name", "long"], prog_name="kgen")
+    assert time.process_time() - begin < 4
