@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from table import MASKS, SCORES
 
 from kgen.flex import spec as live_spec
 from kgen.flex.flexcode import flex_code
@@ -23,8 +24,6 @@ from kgen.spec.load import Loaded, loads
 from kgen.verify.evaluate import evaluate
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from table import MASKS, SCORES  # noqa: E402
 
 SIZES = {"B": 2, "HQ": 4, "HKV": 4, "SQ": 64, "SK": 64}
 PAIRS = 120
