@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -14,6 +15,14 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import checked_path, write_new
 
 SPECS = Path("specs")
+
+
+class Dtype(str, Enum):
+    """Of q, k, v and the output."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP32 = "fp32"
 
 
 @verb("import")
@@ -33,9 +42,7 @@ def import_(
     ] = None,
     head_dim: Annotated[int, typer.Option("--head-dim", min=1, max=1024, help="Elements per head.")] = 128,
     gqa: Annotated[str, typer.Option("--gqa", help="Query heads for each key-value head, or `any`.")] = "1",
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="Of q, k, v and the output: bf16, fp16, fp32.")
-    ] = "bf16",
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Of q, k, v and the output.")] = Dtype.BF16,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = SPECS,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a spec that is there.")] = False,
     form: Form = Format.TEXT,
@@ -45,7 +52,8 @@ def import_(
     from kgen.flex.writing import settled
 
     checked_path(Path(source))
-    spec = imported(source, {"score_mod": score, "mask_mod": mask}, Options(name, head_dim, _gqa(gqa), dtype))
+    options = Options(name, head_dim, _gqa(gqa), dtype.value)
+    spec = imported(source, {"score_mod": score, "mask_mod": mask}, options)
     path = output / f"{spec.name}.yaml"
     text, loaded = settled(spec, path.as_posix())
     write_new(path, text, force=force)

@@ -151,6 +151,8 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
         said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
         spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
+    for field_, (function, place) in mods.items():
+        spec.places[field_] = function.place if isinstance(function, Function) else place
     spec.labels.update(lowering.labels)
     spec.notes += [*ev.notes, *lowering.notes]
     return spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -13,6 +13,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 from kgen.diagnostics import KgenError, escaped
 from kgen.expr.nodes import Node, Read, transform
+from kgen.flex.source import Place
 from kgen.flex.text import written
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
@@ -35,6 +36,8 @@ class Spec:
     buffers: dict[str, tuple[Shape, str, bool, str]] = field(default_factory=dict)
     labels: dict[Node, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    """Where each mod is defined."""
 
     def renamed(self, old: str, new: str) -> Spec:
         """The same with another name for one buffer."""
@@ -48,9 +51,7 @@ class Spec:
         notes = [*self.notes, f"{new} is {old} of the source, a name that kernels have themselves"]
         trees = {f: transform(tree, rename) for f, tree in self.trees.items()}
         labels = {transform(node, rename): label for node, label in self.labels.items()}
-        return Spec(
-            self.name, self.origin, self.dtype, self.head_dim, self.gqa, trees, buffers, labels, notes
-        )
+        return replace(self, trees=trees, buffers=buffers, labels=labels, notes=notes)
 
     def text(self) -> str:
         """The YAML."""
@@ -95,10 +96,20 @@ def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
         except KgenError as error:
             taken = _taken(error, spec)
             if not taken:
+                _at_the_source(error, spec, text)
                 raise
             for name in taken:
                 spec = spec.renamed(name, _other(name, spec))
     raise AssertionError("names do not settle")
+
+
+def _at_the_source(error: KgenError, spec: Spec, text: str) -> None:
+    """Raise what is wrong with an expression at the mod that it comes from: the spec is not written."""
+    lines = text.split("\n")
+    for d in error.diagnostics:
+        above = [f for f in spec.places for line in lines[: d.line or 0] if line.startswith(f"{f}:")]
+        if above:
+            spec.places[above[-1]].refuse(d.code, d.message, d.hint or "write it in another way")
 
 
 def _taken(error: KgenError, spec: Spec) -> list[str]:

@@ -261,6 +261,20 @@ WHOLE = {
         "--name:1:1",
         "lower_snake_case",
     ),
+    "zero division": (
+        "def mod(b, h, q, k):\n    return q // (h - h) > k\n",
+        ["--mask", "mod"],
+        "zero-division",
+        "mods.py:6:1",
+        "the divisor is always zero",
+    ),
+    "too deep": (
+        "def mod(b, h, q, k):\n    x = q\n    for i in range(90):\n        x = (x ^ i) + 1\n    return x > k\n",
+        ["--mask", "mod"],
+        "too-deep",
+        "mods.py:9:13",
+        "nests more than",
+    ),
     "wide characters": (
         "def mod(b, h, q, k):\n    ä = 'äöü'; return missing\n",
         ["--mask", "mod"],
@@ -301,7 +315,6 @@ def test_message(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) ->
         (["no.such.module", "--mask", "x"], "no-source"),
         (["mods.py"], "usage"),
         (["mods.py", "--mask", "causal", "--gqa", "some"], "usage"),
-        (["mods.py", "--mask", "causal", "--dtype", "fp64"], "bad-value"),
     ],
 )
 def test_usage(arguments: list[str], code: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -383,3 +396,15 @@ def test_a_long_mod_ends_soon(folder: Path) -> None:
     with pytest.raises(SystemExit):
         app(["import", "mods.py", "--mask", "mod", "--name", "long"], prog_name="kgen")
     assert time.process_time() - begin < 4
+
+
+@pytest.mark.parametrize(("gqa", "shape"), [("1", "8"), ("4", "HKV"), ("any", "8")])
+def test_heads_that_share_keys(gqa: str, shape: str, folder: Path) -> None:
+    """`h // 4` is a key-value head where four queries share one."""
+    (folder / "mods.py").write_text(
+        "import torch\nt = torch.zeros(8)\ndef mod(s, b, h, q, k):\n    return s + t[h // 4]\n"
+    )
+    with pytest.raises(SystemExit) as caught:
+        app(["import", "mods.py", "--score", "mod", "--name", "shared", "--gqa", gqa], prog_name="kgen")
+    assert caught.value.code == 0
+    assert f"t: {{shape: [{shape}], dtype: fp32}}" in (folder / "specs/shared.yaml").read_text()
