@@ -131,9 +131,7 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
     terms: dict[str, Term] = {}
     for field_, (function, place) in mods.items():
         with reading(place):
-            term = _inlined(ev, field_, function, place)
-        if term is not None:
-            terms[field_] = term
+            terms[field_] = _inlined(ev, field_, function, place)
     wanted = {term: Type.FLOAT if f == "score_mod" else Type.BOOL for f, term in terms.items()}
     dtypes = infer(wanted)
     found = _tensors(terms.values())
@@ -158,10 +156,8 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
     return spec
 
 
-def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term | None:
-    """What a mod computes for a pair; None for no mod at all."""
-    if function is None:
-        return None
+def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
+    """What a mod computes for a pair."""
     names = MODS[field_]
     if not is_callable(function):
         place.refuse(

@@ -146,7 +146,7 @@ def _buffer(buffers: Any, name: str, shape: Shape, dtype: str, grad: bool, said:
     one.fa.set_flow_style()
     buffers[name] = one
     if said:
-        buffers.yaml_add_eol_comment(_comment(said), name)
+        buffers.yaml_set_comment_before_after_key(name, before=_comment(said), indent=2)
 
 
 def _flow(items: list[Any]) -> Any:

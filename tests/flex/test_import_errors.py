@@ -161,6 +161,13 @@ WHOLE = {
         "mods.py:6:1",
         "returns None",
     ),
+    "no function": (
+        "def make():\n    return None, 1\n",
+        ["--score", "make()[0]"],
+        "bad-call",
+        "--score:1:1",
+        "a score_mod is a function, this is None",
+    ),
     "whole tensor": (
         BIAS + "def mod(s, b, h, q, k):\n    return s + bias[q]\n",
         ["--score", "mod"],
