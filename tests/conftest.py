@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import hashlib
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,51 +14,7 @@ from standin import TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[1]
 STANDIN = Path(__file__).with_name("standin.py")
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="the tests marked `thorough`, too")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Continuous integration runs a fixed sample; what is marked `thorough` waits for `scripts/test --all`."""
-    if config.getoption("--all"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-
-
-VERDICTS = Path(__file__).with_name("verdicts.json")
-"""What `scripts/test --all` found right: the hash of what a test ran, by test."""
-
-
-@pytest.fixture
-def verdict(request: pytest.FixtureRequest) -> Callable[[str], contextlib.AbstractContextManager[bool]]:
-    """`with verdict(text) as due`, for a test that takes too long for every change: whether it has to run.
-
-    It does with `--all`, which records that it was right with this text. Otherwise that has to be on record.
-    """
-
-    @contextlib.contextmanager
-    def of(text: str) -> Iterator[bool]:
-        name, digest = request.node.nodeid.partition("::")[2], hashlib.sha256(text.encode()).hexdigest()
-        if not request.config.getoption("--all"):
-            known = json.loads(VERDICTS.read_text()).get(name)
-            assert known == digest, (
-                "what this test runs has changed: run `scripts/test --all`, commit tests/verdicts.json"
-            )
-            yield False
-            return
-        yield True
-        with open(VERDICTS, "r+", encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            found = json.load(file) | {name: digest}
-            file.seek(0)
-            file.write(json.dumps(found, indent=1, sort_keys=True) + "\n")
-            file.truncate()
-
-    return of
+pytest_plugins = ["verdicts", "pytester"]
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def test_a_new_function_is_right(copy: Copy) -> None:
     copy.kgen("verify", "softened.yaml", "--device", "cpu", "--quick", "--no-record")
     shutil.copytree(ROOT / "tests", copy.root / "tests")
     shutil.copy(ROOT / "pyproject.toml", copy.root)
-    chosen = ("tests/test_functions.py", "-k", "softplus or spelling", "-p", "no:cacheprovider")
+    chosen = ("tests/expr/test_functions.py", "-k", "softplus or spelling", "-p", "no:cacheprovider")
     run = copy.python("-m", "pytest", "-q", "-n", "0", *chosen)
     assert run.returncode == 0, run.stdout[-3000:]
 

@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ def signatures(text: str) -> Iterator[str]:
                 yield f"operator {ast.literal_eval(decorator.args[0])}"
 
 
+@cache
 def found() -> dict[str, list[str]]:
     return {f"{path.parent.name}/{path.name}": list(signatures(path.read_text())) for path in FILES}
 

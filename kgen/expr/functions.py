@@ -2,8 +2,8 @@
 
 A row says how the function is typed, what its derivative is, how the float64 reference evaluates it, what it is for
 one number, where it is finite, and how each target spells it. Adding a function to kgen is adding a row here: parser,
-passes, reference and printers read the table and nothing else. `tests/test_functions.py` checks every row against
-finite differences and against each target, `tests/test_recipes.py` that a new row is all that it takes.
+passes, reference and printers read the table and nothing else. `tests/expr/test_functions.py` checks every row
+against finite differences and against each target, `tests/test_recipes.py` that a new row is all that it takes.
 
 Two conventions keep the rows short:
 

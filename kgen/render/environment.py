@@ -1,6 +1,6 @@
 """The jinja environment, and where templates are found.
 
-Templates make no decisions: what they print is prepared in Python (`tests/test_templates.py` holds that).
+Templates make no decisions: what they print is prepared in Python (`tests/render/test_templates.py` holds that).
 An expression with a line to itself stands for lines of code: each is set in as the expression is, and of none nothing
 is left, not even a blank line. What an `include` brings is set in as the include is.
 """

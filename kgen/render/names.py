@@ -1,15 +1,20 @@
 """Refuses a name of a spec that would mean something else too in an emitted file.
 
 Kernels and launchers have names of their own, and make others of the spec's: `slopes` gives `slopes_ptr`,
-`stride_slopes_0`, `d_slopes`. A list of those that clash would have to follow every template. In place of it, the
-files are rendered a second time with names that nothing else can have. Where two names have become one, a function
-of the first files has fewer names than the same function of the second.
+`stride_slopes_0`, `d_slopes`. A list of those that clash would have to follow every template. In place of it, this
+is a check of finished files. They are rendered a second time with names that nothing else can have, and Python says
+which names each scope of them has. Where two would be one under the spec's own names, they are rendered with those
+two as they are: they clash if the scope has one name less. What is emitted never follows from it.
+
+Files of another language are read by nobody: their names give way to the spec's, or are `reserved` (`Source`).
 """
 
 from __future__ import annotations
 
+import ast
+import symtable
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,19 +23,36 @@ from kgen.expr.nodes import Node, Read, Var, transform
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
+    from kgen.targets import Source
 
 SECTIONS = ("buffers", "params")
 
-_BLANKS = str.maketrans(dict.fromkeys("()[]{}<>,:;+-*/%&|^~!?@\\\t\n", " ") | {".": " .", "=": "= "})
-"""What stands between words. An attribute keeps its point, and an argument's name in a call its sign: `x.dtype`,
-`dtype=`."""
+
+def clashes(
+    loaded: Loaded, sources: Mapping[str, Source], rendered: Callable[[Loaded], Mapping[str, str]]
+) -> list[Diagnostic]:
+    """What to say of the names of a spec that are other names too in its files; `rendered` gives those of Python."""
+    others = rendered(apart(loaded))
+    suspects = {
+        file: {group for scope in _scopes(text) for group in _alike(scope)} for file, text in others.items()
+    }
+    names = _names(loaded)
+    found: dict[int, str] = {}
+    for file in (f for f, source in sources.items() if loaded.spec.name in source.reserved):
+        found.setdefault(names.index(loaded.spec.name), file)
+    for group in sorted(set().union(*suspects.values()), key=sorted):
+        files = rendered(apart(loaded, but=group))
+        for file in (f for f in files if group in suspects[f] and _fewer(files[f], others[f])):
+            found.setdefault(max(group), file)
+    return [_diagnostic(loaded, names[number], file) for number, file in sorted(found.items())]
 
 
-def apart(loaded: Loaded) -> Loaded:
+def apart(loaded: Loaded, but: Collection[int] = ()) -> Loaded:
     """The spec with names that nobody has: those of specs and templates have single underscores. Each has a number of
-    its own, or `dx` would be what is made of `x` here, too."""
+    its own, or `dx` would be what is made of `x` here, too. Those whose numbers are in `but` stay as they are."""
     spec = loaded.spec
-    other = {name: f"{name}__{number}z" for number, name in enumerate(_names(loaded))}
+    names = enumerate(_names(loaded))
+    other = {name: name if number in but else f"{name}__{number}z" for number, name in names}
 
     def rename(node: Node) -> Node:
         if isinstance(node, Var):
@@ -49,95 +71,81 @@ def apart(loaded: Loaded) -> Loaded:
     return replace(loaded, spec=spec.model_copy(update=fields), trees=trees)
 
 
-def clashes(
-    loaded: Loaded, files: Mapping[str, str], others: Mapping[str, str], marks: Mapping[str, str]
-) -> list[Diagnostic]:
-    """What to say of the names of a spec that are other names too in its `files`; `others` are those of `apart`, and
-    `marks` say what begins a comment in each."""
-    found: dict[int, str] = {}
-    for file in files:
-        scopes = zip(*(_scopes(marks[file], texts[file]) for texts in (files, others)), strict=True)
-        for number in (n for scope, other in scopes if len(scope) < len(other) for n in _joined(other)):
-            found.setdefault(number, file)
-    names = _names(loaded)
-    return [_diagnostic(loaded, names[number], file) for number, file in sorted(found.items())]
-
-
 def _names(loaded: Loaded) -> list[str]:
     return [loaded.spec.name, *(n for section in SECTIONS for n in getattr(loaded.spec, section, ()))]
 
 
-def _scopes(mark: str, text: str) -> Iterator[set[str]]:
-    """The names of each definition of a file, and those that the file defines."""
-    scope, defined = set[str](), set[str]()
-    for line in _silent(mark, text):
-        top = line[:1].isalpha() or line[:1] == "_"
-        if mark == "#" and (top or line[:1] == "@"):
-            yield scope
-            scope = set()
-        words = _words(line)
-        scope |= words
-        if top:
-            defined |= {_defined(line)} - {""} or words
-        if mark == "//" and line[:1] == "}":
-            yield scope
-            scope = set()
-    yield scope
-    yield defined
-
-
-def _silent(mark: str, text: str) -> Iterator[str]:
-    """Lines without comments and strings; a name in the braces of an f-string stands outside of it too."""
-    if mark == "#":
-        text = '""'.join(text.split('"""')[::2])
-    else:
-        first, *rest = text.split("/*")
-        text = first + "".join(part.partition("*/")[2] for part in rest)
-    for line in text.split("\n"):
-        spoken = '""'.join(line.replace('\\"', "").split('"')[::2])
-        yield spoken.partition(mark)[0]
-
-
-def _words(line: str) -> set[str]:
-    """The names in a line. Variables of a comprehension are no others', whatever they are called."""
-    words = {word for word in line.translate(_BLANKS).split() if word.isidentifier()}
-    before, _, rest = line.rpartition(" for ")
-    if not before.strip() or " in " not in rest:
-        return words
-    own = {name.strip() for name in rest.partition(" in ")[0].split(",")}
-    return {f"{word}_own" if word in own else word for word in words}
-
-
-def _defined(line: str) -> str:
-    """What a line at the left edge gives a meaning to: the last word ahead of the first bracket or sign."""
-    at = next((at for at, c in enumerate(line) if c in "(={:;["), 0)
-    return (line[:at].translate(_BLANKS).split() or [""])[-1]
-
-
-def _joined(scope: set[str]) -> Iterator[int]:
-    """The numbers of the names that make two names of a scope one; of two of the spec's, the later."""
-    written = defaultdict(list)
-    for word in scope:
-        name, numbers = _numbered(word)
-        written[name].append(numbers)
-    for several in written.values():
-        if len(several) > 1:
-            yield max(n for numbers in several for n in numbers)
-
-
-def _numbered(word: str) -> tuple[str, list[int]]:
-    """A name as the spec's author would have it, and the numbers of `apart` in it."""
-    name, *parts = word.split("__")
-    numbers = list[int]()
+def _as_written(word: str) -> tuple[str, frozenset[int]]:
+    """What a name is under the spec's own names, and the numbers of those that it is made of."""
+    start, *parts = word.split("__")
+    numbers = set()
     for part in parts:
-        behind = part.lstrip("0123456789")
-        digits = part.removesuffix(behind)
-        if digits and behind[:1] in ("z", "Z"):
-            numbers.append(int(digits))
-            name += behind[1:]
+        number, _, rest = part.lower().partition("z")
+        if number.isdecimal():
+            numbers.add(int(number))
+            start += part[len(part) - len(rest) :]
         else:
-            name += f"__{part}"
-    return name, numbers
+            start += f"__{part}"
+    return start, frozenset(numbers)
+
+
+def _alike(scope: set[str]) -> Iterator[frozenset[int]]:
+    """The numbers of the spec's names that make two names of a scope one."""
+    written = defaultdict(list)
+    for word in (word for word in scope if "__" in word):
+        name, numbers = _as_written(word)
+        if numbers:
+            written[name].append(numbers)
+    for name, found in written.items():
+        if len(found) > 1 or name in scope:
+            yield frozenset().union(*found)
+
+
+def _fewer(text: str, other: str) -> bool:
+    """Whether a scope of a file has fewer names than the same scope of the other."""
+    scopes = (list(_scopes(_with_own_variables(file))) for file in (other, text))
+    others = next(scopes)
+    try:
+        return any(len(scope) < len(other) for scope, other in zip(next(scopes), others, strict=True))
+    except SyntaxError:  # Two arguments of one name.
+        return True
+
+
+class _Comprehensions(ast.NodeTransformer):
+    """Renames their variables: they are no others', though since Python 3.12 they have no scope of their own."""
+
+    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
+        self.generic_visit(node)
+        targets = [name for part in node.generators for name in ast.walk(part.target)]
+        own = {name.id for name in targets if isinstance(name, ast.Name)}
+        outside = set(ast.walk(node.generators[0].iter))
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name) and name.id in own and name not in outside:
+                name.id += "_own"
+        return node
+
+    visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_ListComp  # type: ignore[assignment]
+
+
+def _with_own_variables(text: str) -> str:
+    return ast.unparse(_Comprehensions().visit(ast.parse(text)))
+
+
+def _scopes(text: str) -> Iterator[set[str]]:
+    """The names of each scope of a file, with those that scopes in it take from outside of them."""
+    found: list[set[str]] = []
+
+    def from_outside(table: symtable.SymbolTable) -> set[str]:
+        """What a scope does not define itself. A class defines nothing for the functions in it."""
+        within = set().union(*map(from_outside, table.get_children()))
+        own = set(table.get_identifiers())
+        found.append(own | within)
+        if isinstance(table, symtable.Function):
+            return (own | within).difference(table.get_locals())
+        return within | {name for name in own if not table.lookup(name).is_local()}
+
+    from_outside(symtable.symtable(text, "", "exec"))
+    yield from found
 
 
 def _diagnostic(loaded: Loaded, name: str, file: str) -> Diagnostic:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp
-from kgen.render.names import apart, clashes
+from kgen.render.names import clashes
 from kgen.spec.user_text import UserText
 
 if TYPE_CHECKING:
@@ -47,13 +47,16 @@ def render_spec(
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
         sources = found(loaded, targets)
-        bodies = {name: _body(env, source) for name, source in sources.items()}
-        renamed = found(apart(loaded), targets).values()
-        others = {name: _body(env, source) for name, source in zip(sources, renamed, strict=True)}
-        marks = {name: source.comment for name, source in sources.items()}
-        if wrong := clashes(loaded, bodies, others, marks):
+        files = {name: _file(env, loaded, source) for name, source in sources.items()}
+
+        def renamed(other: Loaded) -> dict[str, str]:
+            """The files of Python of the same spec with other names, by the names that the files have here."""
+            pairs = zip(sources, found(other, targets).values(), strict=True)
+            return {name: _body(env, source) for name, source in pairs if source.comment == "#"}
+
+        if wrong := clashes(loaded, sources, renamed):
             raise KgenError(wrong)
-        return {name: _file(env, loaded, source, bodies[name]) for name, source in sources.items()}
+        return files
 
 
 def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
@@ -67,12 +70,16 @@ def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Sourc
     if targets is None and (whole := package(loaded, found)):
         found.append(whole)
     for source in found:
-        stem, _, suffix = source.filename.partition(".")
-        plain = stem.isidentifier() and suffix.isalpha() and suffix.islower() and source.filename.isascii()
-        if not plain or source.filename in files:
+        if not _is_filename(source.filename) or source.filename in files:
             raise ValueError(f"{loaded.spec.name} emits a file called {source.filename!r}")
         files[source.filename] = source
     return files
+
+
+def _is_filename(name: str) -> bool:
+    """Whether it is one of a module, or of another file that may lie beside it: `triton.py`, `cuda.cu`."""
+    stem, _, kind = name.partition(".")
+    return name.isascii() and stem.isidentifier() and kind.isalpha() and kind.islower()
 
 
 def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
@@ -93,9 +100,9 @@ def _body(env: Environment, source: Source) -> str:
     return "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
 
 
-def _file(env: Environment, loaded: Loaded, source: Source, body: str) -> str:
+def _file(env: Environment, loaded: Loaded, source: Source) -> str:
     return stamp(
-        body,
+        _body(env, source),
         source.comment,
         spec=loaded.spec.name,
         spec_file=UserText(Path(loaded.path).name),

@@ -36,7 +36,7 @@ ELSEWHERE = frozenset(
         *("name", "cuda"),
     }
 )
-"""What the names mean to what runs emitted files; `kgen.render.names` sees those that stand in the files themselves."""
+"""What the names mean to what runs emitted files; `kgen.render.names` finds those that stand in files themselves."""
 
 
 def checked_name(name: str) -> str:

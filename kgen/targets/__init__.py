@@ -36,6 +36,8 @@ class Source:
     alone: dict[str, object] | None = None
     offers: tuple[str, ...] = ()
     """What there is for users beside the spec's function."""
+    reserved: frozenset[str] = frozenset()
+    """What the spec's function cannot be called. Of a file of Python that is found out."""
 
 
 def callable_files(sources: Iterable[Source]) -> list[Source]:

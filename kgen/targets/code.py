@@ -2,7 +2,8 @@
 
 A plan's expressions (`kgen/expr/nodes.py`) say what is computed. A `Code` says how a kernel has it: a name is a row or
 a column of a tile, a read is a load at an address behind a guard. What uses which name, what can be moved or left out,
-is asked of these trees. `str` of any of them is Triton; `spell` and `lines` take another language, Gluon or CUDA.
+is asked of these trees. `str` of any of them is Triton; `spell` and `lines` take another of the `LANGUAGES`. A form
+with `{tl}`, the module, is there for Triton and Gluon alone.
 """
 
 from __future__ import annotations
@@ -13,11 +14,16 @@ from functools import cache, cached_property
 from typing import Any
 
 from kgen.expr.functions import TABLE
-from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, Spelling, in_modules
+from kgen.expr.nodes import Const
+from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, UNARY, Spelling, in_modules
 
 TRITON = "triton"
 GLUON = "gluon"
 CUDA = "cuda"
+CUTE = "cute"
+TORCH = "torch"
+LANGUAGES = (*MODULES, CUDA, CUTE, TORCH)
+"""Those of kernels, and that of launchers. All but CUDA are Python."""
 
 
 class Code:
@@ -76,7 +82,7 @@ def spell(code: Code, language: str = TRITON, context: int = TERNARY) -> str:
 
 @cache
 def _spelled(form: str, binds: int, operand: int) -> Mapping[str, Spelling]:
-    forms = {**in_modules(form), CUDA: form}
+    forms = dict.fromkeys(LANGUAGES, form) | in_modules(form)
     return {language: Spelling(text, binds, operand) for language, text in forms.items()}
 
 
@@ -89,13 +95,19 @@ def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, oper
 def row(fn: str, *args: Code | str | int, fast: bool = False) -> Op:
     """A function or operator of the table."""
     of = TABLE[fn]
-    spelled = {name: (of.fast.get(name) if fast else None) or of.spelled[name] for name in (*MODULES, CUDA)}
+    spelled = {name: (of.fast.get(name) if fast else None) or of.spelled[name] for name in LANGUAGES}
     return Op(fn, tuple(a if isinstance(a, Code) else Name(str(a)) for a in args), spelled)
 
 
 def text(value: str, binds: int = ATOM) -> Op:
     """A number or another constant, as it is written."""
     return op(value.replace("{", "{{").replace("}", "}}"), fn=value, binds=binds)
+
+
+def number(node: Const) -> Op:
+    """A number as Python writes it; a negative one binds like a unary minus."""
+    written = repr(node.value)
+    return text(written, UNARY if written.startswith("-") else ATOM)
 
 
 NOTHING = text("")
@@ -138,7 +150,7 @@ def renamed(code: Code, values: Mapping[str, Code]) -> Code:
 
 
 class Statement:
-    """A statement of a kernel."""
+    """A statement of a kernel, or of a launcher."""
 
     defines: frozenset[str]
     """The names that it gives values to."""
@@ -163,7 +175,7 @@ class Statement:
 class Assign(Statement):
     """`names = values`, or `name += value`: as many values as names, or one that gives all of them.
 
-    In C++ a name that is new has a `type`.
+    C++ has one name, which is a new constant where it has a `type`; Python leaves types out.
     """
 
     names: tuple[str, ...]
@@ -199,12 +211,10 @@ class Assign(Statement):
 
     def lines(self, language: str = TRITON) -> list[str]:
         if language == CUDA:
-            return [
-                f"{f'const {self.type} ' * bool(self.type)}{self.name} {self.sign} {spell(self.value, CUDA)};"
-            ]
+            to = f"const {self.type} {self.name}" if self.type else self.name
+            return [f"{to} {self.sign} {spell(self.value, CUDA)};{_noted(self.note, CUDA)}"]
         values = ", ".join(spell(v, language) for v in self.values)
-        note = f"  # {self.note}" if self.note else ""
-        return [f"{', '.join(self.names)} {self.sign} {values}{note}"]
+        return [f"{', '.join(self.names)} {self.sign} {values}{_noted(self.note, language)}"]
 
     def map(self, change: Callable[[Code], Code]) -> Assign:
         return replace(self, values=tuple(change(v) for v in self.values))
@@ -222,7 +232,7 @@ class Run(Statement):
         return self.value.names
 
     def lines(self, language: str = TRITON) -> list[str]:
-        return [spell(self.value, language)]
+        return [spell(self.value, language) + ";" * (language == CUDA)]
 
     def map(self, change: Callable[[Code], Code]) -> Run:
         return replace(self, value=change(self.value))
@@ -230,7 +240,7 @@ class Run(Statement):
 
 @dataclass(frozen=True)
 class If(Statement):
-    """What is done where a condition holds, and elsewhere."""
+    """What is done where a condition holds, and elsewhere. C++ knows the condition when it compiles."""
 
     test: Code
     then: tuple[Statement, ...]
@@ -248,17 +258,17 @@ class If(Statement):
     def lines(self, language: str = TRITON) -> list[str]:
         if language == CUDA:
             return self._in_braces()
-        note = f"  # {self.note}" if self.note else ""
-        found = [f"if {spell(self.test, language)}:{note}", *_indented(self.then, language)]
+        head = f"if {spell(self.test, language)}:{_noted(self.note, language)}"
+        found = [head, *_indented(self.then, language)]
         return [*found, "else:", *_indented(self.other, language)] if self.other else found
 
     def _in_braces(self) -> list[str]:
-        """In C++, whose kernels branch on what is known when they are compiled."""
+        """A single statement follows its condition on the line."""
         head, then = f"if constexpr ({spell(self.test, CUDA)})", lines_of(self.then, CUDA)
-        if len(then) == 1 and not self.other:
+        if len(then) == 1 and not self.other and not self.note:
             return [f"{head} {then[0]}"]
         other = ["} else {", *_indented(self.other, CUDA)] if self.other else []
-        return [f"{head} {{", *_indented(self.then, CUDA), *other, "}"]
+        return [f"{head} {{{_noted(self.note, CUDA)}", *_indented(self.then, CUDA), *other, "}"]
 
     def map(self, change: Callable[[Code], Code]) -> If:
         test = change(self.test)
@@ -266,12 +276,17 @@ class If(Statement):
         return replace(self, test=test, then=then, other=other)
 
 
+def _noted(note: str, language: str) -> str:
+    """A comment behind a line."""
+    return f"  {'//' if language == CUDA else '#'} {note}" if note else ""
+
+
 def _indented(statements: Iterable[Statement], language: str) -> list[str]:
     return [f"    {line}" for s in statements for line in s.lines(language)]
 
 
 def assign(name: str, value: Code | str, note: str = "") -> Assign:
-    """`name = value`, and a comment."""
+    """One name gets one value; `note` is a comment behind it."""
     return Assign((name,), (value if isinstance(value, Code) else Name(value),), note=note)
 
 
@@ -402,5 +417,5 @@ def printed(value: Any, language: str = TRITON) -> Any:
 
 
 def as_type(value: Code | str, dtype: str) -> Op:
-    """A tensor in another type of Triton's."""
+    """A tensor of a kernel in another type of Triton's, or Gluon's."""
     return op(f"{{0}}.to({{tl}}.{dtype})", value, fn=f"to {dtype}", operand=ATOM)

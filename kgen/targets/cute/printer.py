@@ -1,4 +1,4 @@
-"""How CuTe DSL spells an expression of scalars: a lookup in the function table, with brackets by precedence."""
+"""How CuTe DSL has an expression of scalars: as Python has it, but that functions of reals take a Float32."""
 
 from __future__ import annotations
 
@@ -6,38 +6,26 @@ from collections.abc import Mapping
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Type, Var
-from kgen.expr.spelling import ADD, ATOM, COMPARE, MUL, UNARY
+from kgen.expr.spelling import ATOM
+from kgen.targets.code import Code, number, op, row, text
+
+INFINITY = text('float("inf")')
 
 
-def spell(node: Node, names: Mapping[str, str], context: int = 0) -> str:
-    """The text of an expression over variables; `names` says what an emitted kernel calls each.
-
-    The text is bracketed where it binds less tightly than `context`.
-    """
-    text, binds = _form(node, names)
-    return f"({text})" if binds < context else text
-
-
-def _form(node: Node, names: Mapping[str, str]) -> tuple[str, int]:
+def value(node: Node, names: Mapping[str, Code]) -> Code:
+    """An expression over variables; `names` says what an emitted kernel has for each."""
     if isinstance(node, Const):
-        text = repr(node.value)
-        return text, UNARY if text.startswith("-") else ATOM
+        return number(node)
     if isinstance(node, Var):
-        text = 'float("inf")' if node.name == "inf" else names[node.name]
-        return text, ATOM if text.isidentifier() or text.endswith(("]", ")")) else MUL
+        return INFINITY if node.name == "inf" else names[node.name]
     assert isinstance(node, Call), "reads were replaced by their values"
-    row = TABLE[node.fn]
-    spelling = row.spelled["cute"]
-    infix = spelling.binds != ATOM
-    args = [
-        # The right operand of a left-associative operator is bracketed at equal strength: a - (b - c).
-        spell(arg, names, spelling.operand + (infix and at > 0 and spelling.binds in (ADD, MUL, COMPARE)))
-        for at, arg in enumerate(node.args)
-    ]
-    if row.result is Type.FLOAT and not infix:
-        # Functions of reals take a Float32, neither integers nor Python's numbers.
-        args = [
-            f"Float32({text})" if isinstance(arg, Const) or arg.type.integral else text
-            for arg, text in zip(node.args, args, strict=True)
-        ]
-    return spelling.form.format(*args), spelling.binds
+    of = TABLE[node.fn]
+    # Operators convert by themselves; functions take neither integers nor Python's numbers.
+    converts = of.result is Type.FLOAT and of.spelled["cute"].binds == ATOM
+    return row(node.fn, *((real if converts else value)(arg, names) for arg in node.args))
+
+
+def real(node: Node, names: Mapping[str, Code]) -> Code:
+    """The same as a Float32, which a number and what is made of integers alone are not by themselves."""
+    found = value(node, names)
+    return op("Float32({0})", found) if isinstance(node, Const) or node.type.integral else found

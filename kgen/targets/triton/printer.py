@@ -13,9 +13,9 @@ from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
-from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT, UNARY
+from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
-from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, op, row, text, total
+from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number, op, row, text, total
 
 SEARCH = dedent('''
     @triton.jit
@@ -81,7 +81,7 @@ class Printer:
     def over(self, node: Node, axes: tuple[str, ...]) -> Code:
         """The value over some tile axes."""
         if isinstance(node, Const):
-            return literal(node)
+            return number(node)
         if isinstance(node, Var):
             if node.name == "inf":
                 return text('float("inf")')
@@ -194,9 +194,3 @@ def along_row(value: Code | str) -> Code:
 
 def _length(size: int | str) -> Node:
     return Const(size, Type.INT) if isinstance(size, int) else Var(size, Type.INT)
-
-
-def literal(node: Const) -> Code:
-    """A number as Python writes it; a negative one binds like a unary minus."""
-    written = repr(node.value)
-    return text(written, UNARY if written.startswith("-") else ATOM)

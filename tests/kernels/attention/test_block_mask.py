@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.block_mask import _listed, block_kinds
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
+from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
 LISTED = [ROOT / "specs" / f"{name}.yaml" for name in ("block_sparse", "natten_2d", "causal_images")]
@@ -103,10 +105,11 @@ def test_periods(text: str, expected: int | None) -> None:
 def emitted(loaded: Loaded, folder: Path, wrong: tuple[str, str] | None = None) -> Path:
     """The spec's files, with a piece of text replaced."""
     (folder / loaded.spec.name).mkdir(parents=True)
-    for name, text in render_spec(loaded).items():
-        if wrong is not None:
-            assert wrong[0] in text
-            text = text.replace(*wrong)
+    files = render_spec(loaded)
+    if wrong is not None:
+        assert any(wrong[0] in text for text in files.values())
+        files = {name: text.replace(*wrong) for name, text in files.items()}
+    for name, text in files.items():
         (folder / loaded.spec.name / name).write_text(text)
     return folder
 
@@ -125,9 +128,11 @@ CALLED = ("block-mask-reuse", "block-mask-compiled", "blocks-in-runs")
     [(path, "block-mask-lists") for path in LISTED] + [(LISTED[2], case) for case in CALLED],
     ids=lambda p: getattr(p, "stem", p),
 )
-def test_verified_in_the_interpreter(path: Path, case: str, tmp_path: Path) -> None:
+def test_verified_in_the_interpreter(path: Path, case: str, tmp_path: Path, verdict: Any) -> None:
     loaded = load(path)
-    assert not failures(loaded, emitted(loaded, tmp_path), case)
+    folder = emitted(loaded, tmp_path)
+    verdict(problem_of(loaded), folder)
+    assert not failures(loaded, folder, case)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +149,13 @@ def test_verified_in_the_interpreter(path: Path, case: str, tmp_path: Path) -> N
         ("block-mask-reuse", "block_mask.shape != ", "() != "),
     ],
 )
-def test_the_checks_see_what_is_wrong(case: str, right: str, wrong: str, tmp_path: Path) -> None:
+def test_the_checks_see_what_is_wrong(
+    case: str, right: str, wrong: str, tmp_path: Path, verdict: Any
+) -> None:
     loaded = load(ROOT / "specs/causal_images.yaml")
-    assert failures(loaded, emitted(loaded, tmp_path, (right, wrong)), case)
+    folder = emitted(loaded, tmp_path, (right, wrong))
+    verdict(problem_of(loaded), folder)
+    assert failures(loaded, folder, case)
 
 
 def test_kinds_of_blocks() -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,8 @@ from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.verify.cache import NO_PAGE, lengths
 from kgen.sizes import SHARED_MEMORY
-from kgen.spec.load import Loaded, loads
+from kgen.spec.load import Loaded, load, loads
+from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = "kernel: attention\nname: sample\ndtype: bf16\nhead_dim: 128\n"
@@ -145,11 +147,12 @@ print("fine")
 """
 
 
-def test_programs_are_shared_out(tmp_path: Path) -> None:
+def test_programs_are_shared_out(tmp_path: Path, verdict: Any) -> None:
     """Every sequence gets a program, nobody gets more than there are, and no share is much larger than another."""
     script = tmp_path / "shares.py"
     script.write_text(SHARES)
     path = ROOT / "generated" / "decode_gqa" / "triton.py"
+    verdict(problem_of(load(ROOT / "specs/decode_gqa.yaml")), path)
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(
         [sys.executable, str(script), str(path)], capture_output=True, text=True, env=environment, check=False

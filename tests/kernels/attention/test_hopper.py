@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import triton
 from apart import interpreted
 from linting import wrong_names
 from single import single
@@ -19,10 +18,8 @@ from single import single
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.inputs import Case
-from kgen.render.header import without_inputs
-from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
-from kgen.verify.compiling import compile_specs
+from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,9 +86,10 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", KERNELS)
-def test_verified(name: str, tmp_path: Path) -> None:
+def test_verified(name: str, tmp_path: Path, verdict: Any) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(single(_spec(name)))
+    verdict(_problem(name), path)
     launched, wrong = interpreted(_verify, name, path)
     assert not wrong, "\n".join(wrong)
     assert launched.keys() == {f"_{kernel}_hopper_kernel" for kernel in KERNELS[name]}
@@ -123,7 +121,7 @@ LEAKS = {
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 @pytest.mark.parametrize("leak", LEAKS)
-def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
+def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path, verdict: Any) -> None:
     """A sequence's results are the same bit for bit beside sequences and tokens that hold NaN."""
     right, wrong = LEAKS[leak]
     spec = (
@@ -133,6 +131,7 @@ def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
     assert right in text
     path = tmp_path / "varlen_causal.py"
     path.write_text(text.replace(right, wrong))
+    verdict(_problem("varlen_causal"), path)
     assert bool(interpreted(_changed_by_neighbours, path, head_dim)) == bool(leak)
 
 
@@ -146,11 +145,12 @@ def test_packed_neighbours(leak: str, head_dim: int, tmp_path: Path) -> None:
     ],
     ids=["", "begin", "end of the others", "tile"],
 )
-def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: Path) -> None:
+def test_wrong_offsets_stay_in_their_tensors(right: str, wrong: str, tmp_path: Path, verdict: Any) -> None:
     path = tmp_path / "varlen_causal.py"
     path.write_text(single(_spec("varlen_causal")))
     assert right in path.read_text()
     path.write_text(path.read_text().replace(right, wrong))
+    verdict(_problem("varlen_causal"), path)
     assert bool(interpreted(_left_its_tensors, path)) == bool(right)
 
 
@@ -243,44 +243,48 @@ EARLY = {
 }
 
 
-def test_accumulators_follow_the_maximum(tmp_path: Path) -> None:
+def test_accumulators_follow_the_maximum(tmp_path: Path, verdict: Any) -> None:
     text = single(_spec("full"))
     right = "acc = _rescaled(acc, gl.convert_layout(alpha, gl.SliceLayout(1, OUT))[:, None])"
     assert right in text
     path = tmp_path / "full.py"
     path.write_text(text.replace(right, "pass"))
+    verdict(_problem("full"), path)
     _, wrong = interpreted(_verify, "full", path)
     assert wrong
     assert all("guarded" in message for message in wrong)
 
 
-def test_documents_are_compared_where_there_are_several(tmp_path: Path) -> None:
+def test_documents_are_compared_where_there_are_several(tmp_path: Path, verdict: Any) -> None:
     text = single(_spec("document_causal"))
     right = "        if n_first_masked > 0:\n"
     assert text.count(right) == 1
     path = tmp_path / "document_causal.py"
     path.write_text(text.replace(right, "        if False:\n"))
+    verdict(_problem("document_causal"), path)
     _, wrong = interpreted(_verify, "document_causal", path)
     assert any(message.startswith("forward long") for message in wrong)
 
 
 @pytest.mark.parametrize(("name", "last"), [("decode_gqa", "forward"), ("padding", "backward")])
-def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path) -> None:
+def test_keys_past_the_end_are_cleared(name: str, last: str, tmp_path: Path, verdict: Any) -> None:
     text = single(_spec(name))
     right = "if not last_live:"
     assert text.count(right) == 1
     path = tmp_path / f"{name}.py"
     path.write_text(text.replace(right, "if False:"))
+    verdict(_problem(name), path)
     _, wrong = interpreted(_verify, name, path)
     assert {message.partition(":")[0] for message in wrong} >= {f"{last} ends", f"{last} short"}
 
 
-def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path) -> None:
+def test_what_a_block_lists_past_the_end_is_added_nowhere_else(tmp_path: Path, verdict: Any) -> None:
     text = single(_spec("causal_images"))
     right = "before = head + gl.minimum(q_start, SQ - 1) // BLOCK_M"
     assert text.count(right) == 1
     path = tmp_path / "causal_images.py"
     path.write_text(text.replace(right, "before = head + q_start // BLOCK_M"))
+    verdict(_problem("causal_images"), path)
     with pytest.raises(AssertionError, match="an address outside of the tensor"):
         interpreted(_verify, "causal_images", path)
 
@@ -307,19 +311,21 @@ def test_where_one_kernel_has_all_gradients(
     assert not module._in_one_kernel(*given)
 
 
-def test_few_keys_have_two_backward_kernels() -> None:
+def test_few_keys_have_two_backward_kernels(verdict: Any) -> None:
+    verdict(_problem("full"), single(_spec("full")))
     assert interpreted(_launched, "full", 64) == {"dq": 1, "backward": 1}
 
 
 @pytest.mark.parametrize("of", ["sum", "unaligned"])
-def test_a_gradient_that_tma_cannot_load_has_the_same_kernels(of: str) -> None:
+def test_a_gradient_that_tma_cannot_load_has_the_same_kernels(of: str, verdict: Any) -> None:
+    verdict(_problem("full_d64_fp16"), ROOT / "generated/full_d64_fp16/triton.py")
     launched, wrong = interpreted(_gradient_beside_a_dense_one, of)
     assert launched == {"dkdv": 2}
     assert not wrong
 
 
 @pytest.mark.parametrize("what", EARLY)
-def test_races_are_found(what: str, tmp_path: Path) -> None:
+def test_races_are_found(what: str, tmp_path: Path, verdict: Any) -> None:
     right, wrong = EARLY[what]
     others = {
         "halves": "full_d64_fp16",
@@ -335,6 +341,7 @@ def test_races_are_found(what: str, tmp_path: Path) -> None:
     assert right in text
     path = tmp_path / f"{name}.py"
     path.write_text(text.replace(right, wrong))
+    verdict(_problem(name), path)
     try:
         _, found = interpreted(_verify, name, path, 5e-3, 10.0, 1)
     except (RuntimeError, AssertionError) as error:
@@ -358,6 +365,10 @@ def _rendered(name: str) -> Path:
     return path
 
 
+def _problem(name: str) -> Any:
+    return problem_of(load(_spec(name)))
+
+
 def _module(path: Path) -> Any:
     """An emitted file whose kernels for Hopper run here."""
     import gluon_interpreter
@@ -379,7 +390,7 @@ def _verify(
     import gluon_interpreter
 
     from kgen.kernels.attention.verify import cases
-    from kgen.verify.families import Subject, problem_of
+    from kgen.verify.families import Subject
 
     gluon_interpreter.PAUSE, gluon_interpreter.PATIENCE = pause, patience
     module = _module(path)
@@ -388,7 +399,7 @@ def _verify(
         if isinstance(value, gluon_interpreter.Kernel) and kernel.endswith("_hopper_kernel"):
             launched[kernel] = 0
             setattr(module, kernel, _Counted(value, kernel, launched))
-    problem = problem_of(load(_spec(name)))
+    problem = _problem(name)
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     # More tiles than slots in the rings, and several tiles of queries for each program; one; rows among others.
     drawn = (
@@ -501,7 +512,7 @@ def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
 def _left_its_tensors(path: Path) -> str:
     """The first error of calls with wrong offsets, forward and backward; empty if there is none."""
     import gluon_interpreter
-    from test_offsets import OFFSETS, TOKENS
+    from offsets import OFFSETS, TOKENS
 
     gluon_interpreter.PATIENCE = 5.0
     function = _module(path).varlen_causal
@@ -617,39 +628,6 @@ def test_where_the_maximum_is_not_followed(change: tuple[str, str], bounded: boo
     emitted = single(path)
     forward = emitted[emitted.index("def _hopper_softmax(") : emitted.index("def _hopper_tiles(")]
     assert ("m_new" not in forward) == bounded
-
-
-@pytest.mark.parametrize(
-    ("name", "kernels", "without"),
-    [
-        ("causal", FUSED, {"dq"}),
-        ("causal_d64", KERNELS["causal_d64"], {"dkdv"}),
-        ("softcap_fast", FUSED, {"dq"}),
-        ("broad_full", ALL, set()),
-        ("mla_prefill", ALL, {"dkdv"}),
-    ],
-)
-def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path: Path, verdict: Any) -> None:
-    """Bytes a thread of all partitions; they lie outside of the innermost loops, or are few there."""
-    spec = _spec(name)
-    (tmp_path / name).mkdir()
-    emitted = render_spec(load(spec))
-    bodies = [without_inputs(text.encode()).decode() for text in emitted.values()]
-    with verdict("\n".join([triton.__version__, *bodies])) as due:
-        if due:
-            _spills_little(spec, emitted, kernels, without, tmp_path)
-
-
-def _spills_little(
-    spec: Path, emitted: dict[str, str], kernels: set[str], without: set[str], tmp_path: Path
-) -> None:
-    for file, text in emitted.items():
-        (tmp_path / spec.stem / file).write_text(text)
-    rows = compile_specs([load(spec)], tmp_path, ["sm_90"], targets=["triton"])
-    spills = {row["kernel"]: row["spills"] for row in rows if "_hopper_" in row["kernel"]}
-    assert spills.keys() == {f"_{kernel}_hopper_kernel" for kernel in kernels}
-    assert not any(spills[f"_{kernel}_hopper_kernel"] for kernel in without)
-    assert max(spills.values()) <= 100
 
 
 @pytest.mark.parametrize(

@@ -148,9 +148,10 @@ CORNERS = sorted((ROOT / "tests" / "specs").glob("chunk_*.yaml"))
 
 
 @pytest.mark.parametrize("path", CHUNKED + CORNERS, ids=lambda path: path.stem)
-def test_what_is_expected_can_be_stored(path):
+def test_what_is_expected_can_be_stored(path, verdict):
     """No case asks for what is not finite in the dtype of the result, in float64 to begin with."""
     problem = problem_of(load(path))
+    verdict(problem)
     names = {case.name for case in cases(problem, quick=True)} | {"large"}
     for case in cases(problem, quick=False):
         if case.name in names:
@@ -172,8 +173,10 @@ def test_every_spec_is_explained(path):
     assert "Call(" not in text
 
 
-def test_chunk_indices_of_the_launcher():
+def test_chunk_indices_of_the_launcher(verdict):
     """Of more sequences than a program sums at once, with spare chunks that have no tokens, for either type."""
+    emitted = ROOT / "generated/gated_delta_output_fla/triton.py"
+    verdict(problem_of(load(ROOT / "specs/gated_delta_output_fla.yaml")), emitted)
     lengths = [0, 5, 64, 0, 65, 20_000, 0] + [3, 0, 129] * 100 + [0]
     want = chunk_indices_of(lengths, 64)
     for found in interpreted(_chunk_indices, lengths, len(want) + 2):

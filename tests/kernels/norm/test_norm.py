@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -111,13 +112,14 @@ def test_programs_that_share_a_row_can_all_run() -> None:
         assert all(max(1, t[-1].programs) * 32 >= t[-1].width // t[-1].elements for t in tiles.values())
 
 
-def test_eight_bits_with_a_given_scale(tmp_path: Path) -> None:
+def test_eight_bits_with_a_given_scale(tmp_path: Path, verdict: Any) -> None:
     path = tmp_path / "sample.yaml"
     path.write_text(HEAD + "quantize: {dtype: fp8_e4m3, scale: per_tensor}\npasses: [forward]\n")
     loaded = load(path)
     (tmp_path / "sample").mkdir()
     for name, text in render_spec(loaded).items():
         (tmp_path / "sample" / name).write_text(text)
+    verdict(problem_of(loaded), tmp_path / "sample")
     rows = verify_specs([loaded], tmp_path, device="cpu", timeout=120.0)
     wrong = [f"{row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)

@@ -30,19 +30,24 @@ INSTRUCTIONS = {
 """What C++ has no word for, by what tests/fibers.h calls it."""
 
 
-def test_rows_of_any_beginning_and_stride(tmp_path):
+def test_rows_of_any_beginning_and_stride(tmp_path, verdict):
     if (compiler := shutil.which("g++")) is None:
         pytest.skip("g++ is not installed")
     probe = [compiler, "-fsanitize=address", "-x", "c++", "-", "-o", str(tmp_path / "probe")]
     if subprocess.run(probe, input=b"int main() {}", capture_output=True).returncode:
         pytest.skip("g++ has no AddressSanitizer")
+    program = Path(__file__).with_name("norm_rows.cpp")
+    headers = [ROOT / "tests/fibers.h"]
     for name in ("rms_norm", "rms_norm_fp8"):
         text = (ROOT / "generated" / name / "cuda.cu").read_text()
         text = text[text.index(f"namespace {name}_kernels {{") : text.index("#ifndef __CUDACC_RTC__")]
         for pattern, ours in INSTRUCTIONS.items():
             text = re.sub(pattern, ours, text)
         assert "asm" not in text
-        (tmp_path / f"{name}.h").write_text(text)
+        headers.append(tmp_path / f"{name}.h")
+        headers[-1].write_text(text)
+    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, text=True).stdout
+    verdict(None, version, program, *headers)
     options = [
         "-std=c++20",
         "-O1",
@@ -55,7 +60,7 @@ def test_rows_of_any_beginning_and_stride(tmp_path):
     command = [
         compiler,
         *options,
-        str(Path(__file__).with_name("norm_rows.cpp")),
+        str(program),
         "-o",
         str(tmp_path / "rows"),
     ]

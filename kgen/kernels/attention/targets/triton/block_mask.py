@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     return kernel | {
         "name": f"{kernels.spec.name}_block_mask",
         "size": BLOCK_SIZE,
-        "no_specialize": f"do_not_specialize={sizes!r}".replace("'", '"'),
+        "no_specialize": f"do_not_specialize={json.dumps(sizes)}",
         "kernel_params": params,
         "kernel_args": ", ".join(args),
         "q_last": "q_last" in words,

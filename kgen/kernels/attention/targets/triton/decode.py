@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from kgen.expr.algebra import LOG2E, call
@@ -66,7 +67,7 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
         "row_rest_of_rows": loop["row_rest"],
         "tile_of_row": plan.balanced or (rest is not None and "q_start" in rest.names),
         "merged": [_merged(c) for c in attention.v_chunks],
-        "no_specialize": f"do_not_specialize={fixed!r}".replace("'", '"'),
+        "no_specialize": f"do_not_specialize={json.dumps(fixed)}",
         "alone": plan.alone,
         "most_queries": MOST_QUERIES,
         # Of pages [page, row, head, column].

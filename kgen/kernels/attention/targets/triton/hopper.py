@@ -8,6 +8,7 @@ the index vectors that the templates make.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from kgen.expr.functions import in_order
@@ -37,6 +38,7 @@ from kgen.kernels.attention.targets.triton.hopper_reads import (
 )
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import (
     GLUON,
     Code,
@@ -56,7 +58,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     hopper = plan_hopper(plan)
     if hopper is None:
         return None
-    problem, programs = list(kernels.problem), context["programs"]
+    problem = list(kernels.problem)
+    tiles_of = partial(programs, kernels.packed, plan.grouped)
     listed = plan.forward.listed
     # Lengths of packed sequences are told with each tile.
     known = [*problem, *("SQ", "SK") * kernels.packed]
@@ -115,8 +118,8 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "wide": hopper.wide,
         "split_dkdv": hopper.split_dkdv,
         "hidden_keys": hopper.hidden_keys,
-        "one": _one_kernel(hopper, programs["kv"].replace('tile["BLOCK_N"]', str(2 * HALF)), plan.grouped),
-        "q_tiles": programs["q"].replace('tile["BLOCK_M"]', str(HALF)),
+        "one": _one_kernel(hopper, tiles_of("kv", str(2 * HALF)), plan.grouped),
+        "q_tiles": tiles_of("q", str(HALF)),
         "short_dkdv": hopper.dkdv is not None and hopper.dkdv.BLOCK_M < HALF,
         "helpers": in_order(helpers_of(_codes(loops), GLUON) - kernels.helpers),
         "streams_keys": hopper.forward is not None or hopper.dq is not None,
@@ -130,9 +133,9 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         "sink_load": printed(context["sinks"]["load"], GLUON),
         "vectors": printed(context["rows"], GLUON),
         "programs": {
-            "forward": programs["q"].replace('tile["BLOCK_M"]', "BLOCK_M"),
-            "dq": programs["q"].replace('tile["BLOCK_M"]', str(2 * HALF)),
-            "dkdv": programs["kv"].replace('tile["BLOCK_N"]', str(hopper.dkdv.BLOCK_N if hopper.dkdv else 0)),
+            "forward": tiles_of("q", "BLOCK_M"),
+            "dq": tiles_of("q", str(2 * HALF)),
+            "dkdv": tiles_of("kv", str(hopper.dkdv.BLOCK_N if hopper.dkdv else 0)),
         },
         "width": hopper.width,
         # Threads of a warp beside each other in a row, eight elements each, and rows.

@@ -19,7 +19,8 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> dict[s
     out = f"q.new_empty((TQ, HQ, {head_v}))" if packed else f"_empty((B, HQ, SQ, {head_v}), q)"
     names: dict[str, Any] = {"packed": packed, "empty_out": out} | (_PACKED if packed else _DENSE)
     names["programs"] = {
-        x: f"{tiles} * {'HKV' if grouped and x == 'kv' else 'HQ'}" for x, tiles in names["programs"].items()
+        x: programs(packed, grouped, x, f'tile["{block}"]')
+        for x, block in (("q", "BLOCK_M"), ("kv", "BLOCK_N"))
     }
     if packed:
         heads = "TK, HKV, _ = k.shape" if grouped else "TK = k.shape[0]"
@@ -27,6 +28,14 @@ def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> dict[s
         return names | {"sizes": sizes}
     others = [f"HKV, SK = {kv_sizes}"] if grouped else ["SK = k.shape[2]"]
     return names | {"sizes": {"q": "B, HQ, SQ, _ = q.shape", "others": others}}
+
+
+def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
+    """How many tiles of `block` rows there are of all sequences and heads; `side` is `q` or `kv`."""
+    heads, length = "HKV" if grouped and side == "kv" else "HQ", side[0].upper()
+    if packed:
+        return f"(T{length} // {block} + B + 1) * {heads}"
+    return f"_cdiv(S{length}, {block}) * B * {heads}"
 
 
 def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
@@ -90,10 +99,6 @@ _DENSE: dict[str, object] = {
         "q": "B, HQ, SQ",
         "lse": "B, HQ, SQ",
     },
-    "programs": {
-        "q": '_cdiv(SQ, tile["BLOCK_M"]) * B',
-        "kv": '_cdiv(SK, tile["BLOCK_N"]) * B',
-    },
     "like": {x: f"_empty({x}.shape, {x})" for x in "qkv"},
     # Keys and values of four long sequences stay in L2.
     "group": 4,
@@ -124,10 +129,6 @@ _PACKED: dict[str, object] = {
     "shape": {
         "q": "TQ, HQ",
         "lse": "HQ, TQ",
-    },
-    "programs": {
-        "q": '(TQ // tile["BLOCK_M"] + B + 1)',
-        "kv": '(TK // tile["BLOCK_N"] + B + 1)',
     },
     "like": {x: f"{x}.new_empty({x}.shape)" for x in "qkv"},
     # Those of more heads do where sequences are short; what is heavy begins earlier, and the end of a launch is light.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.expr.nodes import Const, variables
+from kgen.expr.nodes import variables
 from kgen.expr.show import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.spec.load import Loaded
@@ -13,7 +13,8 @@ from kgen.targets.arguments import (
     derivative_fields,
     number_fields,
 )
-from kgen.targets.cute.printer import spell
+from kgen.targets.code import CUTE, Name, op, printed, row
+from kgen.targets.cute.printer import real
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
@@ -34,7 +35,7 @@ COLUMNS = 512
 
 def sources(loaded: Loaded) -> list[Source]:
     """A file for each architecture that the spec asks for."""
-    context = _context(plan_chunk_output(loaded))
+    context = printed(_context(plan_chunk_output(loaded)), CUTE)
     return [
         Source(
             f"cute_{FILES[arch]}.py",
@@ -124,32 +125,32 @@ def _tensors(plan: ChunkOutputPlan) -> dict[str, dict[str, object]]:
     """
     spec = plan.spec
     v_tokens = "n_chunks // batches * BT" if spec.v_layout == "chunk_padded" else "tokens"
-    layouts = {
-        "q": ("tokens, K, H, batches", "2, 0, 3, 1"),
-        "k": ("tokens, K, H, batches", "2, 0, 3, 1"),
-        "v": (f"V, {v_tokens}, H * GROUP, batches", "0, 2, 3, 1"),
+    layouts: dict[str, tuple[list[str], tuple[int, ...]]] = {
+        "q": (["tokens", "K", "H", "batches"], (2, 0, 3, 1)),
+        "k": (["tokens", "K", "H", "batches"], (2, 0, 3, 1)),
+        "v": (["V", v_tokens, "H * GROUP", "batches"], (0, 2, 3, 1)),
         "h": (
-            "V, K, H * GROUP, n_chunks // batches, batches",
-            "4, 0, 3, 2, 1" if spec.state_layout == "vk" else "0, 4, 3, 2, 1",
+            ["V", "K", "H * GROUP", "n_chunks // batches", "batches"],
+            (4, 0, 3, 2, 1) if spec.state_layout == "vk" else (0, 4, 3, 2, 1),
         ),
-        "o": ("tokens, V, H * GROUP, batches", "2, 0, 3, 1"),
+        "o": (["tokens", "V", "H * GROUP", "batches"], (2, 0, 3, 1)),
     }
     elements = dict.fromkeys(layouts, ELEMENTS[spec.dtype])
     if "g" in plan.gates:
-        layouts["g"] = ("tokens, H * GROUP, batches", "2, 3, 1")
+        layouts["g"] = (["tokens", "H * GROUP", "batches"], (2, 3, 1))
     if "g_gamma" in plan.gates:
-        layouts["g_gamma"] = ("H * GROUP", "1")
+        layouts["g_gamma"] = (["H * GROUP"], (1,))
     elements |= dict.fromkeys(plan.gates, ELEMENTS[spec.gate_dtype])
     if spec.varlen:
-        layouts |= {"cu_seqlens": ("sequences + 1", "0"), "chunk_indices": ("n_chunks, 2", "1, 0")}
+        layouts |= {"cu_seqlens": (["sequences + 1"], (0,)), "chunk_indices": (["n_chunks", "2"], (1, 0))}
     found: dict[str, dict[str, object]] = {}
     at = len(_sizes(plan))
     for name, (shape, behind) in layouts.items():
-        strides = max(map(int, behind.split(", ")))
+        strides = max(behind)
         found[name] = {
             "name": name,
-            "shape": shape.split(", "),
-            "behind": behind.split(", "),
+            "shape": shape,
+            "behind": [str(place) for place in behind],
             "at": at,
             "strides": strides,
             "element": elements.get(name, "index"),
@@ -176,17 +177,13 @@ def _decay(plan: ChunkOutputPlan) -> dict[str, object]:
     if exponent is None:
         return fields | {"head_needed": False}
     used = variables(exponent)
+    names = {"h": Name("v_head"), "H": Name("H"), "HV": row("mul", "H", "GROUP"), "g_gamma": Name("gamma")}
     for place, index in (("exponent_of_row", "row"), ("exponent_of_col", "col")):
-        names = {"i": index, "h": "v_head", "H": "H", "HV": "H * GROUP", "g_gamma": "gamma"}
-        text = spell(exponent, names | {"g": f"sg[{index}, stage]"})
-        # A sum of integers alone, or a number, is made real.
-        if isinstance(exponent, Const) or exponent.type.integral:
-            text = f"Float32({text})"
-        fields[place] = text
-    difference, scale = "c_row[e // 2 % 2] - c_col", "LOG2E" if plan.natural else None
+        fields[place] = real(exponent, names | {"i": Name(index), "g": op("sg[{0}, stage]", index)})
+    difference = row("sub", op("c_row[e // 2 % 2]"), "c_col")
     return fields | {
-        "difference": f"({difference}) * {scale}" if scale else difference,
-        "to_base_2": scale,
+        "difference": row("mul", difference, "LOG2E") if plan.natural else difference,
+        "to_base_2": Name("LOG2E") if plan.natural else None,
         "head_needed": bool(used & {"h", "g_gamma"}),
     }
 
@@ -209,18 +206,18 @@ def _checked(plan: ChunkOutputPlan) -> list[dict[str, object]]:
     """What each tensor must be."""
     spec = plan.spec
     dims = {
-        "q": "B, T, H, K",
-        "k": "B, T, H, K",
-        "v": "B, NT * BT, HV, V" if spec.v_layout == "chunk_padded" else "B, T, HV, V",
-        "h": "B, NT, HV, V, K" if spec.state_layout == "vk" else "B, NT, HV, K, V",
-        "g": "B, T, HV",
-        "g_gamma": "HV",
+        "q": ["B", "T", "H", "K"],
+        "k": ["B", "T", "H", "K"],
+        "v": ["B", "NT * BT" if spec.v_layout == "chunk_padded" else "T", "HV", "V"],
+        "h": ["B", "NT", "HV", *(("V", "K") if spec.state_layout == "vk" else ("K", "V"))],
+        "g": ["B", "T", "HV"],
+        "g_gamma": ["HV"],
     }
     return [
         {
             "name": name,
-            "shape": dims[name].split(", "),
-            "dims": len(dims[name].split(", ")),
+            "shape": dims[name],
+            "dims": len(dims[name]),
             "dtype": TORCH_DTYPES[spec.gate_dtype if name in plan.gates else spec.dtype],
         }
         for name in ("q", "k", "v", "h", *plan.gates)

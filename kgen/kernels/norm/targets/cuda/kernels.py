@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from kgen.expr.nodes import Const, Node, Type, variables
 from kgen.kernels.norm.plan.planning import H, NormPlan, Operand, Value
 from kgen.kernels.norm.plan.shapes import Shape, backward_shapes, forward_shapes
+from kgen.kernels.norm.targets.cuda.names import given_way, made_of, slots
 from kgen.sizes import ELEMENT_SIZE
 from kgen.targets.code import (
     CUDA,
@@ -32,26 +33,6 @@ SCALARS = {Type.FLOAT: "float", Type.INT: "int", Type.LONG: "long long", Type.BO
 ORDER = ("element", "column", "row")
 """Of parameters, by what their tensors vary along."""
 ZEROS = {Type.FLOAT: "0.0f", Type.INT: "0", Type.LONG: "0", Type.BOOL: "false"}
-# Names of the kernels' own (those of constants in lower case), and words and macros of C++ that are none of Python's.
-TAKEN = frozenset(
-    """
-    t v i n p s to from left most share place first round turn step begin live rank vector vectors
-    column prefetch ring moments stage stages sums sum squares deviations largest inverse scale scratch
-    hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
-    row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
-    threads elements cluster blocks block single stays
-    forward_shapes backward_shapes over_stripes col early unroll stride further has
-    staged part part_of there keeps_rows load load_kept store rounded bf16 fp16 auto bool char const constexpr
-    default delete do double enum extern float goto inline int long namespace new operator private
-    protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
-    virtual void volatile
-    alignas alignof and_eq asm bitand bitor char16_t char32_t compl concept const_cast decltype dynamic_cast explicit
-    export false friend mutable noexcept not_eq nullptr or_eq reinterpret_cast requires static_assert static_cast
-    thread_local true typeid typename wchar_t xor xor_eq
-    huge_val infinity int_max int_min m_e m_pi nan null
-    """.split()  # noqa: SIM905
-)
-
 
 OF_ROWS: dict[bool, dict[str, object]] = {
     False: {
@@ -116,6 +97,7 @@ class KernelFields:
         self.vector = 16 // max(2, min(sizes))
         constants = {n: p for n, p in self.spec.params.items() if not p.runtime}
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+        self.locals = given_way((*self.spec.buffers, *self.spec.params), self.taken())
         names = {n: self.local(n) for n in (*self.spec.buffers, *self.runtime)} | {
             n: self.local(n).upper() for n in constants
         }
@@ -131,10 +113,17 @@ class KernelFields:
             for n, p in constants.items()
         ]
 
-    @staticmethod
-    def local(name: str) -> str:
-        """What kernels call a buffer or a parameter."""
-        return f"{name}_" if name in TAKEN else name
+    def taken(self) -> set[str]:
+        """Names that the file has because of the spec."""
+        plan, name = self.plan, self.spec.name
+        backward = [*plan.upstream, *(plan.backward.loads if plan.backward else ())]
+        tensors = [o.name for o in (*plan.forward.loads, *backward) if o.name not in self.spec.buffers]
+        made = (made_of(n) for n in (*tensors, "out", "h", *plan.saves))
+        return {f"{name}_forward", f"{name}_backward", f"{name}_kernels"}.union(*made)
+
+    def local(self, name: str) -> str:
+        """What kernels call a tensor or a parameter."""
+        return self.locals.get(name, name)
 
     # --- lines ---
 
@@ -188,11 +177,11 @@ class KernelFields:
         """Shared memory of tensors, by name and dtype, one behind the other."""
         streams = []
         for name, dtype in tensors:
-            slots, begin = f"{name.title().replace('_', '')}Slots", f"{name.upper()}_BEGIN"
+            own, begin = slots(name), f"{name.upper()}_BEGIN"
             streams.append(
-                {"name": name, "element": TYPES[dtype], "slots": slots, "begin": begin, "after": before}
+                {"name": name, "element": TYPES[dtype], "slots": own, "begin": begin, "after": before}
             )
-            before = f"{begin} + {slots}::BYTES"
+            before = f"{begin} + {own}::BYTES"
         return streams
 
     def _columns(self, operands: Iterable[Operand]) -> list[dict[str, str]]:

@@ -158,13 +158,10 @@ class LauncherFields:
         names = [o.name for o in loads]
         given = [n for n in names if n not in ("dout", "dh_out", "h")]
         optional = [*(["h"] if plan.stores_h else []), *plan.saves]
-        params = [
-            "dout: Tensor",
-            *(["dh_out: Tensor"] if plan.stores_h else []),
-            *(f"{n}: Tensor" for n in (*optional, *given)),
-        ]
-        scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
-        scalars += ["eps: float"] * fields["recomputes"]
+        tensors = ["dout", *(["dh_out"] if plan.stores_h else []), *optional, *given]
+        types = dict.fromkeys(tensors, "Tensor")
+        types |= {n: "int" if p.scalar is Type.INT else "float" for n, p in self.runtime.items()}
+        types |= {"eps": "float"} if fields["recomputes"] else {}
         results = [*b.elements, *b.rows, *b.columns]
         returned = {g.of: f"d_{g.of}" for g in results}
         for g in b.gradients:
@@ -174,8 +171,8 @@ class LauncherFields:
         dims = 2 if spec.heads else 1
         shapes = {"element": "dout.shape", "row": "dout.shape[:-1]", "column": f"dout.shape[-{dims}:]"}
         return {
-            "backward_params": ", ".join([*params, *scalars]),
-            "backward_names": ", ".join([n.split(":")[0] for n in (*params, *scalars)]),
+            "backward_params": ", ".join(f"{n}: {of}" for n, of in types.items()),
+            "backward_names": ", ".join(types),
             "backward_saved": [*(["h"] if plan.stores_h else []), *plan.saves, *given],
             "gradients": [_empty(shapes[g.along], TORCH_DTYPES[g.dtype], "dout") for g in results],
             "backward_types": "tuple[" + ", ".join(["Tensor"] * len(results)) + "]",

@@ -6,6 +6,7 @@ from kgen.expr.functions import in_order
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
 from kgen.kernels.norm.targets.cuda.launcher import LauncherFields
+from kgen.kernels.norm.targets.cuda.names import FUNCTIONS
 from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
@@ -30,7 +31,7 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//"),
+        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//", reserved=FUNCTIONS),
         Source("cuda.py", "norm/cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
     ]
 

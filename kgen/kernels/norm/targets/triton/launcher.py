@@ -164,7 +164,9 @@ class NormLauncher:
     ) -> dict[str, object]:
         """Arguments of a kernel in the order of its parameters; `first` is a tensor of rows."""
         dims = 2 if self.heads else 1
-        strides = [f"*{o.name}.stride()[:{dims}]" for o in loads if o.along == "element"]
+        # A gradient that is not there has strides that nobody reads.
+        there = {"dh_out": "(dout if dh_out is None else dh_out)"}
+        strides = [f"*{there.get(o.name, o.name)}.stride()[:{dims}]" for o in loads if o.along == "element"]
         sizes = (
             [f"*{first}.shape[:2]"]
             if self.heads
@@ -200,11 +202,7 @@ class NormLauncher:
             rows.append("dh_out = None if dh_out is None else _rows(dh_out)")
         pointers = [o.name for o in loads] + list(plan.saves)
         pointers += [f"{g.name}_parts" if g.name in sums else g.name for g in grads]
-        fields = self._call("backward", loads, pointers, first, [] if plan.saves else ["eps"])
-        # A gradient that is not there has strides that nobody reads.
-        strides = str(fields["backward_strides"])
-        fields["backward_strides"] = strides.replace("*dh_out.", "*(dout if dh_out is None else dh_out).")
-        return fields | {
+        return self._call("backward", loads, pointers, first, [] if plan.saves else ["eps"]) | {
             "first": first,
             "backward_params": ", ".join(params),
             "backward_names": ", ".join([*upstream, *saved, *(n for n, _ in needed)]),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from kgen.expr.functions import in_order
 from kgen.expr.hoist import Place, Program
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Node
 from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value, plan_norm
 from kgen.kernels.norm.plan.tiles import norm_tiles
 from kgen.kernels.norm.spec import MAX_WIDTH
@@ -15,11 +14,24 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.kernels.norm.targets.triton.launcher import NormLauncher
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
+from kgen.targets.code import (
+    Code,
+    If,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    op,
+    printed,
+    row,
+    text,
+    total,
+)
 from kgen.targets.triton import tables as by_chip
-from kgen.targets.triton.printer import Printer
+from kgen.targets.triton.printer import BufferLayout, Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
 
-TL_DTYPES = {"fp32": "tl.float32", "bf16": "tl.bfloat16", "fp16": "tl.float16", "fp8_e4m3": "tl.float8e4nv"}
+TL_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp8_e4m3": "float8e4nv"}
 ROW, COL = "row", "col"
 ROW_VALUES = ("mean", "rstd", "c1", "c2")
 
@@ -27,7 +39,7 @@ ROW_VALUES = ("mean", "rstd", "c1", "c2")
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     plan = plan_norm(loaded)
-    return [Source("triton.py", "norm/triton/norm.j2", _Fields(plan).context(), rank=1, alone={})]
+    return [Source("triton.py", "norm/triton/norm.j2", printed(_Fields(plan).context()), rank=1, alone={})]
 
 
 class _Fields:
@@ -40,6 +52,7 @@ class _Fields:
         self.constants = {n: p.value for n, p in params.items() if not p.runtime}
         self.runtime = tuple(n for n, p in params.items() if p.runtime)
         places = {n: Place(True, (ROW,)) for n in ROW_VALUES}
+        loads = [*plan.forward.loads, *plan.upstream, *(plan.backward.loads if plan.backward else ())]
         for o in plan.operands:
             columns = (ROW, COL) if self.heads else (COL,)
             axes = {"element": (ROW, COL), "row": (ROW,), "column": columns}[o.along]
@@ -47,7 +60,7 @@ class _Fields:
         self.printer = Printer(
             program=Program((), {}, places),
             rows=ROW,
-            buffers={},
+            buffers={o.name: BufferLayout(o.dtype, ()) for o in loads},
             ranges=IndexRanges({}, frozenset()),
             constants=frozenset(self.constants),
             fast_math=self.spec.fast_math,
@@ -113,7 +126,7 @@ class _Fields:
         return {
             "words": ", ".join(words[:-1]) + (" and " if words[:-1] else "") + f"{words[-1]} of each row.",
             "params": self._params(pointers, forward.loads, ["eps"], save),
-            "loads": [self._load(o) for o in forward.loads],
+            "loads": [line for o in forward.loads for line in self._load(o)],
             "before": self._lines([forward.h]),
             "after": self._lines([*forward.normed, Value("out", forward.out.tree)]),
             "stores": stores,
@@ -129,19 +142,21 @@ class _Fields:
         pointers += [f"{g.name}_parts" if g.name in parts else g.name for g in grads]
         at_h = next((i + 1 for i, v in enumerate(backward.before) if v.name == "h"), 0)
         means = [
-            {"name": m.name, "value": self._print(m.tree), "later": i or None}
+            {"name": m.name, "value": self.printer.tile(m.tree), "later": i or None}
             for i, m in enumerate(backward.means)
         ]
         return {
             "words": "Gradients; a program sums those of columns over the rows that it takes.",
             "params": self._params(pointers, loads, [] if plan.saves else ["eps"], []),
-            "loads": [self._load(o) for o in loads],
+            "loads": [line for o in loads for line in self._load(o)],
             "before": self._lines(backward.before[:at_h]),
             "middle": self._lines(backward.before[at_h:]),
             "means": means,
             "n_means": len(means),
             "after": self._lines([backward.dh]),
-            "stores": [{"ptr": f"{g.name}_ptr", "value": self._print(g.tree)} for g in backward.elements],
+            "stores": [
+                {"ptr": f"{g.name}_ptr", "value": self.printer.tile(g.tree)} for g in backward.elements
+            ],
             "sums": [{"name": g.name, "value": self._summand(g)} for g in backward.columns],
             "rows": [{"name": g.name, "value": self._summand(g)} for g in backward.rows],
             "finalize_params": ", ".join(
@@ -164,44 +179,46 @@ class _Fields:
         lines.append([*flags, *(f"{c}: tl.constexpr" for c in schedule)])
         return [line for line in lines if line]
 
-    def _load(self, operand: Operand) -> str:
+    def _load(self, operand: Operand) -> list[Statement]:
         """`name = ...` for the elements of a tensor in a tile, as values to compute with."""
         name = operand.name
-        if operand.along == "row":
-            load = f"tl.load({name}_ptr + rows, mask=row_live, other=0)"
-        elif operand.along == "column" and not self.heads:
-            load = f"tl.load({name}_ptr + cols, mask=cols < WIDTH, other=0)"
-        elif operand.along == "column":
-            load = f"tl.load({name}_ptr + columns, mask=live, other=0)"
-        else:
-            row = f"rows[:, None] * stride_{name}"
-            if self.heads:
-                row = f"position * stride_{name} + head[:, None] * stride_{name}_head"
-            load = f"tl.load({name}_ptr + {row} + cols[None, :], mask=live, other=0)"
-        if operand.dtype in ("bf16", "fp16"):
-            load += ".to(tl.float32)"
-        elif operand.dtype == "bool":
-            load += " != 0"
+        loaded = assign(name, self.printer.loaded(name, *self._place(operand)))
         if name == "dh_out":
             # Its gradient may not be asked for.
-            return f"dh_out = 0.0\nif dh_out_ptr is not None:\n    dh_out = {load}"
-        return f"{name} = {load}"
+            return [assign(name, text("0.0")), If(op("{0} is not None", f"{name}_ptr"), (loaded,))]
+        return [loaded]
 
-    def _lines(self, values: Iterable[Value]) -> list[str]:
+    def _place(self, operand: Operand) -> tuple[Code, Code]:
+        """The addresses of the elements of a tensor in a tile, and which of them are there."""
+        name, pointer = operand.name, Name(f"{operand.name}_ptr")
+        if operand.along == "row":
+            return row("add", pointer, "rows"), Name("row_live")
+        if operand.along == "column" and not self.heads:
+            return row("add", pointer, "cols"), row("lt", "cols", "WIDTH")
+        if operand.along == "column":
+            return row("add", pointer, "columns"), Name("live")
+        of_row = [row("mul", column("rows"), f"stride_{name}")]
+        if self.heads:
+            of_head = row("mul", column("head"), f"stride_{name}_head")
+            of_row = [row("mul", "position", f"stride_{name}"), of_head]
+        return total(pointer, *of_row, along_row("cols")), Name("live")
+
+    def _lines(self, values: Iterable[Value]) -> list[Statement]:
         """One line for each value. What an expression makes of elements that are not there is zero."""
-        lines = []
+        lines: list[Statement] = []
         for v in values:
-            text = self._print(v.tree)
+            value: Code = self.printer.tile(v.tree)
             if (v.name == "h" and self.spec.input_mod) or (v.name == "dy" and self.spec.output_mod):
-                text = f"tl.where(live, {text}, 0.0)"
+                value = _where_live(value)
             if v.rounded and v.rounded != "fp32":
-                text = f"({text}).to({TL_DTYPES[v.rounded]}).to(tl.float32)"
-            lines.append(f"{v.name} = {text}")
+                value = as_type(as_type(op("({0})", value), TL_DTYPES[v.rounded]), "float32")
+            lines.append(assign(v.name, value))
         return lines
 
-    def _summand(self, gradient: Gradient) -> str:
-        text = self._print(gradient.tree)
-        return text if gradient.of in ("weight", "bias") else f"tl.where(live, {text}, 0.0)"
+    def _summand(self, gradient: Gradient) -> Code:
+        value = self.printer.tile(gradient.tree)
+        return value if gradient.of in ("weight", "bias") else _where_live(value)
 
-    def _print(self, node: Node) -> str:
-        return str(self.printer.tile(node))
+
+def _where_live(value: Code) -> Code:
+    return row("where", "live", value, text("0.0"))

@@ -1,0 +1,78 @@
+"""What kernels of norms in CUDA call the names of a spec: a name that the file has already gives way, by an underscore.
+
+Nothing reads C++ to find out (docs/decisions/names-are-counted.md): the file's own names are listed here, and
+`tests/kernels/norm/test_cuda_names.py` holds that none is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kgen.expr.functions import TABLE
+from kgen.targets.code import CUDA
+
+# Those of constants in lower case, as all that is compared; and words and macros of C++ that are none of Python's.
+TAKEN = frozenset(
+    """
+    t v i n p s to from left most share place first round turn step begin live rank vector vectors
+    column prefetch ring moments stage stages sums sum squares deviations largest inverse scale scratch
+    hs outs out_of h_of for_each held head lane stripe total shared means statistic finish one mine theirs
+    row_parts row_sums row_turn largest_parts largest_turn statistic_parts statistic_turn
+    threads elements cluster blocks block single stays
+    forward_shapes backward_shapes over_stripes col early unroll stride further has
+    staged part part_of there keeps_rows load load_kept store store_one rounded bf16 fp16 to_float
+    forward_kernel forward_kernels backward_kernel backward_kernels columns_kernel finalize_kernel
+    c r error fit run run_first launch stream size std make_index_sequence vector_of
+    next_mean next_rstd head_of_row kept policy copies refills spare side_by_side lanes end read write copy commit wait
+    row_barrier cluster_barrier cluster_rank sum_lanes
+    pragma endif maybe_unused auto bool char const constexpr
+    default delete do double enum extern float goto inline int long namespace new operator private
+    protected public register short signed sizeof static struct switch template this throw typedef union unsigned using
+    virtual void volatile
+    alignas alignof and_eq asm bitand bitor char16_t char32_t compl concept const_cast decltype dynamic_cast explicit
+    export false friend mutable noexcept not_eq nullptr or_eq reinterpret_cast requires static_assert static_cast
+    thread_local true typeid typename wchar_t xor xor_eq
+    huge_val infinity int_max int_min m_e m_pi nan null
+    """.split()  # noqa: SIM905
+)
+FUNCTIONS = frozenset({"forward", "backward"})
+"""Names of a spec whose namespace, `forward_kernels`, would be called as a function in it."""
+CALLED = frozenset(row.spelled[CUDA].form.partition("(")[0] for row in TABLE.values())
+"""Functions of expressions; operators are no names."""
+
+FORMS = (
+    "{}",
+    "{}_ptr",
+    "{}_stride",
+    "{}_at",
+    "{}_held",
+    "{}_from",
+    "{}_further",
+    "{}_begin",
+    "{}_to",
+    "{}_part",
+)
+
+
+def slots(name: str) -> str:
+    """The type of a tensor's slots in shared memory."""
+    words = name.rstrip("_")
+    return f"{words.title().replace('_', '')}{'_' * (len(name) - len(words))}Slots"
+
+
+def made_of(name: str) -> frozenset[str]:
+    """Everything that a file may have of a tensor or a number, and of the gradient of a tensor, in lower case."""
+    own = (name, f"d{name}")
+    named = {form.format(n) for form in FORMS for n in own}
+    return frozenset(named | {f"read_{name}", *(slots(n).lower() for n in own)})
+
+
+def given_way(names: Iterable[str], taken: Iterable[str]) -> dict[str, str]:
+    """What kernels call each name of a spec; `taken` are those that have to do with the spec, too."""
+    there, found = TAKEN | CALLED | set(taken), dict[str, str]()
+    for name in names:
+        found[name] = name
+        while there & made_of(found[name]):
+            found[name] += "_"
+        there |= made_of(found[name])
+    return found

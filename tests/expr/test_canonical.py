@@ -1,0 +1,314 @@
+"""Spellings of one thing are one thing: the same expressions before anything is planned, and so the same kernels."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from ruamel.yaml import YAML
+from test_softmax_form import points, score_mods
+from test_tile_ranges import MASKS
+from trees import bounded, evaluate, mask, score
+
+from kgen.expr.affine import affine
+from kgen.expr.canonical import canonical, condition, value
+from kgen.expr.nodes import Call, Const, Node, Type, rebuild
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load, loads
+
+ROOT = Path(__file__).resolve().parents[2]
+
+WRITTEN = {
+    "causal": (
+        "kv_idx <= q_idx",
+        "not (kv_idx > q_idx)",
+        "not (q_idx < kv_idx)",
+        "kv_idx < q_idx + 1",
+        "kv_idx - q_idx <= 0",
+        "q_idx - kv_idx >= 0",
+        "q_idx - kv_idx > -1",
+        "q_idx + 1 > kv_idx",
+        "0 <= q_idx - kv_idx",
+        "2 * q_idx + 1 >= 2 * kv_idx",
+    ),
+    "sliding_window": (
+        "q_idx - kv_idx < window and q_idx >= kv_idx",
+        "q_idx >= kv_idx and q_idx - kv_idx <= window - 1",
+        "q_idx >= kv_idx and kv_idx > q_idx - window",
+        "q_idx >= kv_idx and kv_idx + window > q_idx",
+        "q_idx >= kv_idx and abs(q_idx - kv_idx) < window",
+        "not (q_idx < kv_idx or q_idx - kv_idx >= window)",
+        "0 <= q_idx - kv_idx and window > q_idx - kv_idx",
+    ),
+    "document_causal": (
+        "q_idx >= kv_idx and doc[q_idx] == doc[kv_idx]",
+        "doc[kv_idx] == doc[q_idx] and q_idx >= kv_idx",
+        "kv_idx <= q_idx and not (doc[kv_idx] != doc[q_idx])",
+        "doc[q_idx] - doc[kv_idx] == 0 and q_idx >= kv_idx",
+    ),
+    "prefix_lm": (
+        "q_idx >= kv_idx or kv_idx < prefix",
+        "prefix > kv_idx or kv_idx <= q_idx",
+        "not (kv_idx >= prefix and q_idx < kv_idx)",
+    ),
+    "padding": (
+        "lens[b] > kv_idx",
+        "not (kv_idx >= lens[b])",
+        "kv_idx <= lens[b] - 1",
+        "kv_idx + 1 <= lens[b]",
+    ),
+    "varlen_causal": ("kv_idx <= q_idx + SK - SQ", "kv_idx - q_idx <= SK - SQ", "q_idx - kv_idx >= SQ - SK"),
+    "longformer": (
+        "kv_idx < global_tokens or abs(q_idx - kv_idx) <= window",
+        "abs(kv_idx - q_idx) <= window or kv_idx < global_tokens",
+        "(q_idx - kv_idx <= window and kv_idx - q_idx <= window) or kv_idx < global_tokens",
+    ),
+    "dilated": ("(q_idx - kv_idx) % dilation == 0 and kv_idx <= q_idx",),
+    "causal_images": ("(image[b, kv_idx] == image[b, q_idx] and image[b, q_idx] != 0) or kv_idx <= q_idx",),
+    "block_sparse": ("kv_idx <= q_idx and allowed[b, h, q_idx // 128, kv_idx // 128]",),
+}
+"""Masks of stock specs, in other words."""
+
+SLOPE = "slope = exp2(-8 * (h + 1) / HQ)\n"
+SCORED = {
+    "causal_alibi": (
+        "score - slopes[h] * (q_idx - kv_idx)",
+        "slopes[h] * (kv_idx - q_idx) + score",
+        "score + slopes[h] * kv_idx - slopes[h] * q_idx",
+        "score + (-(slopes[h] * (q_idx - kv_idx)))",
+        "score - slopes[h] * abs(q_idx - kv_idx)",
+        "score + (kv_idx - q_idx) * slopes[h]",
+        "where(q_idx >= kv_idx, score - slopes[h] * abs(kv_idx - q_idx), -inf)",
+        "where(kv_idx > q_idx, -inf, score + slopes[h] * (kv_idx - q_idx))",
+    ),
+    "alibi_inline": (
+        f"{SLOPE}score - slope * (q_idx - kv_idx)",
+        f"{SLOPE}score + slope * kv_idx - slope * q_idx",
+        "slope = exp2(-8 * (1 + h) / HQ)\nslope * (kv_idx - q_idx) + score",
+    ),
+    "softcap_causal": ("tanh(score / cap) * cap", "cap * tanh(score * (1 / cap))"),
+    "relative_bias": (
+        "score + table[h, min(abs(kv_idx - q_idx), 1023)]",
+        "table[h, min(1023, abs(q_idx - kv_idx))] + score",
+    ),
+}
+"""The same of scores."""
+
+
+def body(text: str) -> str:
+    """What an emitted file has behind the docstring that quotes the spec."""
+    _, _, rest = render_spec(loads(text, "spec.yaml"))["triton.py"].partition('"""')
+    return rest.partition('"""')[2]
+
+
+def respelled(name: str, **fields: str | None) -> str:
+    yaml, text = YAML(), StringIO()
+    spec = yaml.load((ROOT / "specs" / f"{name}.yaml").read_text())
+    for field, written in fields.items():
+        spec.pop(field, None)
+        if written is not None:
+            spec[field] = written
+    yaml.dump(spec, text)
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("name", [*WRITTEN, *SCORED])
+def test_other_words_give_the_same_kernels(name: str) -> None:
+    masks = [{"mask_mod": written} for written in WRITTEN.get(name, ())]
+    scores = [{"score_mod": written} for written in SCORED.get(name, ())]
+    wanted = body(respelled(name))
+    for fields in masks + scores:
+        assert body(respelled(name, **fields)) == wanted, fields
+
+
+def test_a_mask_may_be_written_into_the_score() -> None:
+    for written in ("where(q_idx >= kv_idx, score, -inf)", "where(q_idx < kv_idx, -inf, score)"):
+        assert body(respelled("causal", score_mod=written, mask_mod=None)) == body(respelled("causal"))
+
+
+# --- a random rewriter ------------------------
+
+Rewrite = Callable[[random.Random, Call], Node | None]
+INTEGERS = (Type.INT, Type.LONG)
+MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
+NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
+
+
+def _compares_integers(node: Call) -> bool:
+    return node.fn in MIRRORED and all(a.type in INTEGERS for a in node.args)
+
+
+def mirrored(_: random.Random, node: Call) -> Node | None:
+    return Call(MIRRORED[node.fn], node.args[::-1], node.type) if node.fn in MIRRORED else None
+
+
+def negated(_: random.Random, node: Call) -> Node | None:
+    if _compares_integers(node):
+        return Call("not", (Call(NEGATED[node.fn], node.args, node.type),), node.type)
+    if node.fn in ("and", "or"):
+        parts = tuple(Call("not", (a,), Type.BOOL) for a in node.args)
+        return Call("not", (Call({"and": "or", "or": "and"}[node.fn], parts, Type.BOOL),), Type.BOOL)
+    return None
+
+
+def stricter(_: random.Random, node: Call) -> Node | None:
+    """a <= b is a < b + 1, and so on."""
+    other = {"le": ("lt", 1), "lt": ("le", -1), "ge": ("gt", -1), "gt": ("ge", 1)}
+    if not _compares_integers(node) or node.fn not in other:
+        return None
+    fn, by = other[node.fn]
+    left, right = node.args
+    return Call(fn, (left, Call("add", (right, Const(by, Type.INT)), right.type)), Type.BOOL)
+
+
+def moved(rng: random.Random, node: Call) -> Node | None:
+    """Both sides, less what stands on one of them."""
+    if not _compares_integers(node):
+        return None
+    left, right = node.args
+    by = rng.choice((left, right, Const(rng.randrange(-9, 9), Type.INT)))
+    return Call(node.fn, tuple(Call("sub", (a, by), a.type) for a in (left, right)), node.type)
+
+
+def doubled(rng: random.Random, node: Call) -> Node | None:
+    if not _compares_integers(node):
+        return None
+    by = Const(rng.choice((2, 3)), Type.INT)
+    return Call(node.fn, tuple(Call("mul", (by, a), a.type) for a in node.args), node.type)
+
+
+def swapped(_: random.Random, node: Call) -> Node | None:
+    commutes = node.fn in ("and", "or") or (node.fn in ("add", "min", "max") and node.type in INTEGERS)
+    return rebuild(node, node.args[::-1]) if commutes else None
+
+
+def reversed_distance(_: random.Random, node: Call) -> Node | None:
+    """abs(a - b) is abs(b - a)."""
+    (inner,) = node.args if node.fn == "abs" else (None,)
+    if not isinstance(inner, Call) or inner.fn != "sub" or inner.type not in INTEGERS:
+        return None
+    return rebuild(node, (rebuild(inner, inner.args[::-1]),))
+
+
+def turned(_: random.Random, node: Call) -> Node | None:
+    """x + s * (a - b) is x - s * (b - a), and either summand may come first."""
+    if node.type is not Type.FLOAT or node.fn != "add":
+        return None
+    left, right = node.args
+    if isinstance(right, Call) and right.fn == "mul":
+        factor, distance = right.args
+        if isinstance(distance, Call) and distance.fn == "sub" and distance.type in INTEGERS:
+            return Call(
+                "sub", (left, rebuild(right, (factor, rebuild(distance, distance.args[::-1])))), node.type
+            )
+    return rebuild(node, (right, left))
+
+
+def split(_: random.Random, node: Call) -> Node | None:
+    """s * (a - b) is s * a - s * b."""
+    if node.type is not Type.FLOAT or node.fn != "mul":
+        return None
+    factor, distance = node.args
+    if not isinstance(distance, Call) or distance.fn != "sub" or distance.type not in INTEGERS:
+        return None
+    return Call("sub", tuple(rebuild(node, (factor, part)) for part in distance.args), node.type)
+
+
+REWRITES: tuple[Rewrite, ...] = (
+    *(mirrored, negated, stricter, moved, doubled, swapped, reversed_distance),
+    *(turned, split),
+)
+
+
+def rewritten(rng: random.Random, node: Node, rewrites: tuple[Rewrite, ...] = REWRITES) -> Node:
+    """The same in other words, from the leaves up."""
+    if not isinstance(node, Call):
+        return node
+    node = rebuild(node, tuple(rewritten(rng, a, rewrites) for a in node.args))
+    for _ in range(2):
+        if isinstance(node, Call) and rng.random() < 0.7:
+            node = rng.choice(rewrites)(rng, node) or node
+    return node
+
+
+def stock() -> list[Path]:
+    paths = sorted((ROOT / "specs").glob("*.yaml"))
+    return [path for path in paths if "kernel: attention" in path.read_text()]
+
+
+@pytest.mark.parametrize("path", stock(), ids=lambda p: p.stem)
+def test_random_words_mean_the_same(path: Path) -> None:
+    trees = load(path).trees
+    wanted, rng = canonical(trees), random.Random(path.stem)
+    for _ in range(20):
+        others = {name: rewritten(rng, tree) for name, tree in trees.items()}
+        assert canonical(others) == wanted, others
+
+
+@pytest.mark.parametrize("rewrite", REWRITES, ids=lambda r: r.__name__)
+def test_each_rewrite_is_needed(rewrite: Rewrite) -> None:
+    """It changes the expression of some spec, and would change what is planned."""
+    rng, changed = random.Random(0), 0
+    for path in stock():
+        trees = load(path).trees
+        for _ in range(5):
+            changed += {name: rewritten(rng, tree, (rewrite,)) for name, tree in trees.items()} != trees
+    assert changed
+
+
+# --- what it keeps ------------------------
+
+
+@bounded
+@given(MASKS)
+def test_masks_keep_their_value(text: str) -> None:
+    tree = mask(text)
+    found = condition(tree)
+    got, want = evaluate(found, points(0)), evaluate(tree, points(0))
+    assert torch.equal(*torch.broadcast_tensors(got, want))
+    assert condition(found) == found
+
+
+@bounded
+@given(score_mods())
+def test_scores_keep_their_value(text: str) -> None:
+    tree = score(text)
+    found = value(tree)
+    got, want = torch.broadcast_tensors(evaluate(found, points(0)), evaluate(tree, points(0)))
+    assert torch.allclose(got, want, rtol=1e-9, atol=1e-9, equal_nan=True)
+    assert found.type is tree.type
+    assert value(found) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("not (score < gain)", "not (score < gain)"),
+        ("gain < score", "gain < score"),
+        ("2 * q_idx > 2 * kv_idx + 1", "q_idx > kv_idx"),
+        ("q_idx == kv_idx + 3", "q_idx - kv_idx == 3"),
+        ("2 * q_idx == 2 * kv_idx + 1", "2 * q_idx - 2 * kv_idx == 1"),
+        ("window < 3", "window < 3"),
+        ("q_idx < 2147483647 + kv_idx + 2147483647", "q_idx < 2147483647 + kv_idx + 2147483647"),
+    ],
+)
+def test_what_is_not_a_comparison_of_positions(text: str, wanted: str) -> None:
+    """Of reals that may be NaN, of numbers beyond 32 bits, and of sums with a common factor."""
+    assert condition(mask(text)) == mask(wanted)
+
+
+def test_only_what_a_mask_has_above_zero_loses_its_abs() -> None:
+    trees = {"score_mod": score("score - gain * abs(q_idx - kv_idx)")}
+    assert canonical(trees) == trees | {"score_mod": value(trees["score_mod"])}
+    assert "abs" in str(canonical(trees | {"mask_mod": mask("q_idx - kv_idx < window")}))
+    assert "abs" not in str(canonical(trees | {"mask_mod": mask("q_idx > kv_idx")})["score_mod"])
+
+
+def test_affine() -> None:
+    found = affine(mask("2 * (q_idx - 3) - (kv_idx - q_idx) > 0").args[0])  # type: ignore[union-attr]
+    assert (sorted(found.terms.values()), found.number) == ([-1, 3], -6)

@@ -1,0 +1,72 @@
+"""Emitted attention against float64 in Triton's interpreter: stock specs, and the corners that none of them has.
+
+`tests/specs` holds gradients that are scattered by a computed index, repeated reads of one buffer, guarded
+indices, head dims that are not powers of two, promised lengths, run-time parameters, fp32 without tensor
+cores, and integers of 64 bits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from right import CORNERS, assert_right, of_family
+from test_longest import LONG
+
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.spec.load import load
+
+ROOT = Path(__file__).resolve().parents[3]
+
+STOCK = [
+    ROOT / "specs" / f"{name}.yaml"
+    for name in ("causal_alibi", "document_causal", "longformer", "pair_bias", "decode_gqa", "decode_paged")
+]
+SLOW = {
+    **dict.fromkeys(("packed_narrow", "packed_learned"), 9),
+    **dict.fromkeys(
+        ("documents_of_64_bits", "lengths_of_64_bits", "mixed_widths", "searched_for_64_bits"), 99
+    ),
+    "hashed": 16,
+    **dict.fromkeys(("broad", "filled", "filled_broad", "filled_narrow", "promised_full"), 9),
+    **dict.fromkeys(("learned_slopes", "packed_table", "promised_window", "steps"), 5),
+    **dict.fromkeys(("clusters", "listed_heads", "packed"), 5),
+    **dict.fromkeys(("decode_small_pages", "listed_anyway", "ragged_cache", "sunk"), 3),
+    **dict.fromkeys(("constants", "ends_by_head"), 3),
+    **dict.fromkeys(("decode_gqa", "decode_heads", "decode_paged"), 2),
+}
+"""Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
+SPECS = of_family("attention", [path for path in CORNERS if path.stem not in LONG]) + STOCK
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
+def test_verified_in_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -> None:
+    assert_right(path, tmp_path, verdict, SLOW.get(path.stem, 1))
+
+
+@pytest.mark.parametrize("head_dim", [1, 16, 24, 40, 64, 72, 80, 96, 120, 192, 200, 256, 576])
+def test_blocks_of_a_head_dim(head_dim: int, tmp_path: Path) -> None:
+    """Every column is in one block; two blocks of one size would be one (Triton 3.6 confuses their loads)."""
+    path = tmp_path / "x.yaml"
+    path.write_text(f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: {head_dim}\n")
+    chunks = plan_attention(load(path)).qk_chunks
+    assert sum(c.width for c in chunks) == head_dim
+    assert all(c.size >= 16 and c.size & (c.size - 1) == 0 and c.width <= c.size for c in chunks)
+    assert [c.start for c in chunks] == [0, chunks[0].size][: len(chunks)]
+    assert len({c.size for c in chunks}) == len(chunks)
+    assert sum(c.size for c in chunks) < 2 * max(head_dim, 16)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "generated").glob("*/triton.py")), ids=lambda p: p.parent.name
+)
+def test_no_remainder_by_zero(path: Path) -> None:
+    """A pipelined loop computes addresses ahead of its first iteration, also when it has none.
+
+    A remainder by the number of tiles would then be one by zero, from which the compiler concludes that there
+    are tiles: kernels have hung because of it.
+    """
+    text = path.read_text()
+    assert text.count("% wrap *") == text.count("wrap = tl.maximum(n_tiles, 1)")
+    assert "turn) % n_tiles" not in text

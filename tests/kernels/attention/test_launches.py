@@ -1,0 +1,110 @@
+"""How emitted attention launches: what was compiled for some layouts is called again for them, and for no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton.runtime.jit import JITFunction
+
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).resolve().parents[3]
+FILES = [p for p in sorted(ROOT.glob("generated/*/triton.py")) if "def _launch(" in p.read_text()]
+
+
+class _Kernel:
+    """Stands for a kernel and counts how often it is asked what it compiled."""
+
+    def __init__(self) -> None:
+        self.arg_names = ["x", "stride", "SIZE", "BLOCK"]
+        self.asked = 0
+        self.called: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def ask(*args: Any, **meta: Any) -> _Compiled:
+            self.asked += 1
+            return _Compiled(self)
+
+        return ask
+
+
+class _Compiled:
+    def __init__(self, kernel: _Kernel) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args: self.kernel.called.append((grid, *args))
+
+
+@pytest.fixture(scope="module")
+def emitted() -> Any:
+    return import_file(ROOT / "generated" / "causal" / "triton.py", "kgen_test_launches")
+
+
+def _launch(emitted: Any, kernel: _Kernel, x: torch.Tensor, BLOCK: int = 64) -> None:
+    emitted._launch(kernel, 3, emitted._layouts(x, None), x, x.stride(0), len(x), BLOCK=BLOCK, num_warps=4)
+
+
+def test_a_kernel_is_asked_once_for_the_same_layouts(emitted):
+    kernel, x = _Kernel(), torch.zeros(8, 16)
+    _launch(emitted, kernel, x)
+    _launch(emitted, kernel, x)
+    longer = torch.zeros(9, 16)
+    _launch(emitted, kernel, longer)  # sizes are no part of it
+    assert kernel.asked == 1
+    assert kernel.called == [((3, 1, 1), x, 16, 8, 64), ((3, 1, 1), longer, 16, 9, 64)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(8, 17)[:, :16],
+        torch.zeros(8, 16, dtype=torch.bfloat16),
+        torch.zeros(129)[1:].view(8, 16),
+        torch.zeros(8, 16, device="meta"),
+    ],
+    ids=["strides", "dtype", "alignment", "device"],
+)
+def test_a_kernel_is_asked_again_for_other_layouts(emitted, other):
+    kernel = _Kernel()
+    _launch(emitted, kernel, torch.zeros(8, 16))
+    _launch(emitted, kernel, other)
+    assert kernel.asked == 2
+
+
+def test_a_kernel_is_asked_again_for_other_constants(emitted):
+    kernel, x = _Kernel(), torch.zeros(8, 16)
+    _launch(emitted, kernel, x, BLOCK=64)
+    _launch(emitted, kernel, x, BLOCK=32)
+    assert kernel.asked == 2
+
+
+def test_what_is_kept_has_an_end(emitted, monkeypatch):
+    monkeypatch.setattr(emitted, "_COMPILED", dict.fromkeys(range(4096)))
+    _launch(emitted, _Kernel(), torch.zeros(8, 16))
+    assert len(emitted._COMPILED) == 1
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
+def test_kernels_are_compiled_for_nothing_else(path):
+    """Triton does not compile for numbers that are neither strides nor constants, which no key of a launch has."""
+    module = import_file(path, f"kgen_test_launches_{path.parent.name}")
+    launcher = path.read_text().split("# --- launch")[1]
+    kernels = {name: kernel for name, kernel in vars(module).items() if isinstance(kernel, JITFunction)}
+    launched = [kernel for name, kernel in kernels.items() if f" {name}, " in launcher]
+    assert launched
+    for kernel in launched:
+        for param in kernel.params:
+            if (
+                param.is_constexpr
+                or param.do_not_specialize
+                or param.name.endswith("_ptr")
+                or "_desc" in param.name
+            ):
+                continue
+            assert param.name.startswith("stride_") or param.name == "scale", (
+                f"{kernel.fn.__name__}: {param.name}"
+            )

@@ -1,0 +1,165 @@
+"""The machine code of kernels for Hopper: what ptxas has got wrong or does not do, and the source does not show."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify.compiling import compile_specs
+from kgen.verify.families import problem_of
+
+ROOT = Path(__file__).resolve().parents[3]
+NVDISASM = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+
+
+@pytest.fixture
+def compiled(compile_once: Callable[[str], Path], verdict: Any) -> Callable[[str], Path]:
+    """Compiles a spec for Hopper; gives the folder of what Triton made, unless the test is on record as right."""
+
+    def folder(name: str) -> Path:
+        loaded = load(_spec(name))
+        verdict(problem_of(loaded), *render_spec(loaded).values())
+        return compile_once(name)
+
+    return folder
+
+
+def _spec(name: str) -> Path:
+    paths = (ROOT / folder / f"{name}.yaml" for folder in ("specs", "tests/specs"))
+    return next(path for path in paths if path.exists())
+
+
+@pytest.fixture(scope="module")
+def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+
+    @functools.cache
+    def folder(name: str) -> Path:
+        path = tmp_path_factory.mktemp(name)
+        spec = load(_spec(name))
+        (path / name).mkdir()
+        for file, text in render_spec(spec).items():
+            (path / name / file).write_text(text)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_CACHE_DIR", str(path / "cache"))
+            assert not any(row["error"] for row in compile_specs([spec], path, ["sm_90"], targets=["triton"]))
+        return path / "cache"
+
+    return folder
+
+
+# Q in registers, of halves of a tile, in two parts, of thirds of a tile; K, in two parts; K and V.
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("sliding_window", 1), ("packed_latent", 2), ("causal_d64", 2), ("gpt_oss", 1)],
+)
+def test_operands_in_registers_stay(name: str, kernels: int, compiled: Callable[[str], Path]) -> None:
+    held = set()
+    for path in compiled(name).rglob("*_hopper_kernel.cubin"):
+        code = subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
+        found = _held(code)
+        assert not any(overwritten for _, overwritten in found), path.name
+        held |= {path.name for outside, _ in found if outside}
+    assert len(held) == kernels
+
+
+def test_an_operand_that_is_overwritten_is_found() -> None:
+    code = """
+.L_x_1:
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, R132, gdesc[UR16], RZ, !UPT ;
+        /*0020*/                   HGMMA.64x64x16.F32.BF16 R24, R136, gdesc[UR16], R24, gsb0 ;
+        /*0030*/                   F2FP.BF16.F32.PACK_AB R133, R23, R22 ;
+        /*0038*/                   HGMMA.64x64x16.F32.BF16 R56, R132, gdesc[UR16], R56, gsb0 ;
+        /*0040*/              @P0 BRA `(.L_x_1) ;
+"""
+    assert _held(code) == [(set(range(132, 140)), {133})]
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "packed_latent", "causal_d64"])
+def test_a_slot_is_freed_after_its_loads(name: str, compiled: Callable[[str], Path]) -> None:
+    """Of Q, which goes to registers while TMA waits to write the next tile's to its slot."""
+    kernels = [path.read_text() for path in compiled(name).rglob("_forward_hopper_kernel.ptx")]
+    assert kernels
+    for code in kernels:
+        assert "ldmatrix" in code
+        assert _all_fenced(code)
+
+
+def test_a_slot_that_is_freed_too_early_is_found() -> None:
+    code = "ldmatrix.sync {%r1}, [%r9];\nbar.sync 0, 128;\nmbarrier.arrive.shared::cta.b64 _, [%r2];\n"
+    assert not _all_fenced(code)
+    assert _all_fenced(code.replace("bar", "fence.proxy.async.shared::cta;\nbar", 1))
+
+
+def _all_fenced(code: str) -> bool:
+    """Whether a fence is between loads of matrices and the next arrival at a barrier. Without one ptxas lets loads be
+    under way when the thread arrives, and TMA, of another proxy, writes where they are still to read."""
+    before = code.split("mbarrier.arrive.shared::cta.b64")[:-1]
+    return all("fence.proxy.async" in x.rpartition("ldmatrix")[2] for x in before if "ldmatrix" in x)
+
+
+def _held(code: str) -> list[tuple[set[int], set[int]]]:
+    """Of every innermost loop with products: registers of left sides that come from outside, or the turn before, and
+    those that hold another's left side later in it."""
+    labels: dict[str, int] = {}
+    lines: list[str] = []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif instruction := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(.*?)\s*;", line):
+            lines.append(instruction[1])
+    jumps = [
+        (labels.get(m[1], i), i) for i, x in enumerate(lines) if (m := re.search(r"BRA.*`\((\.\w+)\)", x))
+    ]
+    loops = [(a, b) for a, b in jumps if a < b and any("HGMMA" in x for x in lines[a:b])]
+    inner = [x for x in loops if not any(y != x and x[0] <= y[0] and y[1] <= x[1] for y in loops)]
+    return [_of_loop(lines[a : b + 1]) for a, b in inner]
+
+
+def _of_loop(lines: list[str]) -> tuple[set[int], set[int]]:
+    outside: set[int] = set()
+    inside: set[int] = set()
+    written: set[int] = set()
+    for line in lines:
+        if product := re.match(r"HGMMA\S* R\d+, R(\d+)", line):
+            left = set(range(int(product[1]), int(product[1]) + 4))
+            outside |= left - written
+            inside |= left & written
+        elif result := re.match(r"(?!HGMMA|ST|RED|BAR|SYNCS)(\S+) R(\d+)", line):
+            four, two = (
+                any(x in result[1] for x in sizes) for sizes in (("M88.4", ".128"), (".64", "CS2R", "WIDE"))
+            )
+            written |= set(range(int(result[2]), int(result[2]) + (4 if four else 2 if two else 1)))
+    return outside, outside & inside
+
+
+def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Any
+) -> None:
+    """By the kernel for every chip, in tiles without a mask: a guard that differs from key to key makes copies of 4
+    bytes."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    path = tmp_path / "pair_bias.yaml"
+    text = (ROOT / "specs" / "pair_bias.yaml").read_text()
+    path.write_text(
+        text.replace(", grad: true", "").replace("passes: [forward, backward]", "passes: [forward]")
+    )
+    spec = load(path)
+    (tmp_path / "pair_bias").mkdir()
+    for file, text in render_spec(spec).items():
+        (tmp_path / "pair_bias" / file).write_text(text)
+    verdict(problem_of(spec), tmp_path / "pair_bias")
+    assert not any(row["error"] for row in compile_specs([spec], tmp_path, ["sm_100"], targets=["triton"]))
+    ptx = [path.read_text() for path in (tmp_path / "cache").rglob("_forward_kernel.ptx")]
+    by_tma = [text for text in ptx if "cp.async.bulk.tensor" in text]  # K and V
+    assert by_tma
+    for text in by_tma:
+        assert re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, %r\d+;", text)

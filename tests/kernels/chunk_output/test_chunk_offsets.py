@@ -1,0 +1,103 @@
+"""Offsets and chunks of packed sequences that are wrong: no kernel leaves its tensors."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from apart import interpreted
+from offsets import FAR, OFFSETS, TOKENS
+
+from kgen.render.rendering import render_spec
+from kgen.spec.load import loads
+from kgen.verify.families import problem_of
+from kgen.verify.toolchain import import_file
+
+CHUNKED = """kernel: chunk_output
+name: chunked
+dtype: fp16
+head_dim: 64
+chunk_size: 64
+decay: g[i]
+varlen: true
+targets: {triton: {}, cute: {}}
+"""
+INDICES = {"right": [[0, 0], [0, 1], [1, 0]], "wrong": [[0, -1], [-3, 5], [FAR, FAR]]}
+
+
+def test_chunk_output_stays_in_its_tensors(tmp_path: Path, verdict: Any) -> None:
+    loaded = loads(CHUNKED, "chunked.yaml")
+    text = render_spec(loaded)["triton.py"]
+    verdict(problem_of(loaded), text)
+    assert not interpreted(_touched_by_chunks, _written(text, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("bounded", "value"),
+    [
+        ("tl.minimum(tl.maximum({}, 0), N - 1)", "tl.load(chunk_indices_ptr + 2 * chunk)"),
+        ("tl.minimum(tl.maximum({}, 0), T)", "tl.load(chunk_indices_ptr + 2 * chunk + 1)"),
+        ("tl.minimum(tl.maximum({}, 0), T)", "tl.load(cu_seqlens_ptr + seq)"),
+        ("tl.minimum({}, T)", "tl.load(cu_seqlens_ptr + seq + 1)"),
+    ],
+)
+def test_each_bound_of_chunk_output_is_needed(bounded: str, value: str, tmp_path: Path, verdict: Any) -> None:
+    loaded = loads(CHUNKED, "chunked.yaml")
+    text = render_spec(loaded)["triton.py"]
+    assert bounded.format(value) in text
+    text = text.replace(bounded.format(value), value)
+    verdict(problem_of(loaded), text)
+    assert interpreted(_touched_by_chunks, _written(text, tmp_path))
+
+
+@pytest.mark.parametrize("arch", ["sm90", "sm100"])
+def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
+    """What the kernels read and write are the rows of a chunk, where it says that there are some."""
+    text = render_spec(loads(CHUNKED, "chunked.yaml"))[f"cute_{arch}.py"]
+    functions = [f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_chunk")]
+    cute = SimpleNamespace(jit=lambda f: f, size=len, Tensor=object)
+    names: dict[str, Any] = {
+        "cute": cute,
+        "cutlass": SimpleNamespace(max=max, min=min),
+        "Int32": int,
+        "BT": 64,
+    }
+    exec(compile(ast.Module(functions, []), "chunks", "exec"), names)
+    for offsets in OFFSETS.values():
+        for indices in ([(s, c) for s in range(len(offsets) - 1) for c in range(3)], *INDICES.values()):
+            places = {(n, i): pair[i] for n, pair in enumerate(indices) for i in (0, 1)}
+            for n in range(len(indices)):
+                _, _, start, rows = names["_chunk"](TOKENS, offsets, places, n)
+                assert start >= 0
+                assert rows <= 0 or start + rows <= TOKENS
+
+
+def _written(text: str, folder: Path) -> Path:
+    path = folder / "chunked.py"
+    path.write_text(text)
+    return path
+
+
+def _touched_by_chunks(path: Path) -> Any:
+    """As `_touched`, for three chunks of packed sequences."""
+    from memory import watched
+
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    function = import_file(path, "chunked").chunked
+    for what, numbers in OFFSETS.items():
+        for indices in (None, *INDICES.values()):
+            q, k, v = (torch.randn(1, TOKENS, 1, 64).half().requires_grad_() for _ in "qkv")
+            h, g = torch.randn(1, 3, 1, 64, 64).half(), torch.randn(1, TOKENS, 1)
+            chosen = None if indices is None else torch.tensor(indices, dtype=torch.int32)
+            offsets = torch.tensor(numbers, dtype=torch.int32)
+            with watched() as outside:
+                function(q, k, v, h, g, cu_seqlens=offsets, chunk_indices=chosen).sum().backward()
+            if outside:
+                return what, indices, outside[0]
+    return None

@@ -1,0 +1,18 @@
+"""Emitted chunk_output against float64 in Triton's interpreter: a stock spec, and corners that none has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from right import CORNERS, ROOT, assert_right, of_family
+
+SPECS = [*of_family("chunk_output", CORNERS), ROOT / "specs/gated_delta_output_varlen.yaml"]
+SLOW = {"chunk_wide": 9, "gated_delta_output_varlen": 9, "chunk_mixed": 3}
+"""Specs that take long in the interpreter, and of how many of their cases one runs here; `kgen verify` runs all."""
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
+def test_verified_in_the_interpreter(path: Path, tmp_path: Path, verdict: Any) -> None:
+    assert_right(path, tmp_path, verdict, SLOW.get(path.stem, 1))

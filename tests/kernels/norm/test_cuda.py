@@ -1,0 +1,301 @@
+"""Norms in CUDA: what is emitted compiles everywhere, for NVRTC and for nvcc, and spills nowhere."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from itertools import product
+from pathlib import Path
+
+import nvcc
+import pytest
+import torch
+import triton
+from cuda.core import Program, ProgramOptions
+
+from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify.compiling import compile_specs
+from kgen.verify.families import problem_of
+from kgen.verify.resources import usage_of
+from kgen.verify.toolchain import import_file
+
+
+def emitted(spec: Path, folder: Path) -> Path:
+    for name, text in render_spec(load(spec)).items():
+        path = folder / "sample" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+NORMS = {
+    "rms": ("norm: rms", "width: any", "dtype: bf16"),
+    "layer": ("norm: layer", "width: any", "bias: true", "dtype: fp16"),
+    "heads": ("norm: rms", "width: [64, 128]", "heads: any", "dtype: bf16"),
+    "eight bits": (
+        "norm: layer",
+        "width: any",
+        "dtype: fp16",
+        "quantize: {dtype: fp8_e4m3, scale: per_row}",
+        "passes: [forward]",
+    ),
+    "bare": ("norm: rms", "width: 64", "dtype: bf16", "weight: false", "statistics: recompute"),
+    "recomputed": ("norm: layer", "width: any", "dtype: bf16", "statistics: recompute"),
+    "mods": (
+        "norm: layer",
+        "width: 4096",
+        "residual: in_out",
+        "weight_offset: 1",
+        "dtype: {input: bf16, weight: fp32, residual: fp32}",
+        "buffers:",
+        "  z: {shape: [ROWS, WIDTH], dtype: bf16, grad: true}",
+        "  t: {shape: [ROWS], dtype: fp32, grad: true}",
+        "  c: {shape: [WIDTH], dtype: fp32, grad: true}",
+        "  stage: {shape: [ROWS, WIDTH], dtype: bool}",
+        "params: {cap: {type: float, runtime: true}, n: {type: int, runtime: true}, two: 2.0}",
+        "input_mod: where(stage, (x + residual) * t, 0.0) + c",
+        "output_mod: y * silu(z) * two + min(cap, n % 3)",
+    ),
+}
+"""Layer and RMS, heads, and everything that expressions may do; `t`, `n` and `stage` are names of the kernels' own."""
+
+
+def norm(folder: Path, *lines: str) -> Path:
+    path = folder / "sample.yaml"
+    path.write_text("\n".join(["kernel: norm", "name: sample", *lines, "targets: {cuda: {}}"]))
+    return path
+
+
+@pytest.mark.parametrize("which", sorted(NORMS.keys() - {"rms", "layer"}))
+def test_norms_compile_and_do_not_spill(tmp_path, which, verdict):
+    spec = norm(tmp_path, *NORMS[which])
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    verdict(problem_of(load(spec)), path.parent)
+    module = import_file(path, f"emitted_{which}")
+    first = 89 if which == "eight bits" else 80
+    sums = ("columns", "finalize") if "columns_kernel" in path.read_text() else ()
+    names = {f"sample_kernels::{kernel}_kernel": first for kernel in sums}
+    for kernel, shapes in module._shapes().items():
+        held = [s for s in shapes if s.elements]
+        assert [s.width for s in held] == sorted(s.width for s in held)
+        assert held == shapes[: len(held)]
+        # One shape for each way of sharing rows: several a block, one, a cluster for one; and of single elements.
+        for single in (False, True):
+            those = [s for s in held if (s.vector == 1) == single and (not single or s.cluster == 1)]
+            for s in (those[0], those[-1], shapes[-1]):
+                names[module._name(kernel, s)] = 90 if s.cluster > 1 else first
+    for name, least in names.items():
+        for arch in (arch for arch in ("sm_80", "sm_90", "sm_100") if int(arch[3:]) >= least):
+            registers, spills, _ = usage_of(module._compiled(name, arch), name)
+            assert 16 <= registers <= 255
+            # All gradients at once, in the widest shape, are more than a thread has registers for.
+            assert spills == 0 or which == "mods", (name, arch, spills)
+
+
+def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path, verdict):
+    spec = norm(tmp_path, "norm: rms", "width: 64", "dtype: bf16", "passes: [forward]")
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
+    verdict(problem_of(load(spec)), tmp_path / "out")
+    rows = compile_specs([load(spec)], tmp_path / "out", ["sm_80"])
+    assert all(row["ok"] for row in rows), rows
+    module = import_file(path, "emitted_shapes")
+    names = {module._name("forward", s) for s in module._shapes()["forward"]}
+    assert {n.rpartition("::")[2] for n in names} <= {row["kernel"] for row in rows}
+
+
+def test_chips_without_clusters_compile_none(tmp_path, verdict):
+    spec = norm(tmp_path, "norm: rms", "width: 65536", "dtype: bf16", "passes: [forward]")
+    emitted(spec, tmp_path / "out")
+    verdict(problem_of(load(spec)), tmp_path / "out")
+    clusters = {}
+    for arch in ("sm_80", "sm_90"):
+        rows = compile_specs([load(spec)], tmp_path / "out", [arch])
+        shapes = [re.findall(r"\d+", row["kernel"]) for row in rows]
+        clusters[arch] = sum(int(s[3]) > 1 for s in shapes)
+    assert clusters["sm_80"] == 0 < clusters["sm_90"]
+
+
+def test_hinted_copies_are_instructions(tmp_path, verdict):
+    """Where ptxas takes the address of a copy with a hint apart, it names registers that it never filled."""
+    disassembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    if not disassembler.exists():
+        pytest.skip("this Triton has no disassembler")
+    spec = norm(tmp_path, *NORMS["rms"])
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.cu"
+    verdict(problem_of(load(spec)), path)
+    kernel = "sample_kernels::forward_kernel<512, 1, 64, 1, 8, 1, 2>"
+    program = Program(path.read_text(), "c++", ProgramOptions(arch="sm_90", std="c++17"))
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(bytes(program.compile("cubin", name_expressions=(kernel,)).code))
+    listing = subprocess.run(
+        [disassembler, "-sass", cubin], capture_output=True, text=True, check=True
+    ).stdout
+    copies = re.findall(r"LDGSTS\S* \[[^]]*\], desc\[UR(\d+)\]", listing)
+    assert len(copies) == 8
+    # What describes memory is a pair of registers, the first of which is even.
+    assert all(int(number) % 2 == 0 for number in copies), listing
+
+
+@pytest.fixture(scope="module")
+def module_of_layer_norm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("norm")
+    path = emitted(norm(folder, *NORMS["layer"]), folder / "out") / "sample" / "cuda.py"
+    module = import_file(path, "emitted_layouts")
+    module._arch = lambda device: "sm_90"
+    module._resident = lambda *args: 264
+    module._shared_limit = lambda device: 220_000
+    return module
+
+
+def test_which_rows_are_whole_accesses(module_of_layer_norm):
+    """Rows come 16 bytes at a time where all begin and end on as many; else singly."""
+    vector = module_of_layer_norm._vector
+    x, w = torch.empty(5, 264, dtype=torch.float16), torch.empty(264, dtype=torch.float16)
+    assert vector((x,), (w,)) == 8
+    assert vector((x[:, :256], x[:, 8:]), (w,)) == 8
+    odd = torch.empty(5, 265, dtype=torch.float16)
+    for rows in ((x[:, :257],), (x[:, 1:257],), (odd[:, :256],), (odd,), (x, odd)):
+        assert vector(rows, (w,)) == 1
+    assert vector((x,), (w[1:],)) == 1
+
+
+def test_statistics_are_stored_for_backward_alone(module_of_layer_norm, monkeypatch):
+    launched = []
+    monkeypatch.setattr(module_of_layer_norm, "_launch", lambda *args: launched.append(args[4]))
+    x, w = torch.ones(5, 256, dtype=torch.float16), torch.ones(256, dtype=torch.float16)
+    module_of_layer_norm.sample(x, w, w)
+    w.requires_grad_()
+    module_of_layer_norm.sample(x, w, w)
+    with torch.no_grad():
+        module_of_layer_norm.sample(x, w, w)
+    # x and its stride, weight, bias, out, mean, rstd.
+    stored = [[pointer != 0 for pointer in args[4:7]] for args in launched]
+    assert stored == [[True, False, False], [True, True, True], [True, False, False]]
+
+
+@pytest.mark.parametrize("width", [1, 257, 600, 1000, 1021, 4095, 12_001, 100_003, 245_753, 262_143])
+def test_shapes_are_wide_enough(module_of_layer_norm, width):
+    plan, cuda = module_of_layer_norm._plan, torch.device("cuda", 0)
+    for kernel, vector in product(("forward", "backward"), (8, 1)):
+        name, shape, shared, _ = plan(kernel, cuda, width, vector, 4, 2)
+        assert name.split(", ")[4] == str(vector)
+        assert shape.width >= width
+        assert shared <= 220_000
+        # A slot of single elements is whole accesses, whatever is stored.
+        assert vector > 1 or shape.threads * shape.elements % 16 == 0
+
+
+def test_rows_of_a_thread_are_of_one_head(tmp_path):
+    path = emitted(norm(tmp_path, *NORMS["heads"]), tmp_path / "out") / "sample" / "cuda.py"
+    module = import_file(path, "emitted_heads_apart")
+    # What no shape takes is refused in C too.
+    widest = {s[-1].width for s in module._shapes().values()}
+    assert set(map(int, re.findall(r"width_ > (\d+)", path.with_suffix(".cu").read_text()))) == widest
+    for rows, shape_rows, resident, turns in product((1, 7, 133, 5000), (1, 4, 16), (1, 33, 264), (0, 2)):
+        s = module._shapes()["backward"][0]._replace(rows=shape_rows, turns=turns)
+        for multiple in (1, 8, 24):
+            n = module._groups(rows, s, resident, multiple)
+            assert n > 0
+            assert n * shape_rows % multiple == 0
+            assert n <= max(resident, -(-rows // shape_rows) // 2 * (turns > 0), multiple)
+    assert module._groups(5000, s._replace(rows=4), 0, 1) == 1250
+
+
+def test_a_file_has_the_shapes_of_its_plan(tmp_path):
+    """Each is stated once, in `cuda.cu`; the launcher finds them there, however the table is laid out."""
+    spec = load(norm(tmp_path, *NORMS["layer"]))
+    path = emitted(Path(spec.path), tmp_path / "out") / "sample" / "cuda.py"
+    plan = plan_norm(spec)
+    wanted = {"forward": forward_shapes(plan), "backward": backward_shapes(plan)}
+    text = path.with_suffix(".cu").read_text()
+    for n, layout in enumerate(
+        (text, text.replace("},\n    {", "}, {"), text.replace(", 0},\n};", ",\n 0}\n};"))
+    ):
+        path.with_suffix(".cu").write_text(layout)
+        shapes = import_file(path, f"emitted_tables_{n}")._shapes()
+        for kernel, of_plan in wanted.items():
+            fields = ("width", "threads", "rows", "elements", "cluster", "stages", "blocks", "turns")
+            assert [[getattr(s, f) for f in fields] for s in shapes[kernel]] == [
+                [getattr(s, f) for f in fields] for s in of_plan
+            ]
+            assert [s.vector == 1 for s in shapes[kernel]] == [s.single for s in of_plan]
+    stated = re.findall(r"^ +\{[\d, ]+\},$", text, re.MULTILINE)
+    assert len(stated) == sum(map(len, wanted.values()))
+    assert not any(f"threads={s.threads}" in path.read_text() for s in wanted["forward"])
+
+
+@pytest.mark.parametrize("which", ["heads", "mods", "eight bits", "bare"])
+def test_norms_are_for_nvcc_too(tmp_path, which, verdict):
+    spec = norm(tmp_path, *NORMS[which])
+    path = emitted(spec, tmp_path / "out") / "sample" / "cuda.cu"
+    verdict(problem_of(load(spec)), nvcc.versions(), path)
+    symbols = nvcc.symbols(path, tmp_path)
+    assert " T sample_forward\n" in symbols
+    assert (" T sample_backward\n" in symbols) == (which != "eight bits")
+
+
+@pytest.mark.parametrize("width", [1024, 1023])
+def test_norms_run_from_c(tmp_path, width):
+    """The C launchers, called on device memory as a program in C++ would call them."""
+    if not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    spec = norm(tmp_path, "norm: layer", f"width: {width}", "bias: true", "dtype: bf16")
+    nvcc.symbols(
+        emitted(spec, tmp_path / "out") / "sample" / "cuda.cu",
+        tmp_path,
+        "-arch=native",
+        "-shared",
+        "-Xcompiler",
+        "-fPIC",
+    )
+    library = ctypes.CDLL(str(tmp_path / "x.o"))
+    rows, long = 1001, ctypes.c_longlong
+    x, dout = (torch.randn(rows, width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight, bias = (torch.randn(width, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out, dx = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+    dweight, dbias = torch.full_like(weight, torch.nan), torch.full_like(bias, torch.nan)
+    mean, rstd = (torch.full((rows,), torch.nan, device="cuda") for _ in range(2))
+
+    def at(*tensors):
+        return [ctypes.c_void_p(t.data_ptr()) for t in tensors]
+
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    size, stride = (long(rows), long(width)), long(width)
+    outputs = at(weight, bias, out, mean, rstd)
+    assert library.sample_forward(*at(x), stride, *outputs, *size, ctypes.c_float(1e-5), stream) == 0
+    saved = at(weight, mean, rstd, dx)
+    assert (
+        library.sample_backward(*at(dout), stride, *at(x), stride, *saved, *size, *at(dweight, dbias), stream)
+        == 0
+    )
+    leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
+    want = torch.nn.functional.layer_norm(leaves[0], (width,), leaves[1], leaves[2], 1e-5)
+    for got, right in zip(
+        (out, dx, dweight, dbias), (want, *torch.autograd.grad(want, leaves, dout.double())), strict=True
+    ):
+        assert float((got.double() - right).norm() / right.norm()) < 4e-3
+    assert (
+        library.sample_forward(*at(x), stride, *outputs, long(-1), long(width), ctypes.c_float(1e-5), stream)
+        != 0
+    )
+
+
+@pytest.mark.parametrize("which", sorted(NORMS))
+def test_nothing_is_emitted_that_is_not_used(tmp_path, which):
+    path = emitted(norm(tmp_path, *NORMS[which]), tmp_path / "out") / "sample" / "cuda.cu"
+    text = re.sub(r"//.*", "", path.read_text())
+    names = re.findall(r"__forceinline__ [^;{}()]*?(\w+)\(", text) + re.findall(r"struct (\w+) {", text)
+    names += re.findall(r"^constexpr \w+ (\w+)", text, re.MULTILINE)
+    assert {"store", "Row", "SIDE_BY_SIDE"} < set(names)
+    assert {n for n in names if len(re.findall(rf"\b{n}\b", text)) < 2} == set()
+    for name in ("forward", "backward", "columns", "finalize"):
+        for params, body in re.findall(rf"{name}_kernel\((const [^)]*)\) {{\n(.*?)\n}}\n", text, re.DOTALL):
+            given = re.findall(r"(\w+)(?:,|$)", params)
+            assert len(given) > 3
+            assert {p for p in given if not re.search(rf"\b{p}\b", body)} == set(), name
+    # An RMS norm subtracts no mean, and has none.
+    assert ("mean" in re.sub(r"means?\[|means\b", "", text)) == (which not in ("rms", "heads", "bare"))

@@ -1,0 +1,82 @@
+"""Names of a spec give way in CUDA to all that a file has itself; C++ is taken apart here, and nowhere else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.kernels.norm.spec import RESERVED
+from kgen.kernels.norm.targets.cuda.kernels import KernelFields
+from kgen.kernels.norm.targets.cuda.names import given_way
+from kgen.render import names
+from kgen.render.rendering import render_spec
+from kgen.spec.common import checked_name
+from kgen.spec.load import Loaded, load, loads
+
+ROOT = Path(__file__).resolve().parents[3]
+SPECS = sorted([*(ROOT / "specs").glob("*.yaml"), *(ROOT / "tests" / "specs").glob("*.yaml")])
+SAMPLE = """kernel: norm
+name: sample
+norm: NORM
+width: any
+dtype: bf16
+BIAS
+HEADS
+buffers:
+  slopes: {shape: [ROWS, WIDTH], dtype: bf16, grad: true}
+  tilts: {shape: [ROWS], dtype: fp32, grad: true}
+  lifts: {shape: [COLUMNS], dtype: fp32, grad: true}
+params:
+  cap: 30.0
+  reach: {type: int, runtime: true}
+output_mod: cap * tanh(y * slopes * tilts * lifts / cap) + reach
+targets: {cuda: {}}
+"""
+SILENT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+WORD = re.compile(r"(?<![\w.])(?<!->)[^\W\d]\w*")
+MARK = re.compile(r"(?:__)?\d+z", re.IGNORECASE)
+
+
+def definitions(text: str) -> Iterator[set[str]]:
+    """The words of each definition of a file that has one of a name of the spec."""
+    for part in re.split(r"^\}", SILENT.sub('""', text), flags=re.MULTILINE):
+        words = set(WORD.findall(part))
+        if any(MARK.search(word) for word in words):
+            yield words
+
+
+def samples() -> list[Loaded]:
+    found = [loaded for path in SPECS if (loaded := load(path)).spec.kernel == "norm"]
+    for norm, bias, heads in (("rms", "", ""), ("layer", "bias: true", ""), ("rms", "", "heads: any")):
+        text = SAMPLE.replace("NORM", norm).replace("BIAS", bias).replace("HEADS", heads)
+        found.append(loads(text.replace("COLUMNS", "H, WIDTH" if heads else "WIDTH"), "sample.yaml"))
+    return [loaded for loaded in found if loaded.spec.targets.cuda is not None]
+
+
+def legal(name: str) -> bool:
+    try:
+        return checked_name(name) not in RESERVED
+    except ValueError:
+        return False
+
+
+def in_the_way(loaded: Loaded) -> set[str]:
+    """Names that a spec might have, of which something is made that the file has already."""
+    other = names.apart(loaded)
+    fields, found = KernelFields(plan_norm(loaded)), set[str]()
+    for words in definitions(render_spec(other, ["cuda"])["cuda.cu"]):
+        # Constants are in capitals; what has both cases is made of no name.
+        own = {w.lower() for w in words if not MARK.search(w) and w in (w.lower(), w.upper())}
+        for word, name in product(map(str.lower, words), (*other.spec.buffers, *other.spec.params)):
+            if name in word:
+                before, after = word.split(name)
+                alike = (w for w in own if w.startswith(before) and w.endswith(after))
+                found |= {core for w in alike if legal(core := w[len(before) : len(w) - len(after)])}
+    return {name for name in found if given_way([name], fields.taken()) == {name: name}}
+
+
+def test_no_name_of_the_file_is_missing() -> None:
+    assert set().union(*map(in_the_way, samples())) == set()

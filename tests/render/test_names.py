@@ -1,0 +1,208 @@
+"""A name of a spec that an emitted function has already is refused, whatever templates call theirs."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+
+from kgen.diagnostics import KgenError
+from kgen.render.names import _fewer, _scopes
+from kgen.render.rendering import render_spec
+from kgen.spec.load import loads
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTENTION = """kernel: attention
+name: sample
+dtype: bf16
+head_dim: 32
+buffers:
+  slopes: {shape: [HQ], dtype: fp32, grad: true}
+params:
+  cap: 30.0
+  reach: {type: int, runtime: true}
+  limit: {type: int, runtime: true}
+  edge: {type: int, runtime: true}
+score_mod: cap * tanh(score / cap) + slopes[h] * (kv_idx - q_idx)
+mask_mod: q_idx - kv_idx <= reach and kv_idx - q_idx <= limit and kv_idx >= edge
+"""
+NORM = """kernel: norm
+name: sample
+norm: layer
+width: any
+dtype: bf16
+bias: true
+buffers:
+  slopes: {shape: [ROWS, WIDTH], dtype: bf16, grad: true}
+params:
+  cap: 30.0
+  reach: {type: int, runtime: true}
+  limit: {type: int, runtime: true}
+  edge: {type: int, runtime: true}
+output_mod: cap * tanh(y * slopes / cap) + reach * limit * edge
+targets: {triton: {}, cuda: {}}
+"""
+SPELLED = {"slopes": ("slopes", "slopes_ptr", "stride_slopes_0"), "reach": ("reach",), "cap": ("CAP",)}
+
+
+def rendered(text: str, names: dict[str, str] | None = None) -> dict[str, str]:
+    """The emitted files, with other names in the spec."""
+    for name, other in (names or {}).items():
+        text = text.replace(name, other)
+    return render_spec(loads(text, "sample.yaml"))
+
+
+def refused(text: str, names: dict[str, str]) -> list[str]:
+    """Those of the other names that messages refuse."""
+    try:
+        rendered(text, names)
+    except KgenError as error:
+        return [d.message.split("`")[1] for d in error.diagnostics]
+    return []
+
+
+def functions(files: dict[str, str]) -> Iterator[tuple[set[str], set[str]]]:
+    """Arguments, and all names, of each function in Python."""
+    for file in (f for f in files if f.endswith(".py")):
+        for node in ast.walk(ast.parse(files[file])):
+            if isinstance(node, ast.FunctionDef):
+                arguments = {a.arg for a in ast.walk(node.args) if isinstance(a, ast.arg)}
+                yield arguments, arguments | {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+
+
+def clashing(files: dict[str, str], name: str) -> list[str]:
+    """What would make of `name` an argument that a function has already."""
+    found = set()
+    for spelled in SPELLED[name]:
+        before, after = spelled.lower().split(name)
+        for arguments, names in functions(files):
+            for argument in arguments if spelled in names else ():
+                word = argument.lower() if argument.isupper() == spelled.isupper() else ""
+                if word.startswith(before) and word.endswith(after) and len(word) > len(before + after):
+                    found.add(word[len(before) : len(word) - len(after)])
+    return sorted(
+        n for n in found if not any(own in n for own in ("slopes", "reach", "cap", "limit", "edge"))
+    )
+
+
+@pytest.mark.parametrize("text", [ATTENTION, NORM], ids=["attention", "norm"])
+def test_no_name_is_an_argument_too(text: str) -> None:
+    files = rendered(text)
+    slopes, reach, cap = (clashing(files, name) for name in SPELLED)
+    assert slopes
+    assert len(reach) > 10
+    assert cap
+    # Several at a time, for it to be quick.
+    for others in zip_longest(slopes, reach[::3], reach[1::3], reach[2::3], cap):
+        names = {n: o for n, o in zip(("slopes", "reach", "limit", "edge", "cap"), others, strict=True) if o}
+        if len(set(names.values())) < len(names):
+            told = [other for name, other in names.items() if refused(text, {name: other})]
+        else:
+            told = refused(text, names)
+        for name, other in names.items():
+            # What expressions are cut into gets other names by itself: then each function has as many as before.
+            if other not in told and not refused(text, {name: other}):
+                sizes = [len(all_names) for _, all_names in functions(rendered(text, {name: other}))]
+                assert sizes == [len(all_names) for _, all_names in functions(files)], other
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        *(
+            ("slopes", "dq"),
+            ("slopes", "delta"),
+            ("slopes", "arg"),
+            ("reach", "m_i"),
+            ("reach", "dslopes"),
+            ("cap", "log2e"),
+        ),
+        ("sample", "os"),
+    ],
+)
+def test_names_of_kernels_launchers_and_modules(name: str, other: str) -> None:
+    assert refused(ATTENTION, {name: other}) == [other]
+
+
+def test_names_of_functions_without_the_specs_are_free() -> None:
+    # `_tile`, `_scatter` and `_descriptors` have such variables.
+    for other in ("table", "values", "blocks"):
+        assert not refused(ATTENTION, {"slopes": other})
+
+
+def test_short_names_are_free() -> None:
+    names = [
+        "a",
+        "c",
+        "d",
+        "dim",
+        "g",
+        "index",
+        "label",
+        "n",
+        "positions",
+        "r",
+        "shape",
+        "size",
+        "t",
+        "x",
+        "a",
+        "c",
+    ]
+    for others in zip(names, names[1:], names[2:], strict=False):
+        assert not refused(ATTENTION, dict(zip(("slopes", "reach", "cap"), others, strict=True)))
+
+
+def test_functions_may_have_short_names() -> None:
+    text = (ROOT / "specs" / "causal.yaml").read_text()
+    for other in ("dim", "dims", "dtype", "label", "shape", "x"):
+        assert not refused(text, {"name: causal": f"name: {other}"})
+
+
+def test_names_of_functions_that_are_not_there_are_free() -> None:
+    forward = ATTENTION.replace(", grad: true", "") + "passes: [forward]\n"
+    assert not refused(forward, {"slopes": "dq"})
+
+
+def test_scopes_are_pythons() -> None:
+    """With what they take from outside, and nothing of strings, attributes and arguments of calls."""
+    text = """
+import os
+def outer(a, b=1):
+    def inner():
+        kept = f"{a} b"
+        return lambda: os.sep + call(c=kept)
+class Kept:
+    a = 1
+    def held(self):
+        return a
+"""
+    scopes = list(_scopes(text))
+    inner = {"a", "kept", "os", "call"}
+    for scope in ({"os", "outer", "Kept", "call", "a"}, {"a", "b", "inner", "os", "call"}, inner):
+        assert scope in scopes
+    assert [scope for scope in scopes if "held" in scope] == [{"a", "held"}]
+
+
+def test_variables_of_comprehensions_are_no_others() -> None:
+    function = "def f({0}):\n    return {0}, [{1} for {1} in ()], {{2: {1} for {1} in ()}}\n"
+    assert not _fewer(function.format("t", "t"), function.format("t__0z", "t"))
+    beside = "def f({0}):\n    t = 1\n    return t, [t for t in {0}]\n"
+    assert _fewer(beside.format("t"), beside.format("t__0z"))
+    assert _fewer("def f(t, t): pass", "def f(t, t__0z): pass")
+
+
+def test_names_in_cuda() -> None:
+    assert not refused(NORM, {"slopes": "asm"})
+    assert not refused(NORM, {"slopes": "t"})  # a comprehension's in the launcher
+    # Names give way in kernels, of which callers see none.
+    cuda = NORM.replace("{triton: {}, cuda: {}}", "{cuda: {}}")
+    assert "next_rstd__ptr" in rendered(cuda, {"slopes": "next_rstd"})["cuda.cu"]
+    both = rendered(cuda, {"slopes": "a_1", "reach": "a1"})["cuda.cu"]
+    assert "using A1Slots" in both
+    assert "int a1_," in both
+    # Functions keep theirs: `forward_kernels` would be a function and what it is in.
+    assert refused(cuda, {"sample": "forward"}) == ["forward"]

@@ -1,0 +1,57 @@
+"""Expressions in CUDA: every function is one that NVRTC knows."""
+
+from __future__ import annotations
+
+import contextlib
+from itertools import product
+from pathlib import Path
+
+from cuda.core import Program, ProgramOptions
+
+from kgen.expr.algebra import call
+from kgen.expr.functions import TABLE, in_order
+from kgen.expr.nodes import Type, Var
+from kgen.expr.type_rules import TypeRuleError
+from kgen.targets.code import CUDA, spell
+from kgen.targets.cuda.printer import Printer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_device_code_includes_nothing():
+    for path in (ROOT / "generated").glob("*/cuda.cu"):
+        device, _, host = path.read_text().partition("#ifndef __CUDACC_RTC__")
+        assert "#include" not in device
+        assert "#include <cuda_runtime.h>" in host
+
+
+def test_every_function_is_one_of_cuda(verdict):
+    """Each row of the table compiles in a kernel: NVRTC knows the names, and none is ambiguous."""
+    lines, helpers = [], set[str]()
+    names = {Type.FLOAT: "xyz", Type.INT: "ijk", Type.LONG: "lmn", Type.BOOL: "pqr"}
+    for name, row in TABLE.items():
+        for types in product(Type, repeat=row.arity[0]):
+            arguments = [Var(names[t][i], t) for i, t in enumerate(types)]
+            with contextlib.suppress(TypeRuleError):
+                for fast in (False, True):
+                    value = Printer(fast_math=fast, helpers=helpers).value(call(name, *arguments))
+                    lines.append(f"    total += float({spell(value, CUDA)});")
+    source = "\n".join(in_order(helpers))
+    body = "\n".join(lines)
+    kernel = (
+        "__global__ void every(float* out, float x, float y, float z, int i, int j, int k, "
+        "long long l, long long m, long long n, bool p, bool q, bool r) {\n"
+    )
+    verdict(None, source, kernel, body)
+    program = Program(
+        f"{source}\n{kernel}    float total = 0.0f;\n{body}\n    *out = total;\n}}",
+        "c++",
+        ProgramOptions(arch="sm_90", std="c++17"),
+    )
+    assert program.compile("cubin", name_expressions=("every",)).code
+
+
+def test_a_cheaper_tanh_is_asked_for():
+    tanh = call("tanh", Var("x", Type.FLOAT))
+    assert spell(Printer().value(tanh), CUDA) == "tanhf(x)"
+    assert spell(Printer(fast_math=True).value(tanh), CUDA) == "_tanh_approx(x)"

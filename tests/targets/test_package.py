@@ -1,0 +1,206 @@
+"""`__init__.py` of an emitted folder: which of its files is called, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from kgen.diagnostics import KgenError
+from kgen.family import known_targets
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load, loads
+from kgen.targets import asked_targets, callable_files, sources
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).resolve().parents[2]
+STOCK = sorted((ROOT / "specs").glob("*.yaml"))
+CHUNKS = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\n"
+NORM = "kernel: norm\nname: sample\nnorm: rms\nwidth: any\ndtype: bf16\ntargets: {triton: {}, cuda: {}}\n"
+HOPPER, BLACKWELL, AMPERE = (9, 0), (10, 0), (8, 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "sample"
+    for name in [name for name in sys.modules if name.split(".")[0] == "sample"]:
+        del sys.modules[name]
+
+
+def package(folder: Path, text: str) -> ModuleType:
+    """The package of a spec, its files replaced by ones that only say who they are."""
+    folder.mkdir()
+    for name, source in render_spec(loads(text, "sample.yaml")).items():
+        if name != "__init__.py":
+            stem = Path(name).stem
+            source = f"def sample(*args, **kwargs):\n    return {stem!r}, args, kwargs\n"
+        (folder / name).write_text(source)
+    importlib.invalidate_caches()
+    return importlib.import_module("sample")
+
+
+def chosen(
+    module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int] | None,
+    gradients: bool = False,
+    missing: tuple[str, ...] = (),
+) -> str:
+    """Which file is called for tensors on a device of that compute capability (None: on the CPU)."""
+    for name in [name for name in vars(module) if name.startswith("_runs_")]:
+        vars(module)[name].cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(module, "_installed", lambda package: package not in missing)
+    device = torch.device("cuda" if capability else "cpu")
+    x = SimpleNamespace(device=device, requires_grad=gradients)
+    stem, args, _ = module.sample(x, x, x, x, x)
+    assert args == (x, x, x, x, x)
+    return str(stem)
+
+
+def test_the_fastest_file_that_can_run(folder, monkeypatch):
+    module = package(folder, CHUNKS + "decay: g[i]\ntargets: {triton: {}, cute: {}}\n")
+    assert chosen(module, monkeypatch, HOPPER) == "cute_sm90"
+    assert chosen(module, monkeypatch, HOPPER, gradients=True) == "triton"
+    assert chosen(module, monkeypatch, HOPPER, missing=("cutlass",)) == "triton"
+    assert chosen(module, monkeypatch, BLACKWELL) == "triton"
+    assert chosen(module, monkeypatch, None) == "triton"
+    with torch.no_grad():
+        assert chosen(module, monkeypatch, HOPPER, gradients=True) == "cute_sm90"
+
+
+def test_a_file_for_each_architecture_and_no_other(folder, monkeypatch):
+    module = package(folder, CHUNKS + "decay: g[i]\npasses: [forward]\ntargets: {cute: {}}\n")
+    assert chosen(module, monkeypatch, HOPPER, gradients=True) == "cute_sm90"
+    assert chosen(module, monkeypatch, BLACKWELL) == "cute_sm100"
+    with pytest.raises(ValueError, match="sample: no file of this folder runs on cuda"):
+        chosen(module, monkeypatch, AMPERE)
+
+
+@pytest.mark.parametrize(("fastest", "called"), [(2, "cuda"), (0, "triton")])
+def test_ranks_decide(folder, monkeypatch, fastest, called):
+    """CUDA on devices that it takes where it is the faster, else Triton without a choice."""
+    from kgen.kernels.norm.targets.cuda import sources as norm
+
+    plain = norm.sources
+
+    def ranked(loaded):
+        return [s if s.rank is None else type(s)(**{**vars(s), "rank": fastest}) for s in plain(loaded)]
+
+    monkeypatch.setattr(norm, "sources", ranked)
+    module = package(folder, NORM)
+    if called == "triton":
+        assert module.sample(1, 2) == ("triton", (1, 2), {})
+        return
+    x = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
+    for installed, want in ((True, "cuda"), (False, "triton")):
+        module._runs_cuda.cache_clear()
+        monkeypatch.setattr(module, "_installed", lambda package, installed=installed: installed)
+        assert module.sample(x, x)[0] == want
+
+
+def test_keywords_reach_the_file(folder):
+    module = package(folder, CHUNKS + "decay: g[i]\nvarlen: true\ntargets: {triton: {}, cute: {}}\n")
+    x = torch.zeros(1)
+    _, args, kwargs = module.sample(x, x, x, x, x, cu_seqlens=x, scale=2.0)
+    assert len(args) == 5
+    assert kwargs == {"cu_seqlens": x, "chunk_indices": None, "scale": 2.0}
+
+
+def test_compiled_whole_and_differentiable(folder):
+    """The file is chosen while the graph is made: nothing breaks it."""
+    spec = load(ROOT / "specs/gated_delta_output.yaml")
+    for name, text in render_spec(spec).items():
+        folder.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    module = import_file(folder / "__init__.py", "sample")
+    shapes = [(1, 64, 16, 128), (1, 64, 16, 128), (1, 64, 32, 128), (1, 1, 32, 128, 128)]
+    tensors = [
+        torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True) for shape in shapes
+    ]
+    tensors.append(torch.empty(1, 64, 32, device="meta", requires_grad=True))
+    o = torch.compile(module.gated_delta_output, fullgraph=True, backend="eager")(*tensors)
+    assert o.shape == (1, 64, 32, 128)
+    assert o.requires_grad
+
+
+@pytest.mark.parametrize("path", STOCK, ids=lambda path: path.stem)
+def test_every_folder_offers_its_function(path):
+    """From one file, or from the fastest of several."""
+    loaded = load(path)
+    files = callable_files(s for target in asked_targets(loaded) for s in sources(loaded, target))
+    assert files, "no file has the function"
+    assert len({file.rank for file in files}) == len(files), "two files of one rank"
+    assert set(asked_targets(loaded)) <= set(known_targets())
+    name = loaded.spec.name
+    module = import_file(ROOT / "generated" / name / "__init__.py", f"kgen_test_package_{name}")
+    function = getattr(module, name)
+    assert (function.__module__ == module.__name__) == (len(files) > 1)
+    offered = {name, *files[0].offers} if len(files) == 1 else {name}
+    assert offered <= vars(module).keys()
+    if len(files) == 1:
+        assert set(module.__all__) == offered
+
+
+HOPPER_SAYS = "the faster ones for Hopper are in hopper.py, which was not found"
+
+
+def test_kernels_for_hopper_are_found_beside_the_file_alone(tmp_path, monkeypatch):
+    """By a relative import, and never by their name."""
+    folder = tmp_path / "causal"
+    folder.mkdir()
+    for file in ("__init__.py", "triton.py", "hopper.py"):
+        (folder / file).write_bytes((ROOT / "generated" / "causal" / file).read_bytes())
+    beside = import_file(folder / "triton.py", "kgen_test_beside")
+    monkeypatch.setattr(beside, "_arch", lambda device: 90)
+    assert beside._portable_because(torch.device("cuda")) == ""
+    assert beside._hopper().__name__ == "kgen_test_beside.hopper"
+    assert beside._hopper()._launch is beside._launch
+    # Copied alone, it says so once, and takes its own kernels.
+    (tmp_path / "hopper.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(tmp_path)
+    (folder / "hopper.py").unlink()
+    alone = import_file(folder / "triton.py", "kgen_test_alone")
+    monkeypatch.setattr(alone, "_arch", lambda device: 90)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for number in range(2):
+            assert HOPPER_SAYS in alone._portable_because(torch.device("cuda", number))
+    assert [str(warning.message).partition(": ")[2][: len(HOPPER_SAYS)] for warning in caught] == [
+        HOPPER_SAYS
+    ]
+    spec = importlib.util.spec_from_file_location("kgen_test_outside", folder / "triton.py")
+    outside = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(outside)
+    assert outside._hopper() is None
+
+
+def test_one_file_has_all_kernels(tmp_path):
+    """`--single`: what a folder has, in one file that needs no other."""
+    (text,) = render_spec(load(ROOT / "specs/causal.yaml"), single=True).values()
+    path = tmp_path / "causal.py"
+    path.write_text(text)
+    whole = vars(import_file(path, "kgen_test_whole"))
+    folder = import_file(ROOT / "generated/causal/triton.py", "kgen_test_folder")
+    kernels = {n for m in (folder, folder._hopper()) for n in vars(m) if n.endswith("_kernel")}
+    assert kernels == {n for n in whole if n.endswith("_kernel")}
+    for name in kernels:
+        own = folder if hasattr(folder, name) else folder._hopper()
+        one, other = (getattr(k, "fn", k).__code__ for k in (whole[name], vars(own)[name]))
+        assert one.co_code == other.co_code
+    assert "from ." not in text
+
+
+def test_where_no_file_does_without_others():
+    with pytest.raises(KgenError) as caught:
+        render_spec(load(ROOT / "specs/rms_norm.yaml"), ["cuda"], single=True)
+    assert caught.value.diagnostics[0].code == "no-single-file"

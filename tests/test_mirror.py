@@ -1,0 +1,67 @@
+"""Tests lie where what they test lies: `tests/<package>/` is for `kgen/<package>/`, and what names a test finds it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
+OF_THE_REPOSITORY = {
+    "architecture": "imports of all of kgen",
+    "corners": "specs of every family, as text",
+    "derivatives": "emitted files of every family, called",
+    "docs": "pages",
+    "files": "kgen/files.py, which is in no package",
+    "growing": "from spec to text, through every stage",
+    "mirror": "tests",
+    "recipes": "CONTRIBUTING.md, followed in a copy",
+    "signatures": "emitted files of every family, as their callers see them",
+    "unused": "emitted files of every family, as text",
+    "verdicts": "tests/verdicts.py",
+    "waiting": "emitted files of every family, run",
+    "wheel": "the distribution",
+}
+"""Tests of no package, and what they are of."""
+
+
+def packages(where: Path) -> set[str]:
+    return {path.parent.relative_to(where).as_posix() for path in where.glob("**/__init__.py")}
+
+
+def test_tests_lie_where_what_they_test_lies() -> None:
+    folders = {path.parent.as_posix() for path in TESTS}
+    assert folders <= packages(ROOT / "kgen")
+    assert {path.stem.removeprefix("test_") for path in TESTS if len(path.parts) == 1} == set(
+        OF_THE_REPOSITORY
+    )
+
+
+def test_every_package_has_tests() -> None:
+    stages = {place.partition("/")[0] for place in packages(ROOT / "kgen")} - {".", "kernels"}
+    families = {place for place in packages(ROOT / "kgen") if re.fullmatch(r"kernels/\w+", place)}
+    assert stages | families <= {path.parent.as_posix() for path in TESTS}
+
+
+def test_tests_that_are_named_are_there() -> None:
+    """In pages, scripts and code, but for the changelog, which tells what was, and for tests of a made-up project."""
+    places = ("*.md", "docs/**/*.md", "kgen/**/*.py", "tests/**/*.py", "scripts/*", ".ci/*", "pyproject.toml")
+    texts = {path for place in places for path in ROOT.glob(place)}
+    gone = {
+        f"{path.relative_to(ROOT)}: {named}"
+        for path in texts - {ROOT / "CHANGELOG.md", ROOT / "tests/test_verdicts.py"}
+        for named in re.findall(r"\btests/[\w/]*\w+\.\w+", path.read_text(encoding="utf-8"))
+        if not (ROOT / named).exists()
+    }
+    assert gone == set()
+
+
+def test_one_command_updates_all_that_tests_have_on_record() -> None:
+    update = (ROOT / "scripts/update").read_text(encoding="utf-8")
+    own = Path(__file__).name
+    golden = {
+        f"tests/{path.as_posix()}"
+        for path in TESTS
+        if path.name != own and "KGEN_UPDATE_GOLDEN" in (ROOT / "tests" / path).read_text(encoding="utf-8")
+    }
+    assert set(re.findall(r"tests/\S+\.py", update)) == golden

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import json
+import multiprocessing
+import re
+from pathlib import Path
+
+import pytest
+from standins import plain, render
+
+from kgen.diagnostics import KgenError
+from kgen.render import header
+from kgen.spec.user_text import UserText
+from kgen.targets.triton.tritons import GLUON
+from kgen.verify import ledger
+
+ROOT = Path(__file__).resolve().parents[2]
+VERSIONS = {"python": "3.11.0", "torch": "2.11.0", "triton": "3.6.0"}
+GPU = {"device": "NVIDIA H200", "capability": "9.0"}
+CPU = {"device": ledger.INTERPRETER, "capability": ""}
+
+
+def row(ok=True, error=1.23456e-3, pass_="forward", name="out"):
+    return {"ok": ok, "pass": pass_, "case": "tile", "outputs": {name: [error, 0.5]}}
+
+
+TOOLCHAIN = "torch 2.11.0, triton 3.6.0"
+
+
+def enter(generated, path, rows, where=GPU, quick=False, toolchain=TOOLCHAIN):
+    digest = ledger.file_hash(path)
+    ledger.record(generated, path, digest, rows, quick=quick, versions=VERSIONS, toolchain=toolchain, **where)
+
+
+@pytest.fixture
+def emitted(tmp_path):
+    return render(plain(), tmp_path)
+
+
+def state(generated):
+    (found,) = ledger.status([plain()], generated)
+    return found["state"], found["device"], found["error"]
+
+
+def test_states(tmp_path):
+    assert state(tmp_path) == ("missing", None, None)
+    path = render(plain(), tmp_path)
+    assert state(tmp_path) == ("stale", None, None)
+    enter(tmp_path, path, [row(), row(error=2e-3, pass_="backward", name="dq")])
+    assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
+    path.write_text(path.read_text() + "\n")
+    assert state(tmp_path) == ("stale", None, None)
+
+
+def test_format_is_deterministic(tmp_path, emitted):
+    enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row()], CPU)
+    text = (tmp_path / ledger.FILENAME).read_text()
+    (entry,) = json.loads(text)["files"].values()
+    assert entry["file"] == "plain/triton.py"
+    assert list(entry["records"]) == [f"NVIDIA H200, {TOOLCHAIN}", f"interpreter, {TOOLCHAIN}"]
+    assert entry["records"][f"NVIDIA H200, {TOOLCHAIN}"]["worst"] == {"out": {"error": 1.23e-3, "ratio": 0.5}}
+    (tmp_path / ledger.FILENAME).unlink()
+    enter(tmp_path, emitted, [row()], CPU)
+    enter(tmp_path, emitted, [row()])
+    assert (tmp_path / ledger.FILENAME).read_text() == text
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["plain", "verified.json"]
+
+
+def test_an_interpreter_run_stands_beside_a_gpu_run(tmp_path, emitted):
+    enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row(error=0.5)], CPU)
+    assert state(tmp_path) == ("verified", "NVIDIA H200", 1.23e-3)
+
+
+def test_each_triton_has_a_record_of_its_own(tmp_path, emitted):
+    newer = "torch 2.15.0, triton 3.9.0"
+    enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row(error=2e-3)], toolchain=newer)
+    enter(tmp_path, emitted, [row(error=0.5)], CPU)
+    (found,) = ledger.status([plain()], tmp_path)
+    places = [f"NVIDIA H200, {TOOLCHAIN}", f"NVIDIA H200, {newer}", f"interpreter, {TOOLCHAIN}"]
+    assert list(found["verified"].items()) == list(zip(places, [1.23e-3, 2e-3, 0.5], strict=True))
+    assert (found["device"], found["error"]) == ("NVIDIA H200", 2e-3)
+    enter(tmp_path, emitted, [row(ok=False)], toolchain=newer)
+    (found,) = ledger.status([plain()], tmp_path)
+    assert list(found["verified"]) == [places[0], places[2]]
+
+
+def test_gluon_is_taken_from_tritons_of_the_ledger():
+    """The kernels for Hopper run with a Triton only if they were verified with it: the newest and the oldest over every
+    spec that has them, the others over those of the README's first table."""
+    verified: dict[tuple[int, ...], set[str]] = {}
+    for entry in ledger.read(ROOT / "generated").values():
+        for found in entry["records"].values():
+            if "worst" in found and found["capability"] == "9.0" and not found["quick"]:
+                version = tuple(map(int, found["versions"]["triton"].split(".")[:2]))
+                verified.setdefault(version, set()).add(entry["file"])
+    hopper = [path for path in ROOT.glob("generated/*/triton.py") if "GLUON_TRITONS" in path.read_text()]
+    every = {path.relative_to(ROOT / "generated").as_posix() for path in hopper}
+    table = (ROOT / "README.md").read_text().partition("<!-- speed -->")[2].partition("<!-- end -->")[0]
+    first = {f"{name}/triton.py" for name in re.findall(r"^\| `(\w+)` \|", table, re.M)}
+    assert len(first) > 10
+    for version in GLUON:
+        wanted = every if version in (GLUON[0], GLUON[-1]) else first
+        assert not wanted - verified.get(version, set()), version
+
+
+def test_a_failure_takes_the_claim_back(tmp_path, emitted):
+    enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row(), row(ok=False)])
+    assert state(tmp_path)[0] == "stale"
+    assert ledger.read(tmp_path) == {}
+
+
+def test_a_quick_run_does_not_replace_a_full_one(tmp_path, emitted):
+    enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row(error=9e-3)], quick=True)
+    assert state(tmp_path)[2] == 1.23e-3
+
+
+def test_compiled_is_not_verified(tmp_path, emitted):
+    rows = [{"ok": True, "kernel": "_k", "registers": n, "spills": 0, "shared": 1024} for n in (90, 120)]
+    digest = ledger.file_hash(emitted)
+    ledger.record_compiled(tmp_path, emitted, digest, rows, arch="sm_90", versions=VERSIONS)
+    assert state(tmp_path)[0] == "stale"
+    records = ledger.read(tmp_path)[digest]["records"]
+    assert records["compiled sm_90"]["kernels"] == {"_k": {"registers": 120, "spills": 0, "shared": 1024}}
+
+
+def test_files_that_are_gone_are_forgotten(tmp_path, emitted):
+    enter(tmp_path, emitted, [row()])
+    old = ledger.file_hash(emitted)
+    emitted.write_text("# other\n")
+    enter(tmp_path, emitted, [row()])
+    assert set(ledger.read(tmp_path)) == {ledger.file_hash(emitted)} != {old}
+
+
+def test_garbage_is_an_error(tmp_path, emitted):
+    for text in ("{", "[]", '{"files": {"x": 1}}'):
+        (tmp_path / ledger.FILENAME).write_text(text)
+        with pytest.raises(KgenError, match="cannot read the ledger"):
+            ledger.read(tmp_path)
+
+
+def _enter_one(generated: Path, number: int) -> None:
+    path = generated / f"spec{number}" / "triton.py"
+    enter(generated, path, [row()])
+
+
+def test_processes_do_not_lose_entries(tmp_path):
+    for number in range(8):
+        path = tmp_path / f"spec{number}" / "triton.py"
+        path.parent.mkdir()
+        path.write_text(f"# {number}\n")
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_enter_one, args=(tmp_path, n)) for n in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(ledger.read(tmp_path)) == 8
+
+
+def test_what_a_file_was_made_from_does_not_count(tmp_path: Path) -> None:
+    """A change of the schema stamps other `inputs` on files that stay the same; every other line counts."""
+    path = tmp_path / "triton.py"
+    given = {"spec": "x", "spec_file": UserText("x.yaml"), "spdx": UserText("MIT")}
+    hashes = []
+    for body, inputs in (("a = 1\n", "0" * 16), ("a = 1\n", "1" * 16), ("a = 2\n", "0" * 16)):
+        path.write_text(header.stamp(body, "#", inputs=inputs, **given))
+        hashes.append(ledger.file_hash(path))
+    path.write_text("# by hand\n# inputs: 0123\na = 1\n")
+    hashes.append(ledger.file_hash(path))
+    path.write_text(path.read_text().replace("0123", "4567") + "# inputs: 0123\n")
+    hashes.append(ledger.file_hash(path))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[1:])) == 4

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+from apart import verified
+from standins import causal_alibi, loaded, plain, render
+
+from kgen.diagnostics import KgenError, MissingError
+from kgen.verify import ledger, toolchain, verifying
+from kgen.verify.families import problem_of
+from kgen.verify.verifying import verify_specs
+
+
+def edit(path, *pairs):
+    text = path.read_text()
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+def wrong(rows):
+    return {(row["pass"], row["case"]): row["message"] for row in rows if not row["ok"]}
+
+
+def test_the_triton_fixture_passes(tmp_path, verdict):
+    render(causal_alibi(), tmp_path)
+    seen = []
+    verdict(problem_of(causal_alibi()), tmp_path)
+    rows = verify_specs([causal_alibi()], tmp_path, "cpu", jobs=2, progress=lambda *a: seen.append(a))
+    assert wrong(rows) == {}
+    assert {row["pass"] for row in rows} == {"forward", "backward"}
+    assert {"opcheck", "imports-twice", "misuse", "off-tile"} <= {row["case"] for row in rows}
+    assert [n for n, _, _ in seen] == list(range(1, len(rows) + 1))
+    assert seen[-1][1] == len(rows)
+    assert not (tmp_path / ledger.FILENAME).exists()
+
+
+def test_the_plain_fixture_passes_and_is_recorded(tmp_path, verdict):
+    render(plain(), tmp_path)
+    verdict(problem_of(plain()), tmp_path)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, record=True)
+    assert wrong(rows) == {}
+    assert {"ints-zero", "nan-hidden"} <= {row["case"] for row in rows}
+    (found,) = ledger.status([plain()], tmp_path)
+    assert (found["state"], found["device"]) == ("verified", "interpreter")
+    (entry,) = ledger.read(tmp_path).values()
+    (record,) = entry["records"].values()
+    assert set(record["worst"]) == {"out", "lse", "dq", "dk", "dv"}
+
+
+def test_a_case_without_memory_is_tried_again(tmp_path, verdict):
+    """Other workers on the device give some back."""
+    call = "    out, lse = _forward("
+    once = (
+        "    if not CALLS:\n        CALLS.append(1)\n        raise torch.OutOfMemoryError('no memory left')\n"
+    )
+    path = render(plain(), tmp_path)
+    edit(path, (call, once + call), ("import torch\n", "import torch\n\nCALLS = []\n"))
+    verdict(problem_of(plain()), tmp_path)
+    rows = verified([plain()], tmp_path, "cpu", cases=["tile"])
+    assert rows
+    assert wrong(rows) == {}
+
+
+DEAD = "torch.where(hidden, 0.0, torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse)[..., None]))"
+WRITTEN = "    lse.copy_(weights_lse)\n"
+PAST = "    torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel()).fill_(0.0)\n"
+BETWEEN = "    torch.as_strided(q, (1,), (1,), max(0, q.storage_offset() - 1)).fill_(0.0)\n"
+DEFINE = "torch.library.define('kgen_test_same::op', '() -> ()')\n"
+
+BUGS = {
+    "scale ignored in the gradient of q": ("full_k * scale, dk", "full_k, dk", "backward", "tile"),
+    "no gradient through lse": ("+ dlse[..., None]", "", "backward", "off-tile"),
+    "off by one in the mask": (">= lens", "> lens", "forward", "tile"),
+    "hidden values leak": ("v.masked_fill(hidden.mT, 0.0).repeat", "v.repeat", "forward", "nan-hidden"),
+    "dead rows are NaN": (DEAD, "torch.exp(s - lse[..., None])", "forward", "ints-zero"),
+    "last row not written": ("lse.copy_(weights_lse)", "lse[..., 1:] = 0", "forward", "off-tile"),
+    "written past the end": (WRITTEN, WRITTEN + PAST, "forward", "tile"),
+    "writes next to its input": (WRITTEN, WRITTEN + BETWEEN, "forward", "guarded"),
+    "foreign import": ("import torch\n", "import torch\nimport numpy\n", "forward", "imports-alone"),
+    "second import fails": ("import torch\n", "import torch\n" + DEFINE, "forward", "imports-twice"),
+    "fake of another shape": ("q.new_empty(q.shape[:3])", "q.new_empty(q.shape[1:3])", "forward", "opcheck"),
+    "unchecked dtype": ("t.dtype != torch.float32 for", "False for", "forward", "misuse"),
+}
+
+
+@pytest.mark.parametrize("bug", list(BUGS))
+def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
+    old, new, group, case = BUGS[bug]
+    edit(render(plain(), tmp_path), (old, new))
+    # Only the case that must notice, in a process that need not import torch: that is what takes the time.
+    whole = verifying._job
+    monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
+    monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), cases=((group, case),)))
+    verdict(problem_of(plain()), tmp_path)
+    assert set(wrong(verified([plain()], tmp_path, "cpu"))) == {(group, case)}
+
+
+def test_a_wrong_kernel_is_caught(tmp_path, verdict):
+    path = render(causal_alibi(), tmp_path)
+    edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
+         ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
+    heard: list[dict] = []
+    verdict(problem_of(causal_alibi()), tmp_path)
+    rows = verified([causal_alibi()], tmp_path, "cpu", wrong=heard.append)
+    messages = wrong(rows)
+    assert heard == [row for row in rows if not row["ok"]]
+    assert "out: " in messages["forward", "off-tile"]
+    assert ("forward", "one") not in messages
+
+
+@pytest.mark.parametrize("jobs", [1, 2])  # both passes in one process, and each in its own
+def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
+    edit(
+        render(plain(), tmp_path),
+        ("    p, weights_lse,", "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"),
+    )
+    verdict(problem_of(plain()), tmp_path)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=jobs, record=True)
+    messages = wrong(rows)
+    assert set(messages) == {("forward", "q-shorter"), ("backward", "q-shorter")}
+    assert "SIGABRT" in messages["forward", "q-shorter"]
+    assert len({(row["pass"], row["case"]) for row in rows}) == len(rows) > 30
+    assert ledger.read(tmp_path) == {}
+
+
+def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
+    edit(
+        render(plain(), tmp_path),
+        ("    p, weights_lse,", "    import time\n    time.sleep(600)\n    p, weights_lse,"),
+    )
+    monkeypatch.setattr(verifying, "RESTARTS", 1)
+    began = time.monotonic()
+    verdict(problem_of(plain()), tmp_path)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, timeout=8)
+    assert time.monotonic() - began < 200
+    assert not any(row["ok"] for row in rows)
+    assert "no result within 8 s" in rows[0]["message"]
+    assert "not run" in rows[-1]["message"]
+
+
+def test_a_file_that_does_not_import(tmp_path, monkeypatch, verdict):
+    path = render(plain(), tmp_path)
+    path.write_text("raise RuntimeError('no luck')\n")
+    monkeypatch.setattr(verifying, "RESTARTS", 1)
+    verdict(problem_of(plain()), tmp_path)
+    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2)
+    assert "no luck" in rows[0]["message"]
+
+
+def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch, verdict):
+    edit(render(plain(), tmp_path), ("    p, weights_lse,", "    print('{}')\n    p, weights_lse,"))
+    monkeypatch.setattr(verifying, "_groups", lambda problem: ("forward",))
+    verdict(problem_of(plain()), tmp_path)
+    assert wrong(verify_specs([plain()], tmp_path, "cpu")) == {}
+
+
+def test_chosen_cases(tmp_path, verdict):
+    render(plain(), tmp_path)
+    verdict(problem_of(plain()), tmp_path)
+    rows = verified([plain()], tmp_path, "cpu", cases=["one", "opcheck"])
+    assert [(r["pass"], r["case"]) for r in rows] == [
+        ("forward", "one"),
+        ("forward", "opcheck"),
+        ("backward", "one"),
+    ]
+    with pytest.raises(KgenError, match="there is no case `off-tiles`") as caught:
+        verify_specs([plain()], tmp_path, "cpu", cases=["off-tiles"])
+    assert "off-tile" in (caught.value.diagnostics[0].hint or "")
+    with pytest.raises(KgenError, match="only a run of every case is recorded"):
+        verify_specs([plain()], tmp_path, "cpu", cases=["one"], record=True)
+
+
+def test_not_rendered(tmp_path):
+    with pytest.raises(KgenError, match="not rendered") as caught:
+        verify_specs([plain()], tmp_path, "cpu")
+    assert caught.value.diagnostics[0].hint == "kgen render specs/plain.yaml"
+
+
+def test_no_spec_is_nothing_to_verify(tmp_path):
+    assert verify_specs([], tmp_path, "cpu") == []
+
+
+def test_other_kernels_are_refused(tmp_path):
+    with pytest.raises(KgenError, match="no reference for kernel `conv`"):
+        verify_specs([loaded("n", kernel="conv")], tmp_path, "cpu")
+
+
+def test_missing_packages_and_devices(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert toolchain.pick_device("auto") == "cpu"
+    with pytest.raises(MissingError, match="no CUDA device"):
+        toolchain.pick_device("cuda")
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="`torch` is not installed"):
+        toolchain.pick_device("auto")
