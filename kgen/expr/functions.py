@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from kgen.expr import type_rules as types
-from kgen.expr.helpers import EXPM1, GELU, LOG1P, TANH, TANH_APPROX_TRITON
+from kgen.expr.helpers import EXPM1, GELU, LOG1P, POW, ROUND, SIGN, TANH, TANH_APPROX_TRITON
 from kgen.expr.rows import Finite, Function, function, operation
 from kgen.expr.spelling import (
     ADD,
@@ -288,6 +288,43 @@ _ROWS = [
     function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
     function("floor", lambda t, x: t.floor(x), None),
     function("ceil", lambda t, x: t.ceil(x), None),
+    # To the even one of two that are as near.
+    function(
+        "round",
+        lambda t, x: t.round(x),
+        None,
+        value=lambda x: float(round(x)),
+        triton=ROUND["triton"],
+        gluon=ROUND["gluon"],
+        cuda="rintf({0})",
+        cute="cute.math.roundeven({0})",
+    ),
+    function(
+        "sign",
+        lambda t, x: t.sign(x),
+        None,
+        value=lambda x: math.copysign(1.0, x) if x else 0.0,
+        triton=SIGN["triton"],
+        gluon=SIGN["gluon"],
+        cuda=helped(
+            "_sign({0})",
+            "__device__ __forceinline__ float _sign(float x) { return float((x > 0.0f) - (x < 0.0f)); }",
+        ),
+        cute="cutlass.select_(({0}) > 0.0, 1.0, cutlass.select_(({0}) < 0.0, -1.0, 0.0))",
+    ),
+    # In the exponent it is differentiated for a positive base alone.
+    function(
+        "pow",
+        lambda t, x, y: t.pow(x, y),
+        lambda f, x, y: (
+            y * f("pow", x, y - 1),
+            f("where", f("gt", x, 0), f("pow", x, y) * f("log", f("where", f("gt", x, 0), x, 1)), 0),
+        ),
+        arity=(2, 2),
+        triton=POW["triton"],
+        gluon=POW["gluon"],
+        finite=Finite.AWAY_FROM_POLES,
+    ),
     function(
         "erf",
         lambda t, x: t.erf(x),

@@ -100,3 +100,34 @@ EXPM1 = helped_in_modules(
         return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
     """,
 )
+ROUND = helped_in_modules(
+    "_round{hopper}({0})",
+    """
+    {jit}
+    def _round{hopper}(x):
+        low = {tl}.floor(x)
+        rest = x - low
+        up = (rest > 0.5) | ((rest == 0.5) & (low * 0.5 != {tl}.floor(low * 0.5)))
+        return {tl}.where(up, low + 1.0, low)
+    """,
+)
+SIGN = helped_in_modules(
+    "_sign{hopper}({0})",
+    """
+    {jit}
+    def _sign{hopper}(x):
+        return {tl}.where(x > 0.0, 1.0, {tl}.where(x < 0.0, -1.0, 0.0))
+    """,
+)
+POW = helped_in_modules(
+    "_pow{hopper}({0}, {1})",
+    """
+    {jit}
+    def _pow{hopper}(x, y):
+        # Of a negative x only whole powers are real, and the odd ones are negative.
+        size = {tl}.where(y == 0.0, 1.0, {tl}.exp2(y * {tl}.log2({tl}.abs(x))))
+        odd = y * 0.5 != {tl}.floor(y * 0.5)
+        below = {tl}.where(y != {tl}.floor(y), float("nan"), {tl}.where(odd, -size, size))
+        return {tl}.where(x < 0.0, below, size)
+    """,
+)

@@ -79,7 +79,6 @@ FUNCTION_HINTS = {
     "absolute": "write `abs(x)`",
     "fabs": "write `abs(x)`",
     "relu": "write `max(x, 0)`",
-    "pow": "write `x ** 2`",
     "square": "write `x ** 2`",
     "logical_and": "write `a and b`",
     "logical_or": "write `a or b`",

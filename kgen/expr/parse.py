@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
-from kgen.expr.built import Built, check_expansion, grown, limited, times_printed
+from kgen.expr.built import Built, check_expansion, grown, limited, of_tree, times_printed
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.precedence import check_precedence
@@ -36,6 +36,8 @@ from kgen.expr.type_rules import TypeRuleError
 from kgen.expr.zero import is_always_zero
 
 MAX_EXPONENT = 8
+WHOLE = frozenset({"floor", "ceil", "round"})
+"""Functions whose values an index takes as integers."""
 INT32 = range(-(2**31), 2**31)
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
@@ -124,7 +126,7 @@ class _Builder:
                 span, "redefined-name", message, "a name is defined once: give the new value another name"
             )
         if (
-            name in self.scope.variables
+            name in self.scope.names
             or name in self.scope.buffers
             or name in self.scope.elsewhere
             or name == "inf"
@@ -231,6 +233,8 @@ class _Builder:
             return limited(self.locals[name], span)
         if name in self.scope.variables:
             return Built(Var(name, self.scope.variables[name]), 1, 1)
+        if name in self.scope.meanings:
+            return of_tree(self.scope.meanings[name])
         if name == "inf":
             return Built(Var("inf", Type.FLOAT), 1, 1)
         if name in self.scope.buffers:
@@ -265,7 +269,7 @@ class _Builder:
     def unknown_name(self, name: str, span: Span) -> ExpressionError:
         if name in self.scope.elsewhere:
             return wrong(span, "unknown-name", f"`{name}` cannot be used here", self.scope.elsewhere[name])
-        known = sorted({*self.scope.variables, *self.scope.buffers, *self.locals})
+        known = sorted({*self.scope.names, *self.scope.buffers, *self.locals})
         near = closest(name, known)
         hint = None if near else language.NAME_HINTS.get(name)
         hint = hint or did_you_mean(name, known) or "declare it under `buffers` or `params`"
@@ -412,7 +416,7 @@ class _Builder:
         if name in self.scope.buffers:
             hint = f"index it with square brackets: `{language.indexed(name, self.scope.buffers[name].rank)}`"
             return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", hint)
-        if name in self.scope.variables or name in self.locals or name == "inf":
+        if name in self.scope.names or name in self.locals or name == "inf":
             return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
         hint = (
             language.FUNCTION_HINTS.get(name)
@@ -443,12 +447,7 @@ class _Builder:
         self.check_dunder(name, at)
         buffer = self.scope.buffers.get(name)
         if buffer is None:
-            if (
-                name in self.scope.variables
-                or name in self.locals
-                or name == "inf"
-                or name in language.CALLABLE
-            ):
+            if name in self.scope.names or name in self.locals or name == "inf" or name in language.CALLABLE:
                 raise wrong(
                     at,
                     "bad-index",
@@ -458,7 +457,7 @@ class _Builder:
             hint = did_you_mean(name, sorted(self.scope.buffers)) or "declare it under `buffers`"
             raise wrong(at, "unknown-name", f"{shown(name)} is not defined", hint)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        built = [self.expression(index, inner) for index in indices]
+        built = [self.index(index, inner) for index in indices]
         for index, value in zip(indices, built, strict=True):
             if not value.type.integral:
                 message = f"an index is an integer, this is {language.kind_of(value.type)}"
@@ -475,6 +474,13 @@ class _Builder:
             raise wrong(self.span(node), "bad-index", message, hint)
         tree = Read(name, tuple(value.node for value in built), buffer.element)
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
+
+    def index(self, node: ast.expr, inner: int) -> Built:
+        """An index of a buffer: what was rounded to a whole number is an integer."""
+        built = self.expression(node, inner)
+        if isinstance(built.node, Call) and built.node.fn in WHOLE:
+            return self.apply("int", "int", (built,), self.span(node))
+        return built
 
     def apply(self, row: str, symbol: str, arguments: Sequence[Built], span: Span) -> Built:
         try:

@@ -23,6 +23,7 @@ ELEMENTS = {
     "fp16": Type.FLOAT,
     "int32": Type.INT,
     "int64": Type.LONG,
+    "uint8": Type.INT,
     "bool": Type.BOOL,
 }
 

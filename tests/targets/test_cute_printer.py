@@ -26,8 +26,8 @@ REAL = torch.float64
 def in_python(text: str, **values: object) -> float:
     """What the text would be in a kernel, with Python's numbers in place of the kernel's."""
     own = {name: getattr(math, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")}
-    own |= {name: getattr(math, name) for name in ("ceil", "erf", "expm1", "log1p")}
-    functions = SimpleNamespace(**own, rsqrt=lambda x: x**-0.5, floor=math.floor)
+    own |= {name: getattr(math, name) for name in ("ceil", "erf", "expm1", "log1p", "pow")}
+    functions = SimpleNamespace(**own, rsqrt=lambda x: x**-0.5, floor=math.floor, roundeven=round)
     names = {
         "cute": SimpleNamespace(math=functions),
         "cutlass": SimpleNamespace(select_=lambda c, a, b: a if c else b, min=min, max=max, Int32=int),

@@ -165,6 +165,8 @@ class Printer:
         dtype = self.buffers[buffer].dtype
         if dtype in ("bf16", "fp16"):
             return as_type(value, "float32")
+        if dtype == "uint8":
+            return as_type(value, "int32")
         return row("ne", value, 0) if dtype == "bool" else value
 
     def search(self, first: Read, second: Read) -> Op:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
-from kgen.kernels.attention.plan.positions import KV_LENS
+from kgen.kernels.attention.spec import ANY, KV_LENS
+from kgen.kernels.attention.targets.triton.kernels import buffer_arguments
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.kernels.attention.targets.triton.torch_indices import torch_index
 from kgen.spec.common import differentiable
@@ -26,6 +27,15 @@ Check = dict[str, str]
 
 def _check(wrong: str, message: str, error: str = "ValueError") -> Check:
     return {"wrong": wrong, "message": message, "error": error}
+
+
+def _differs(name: str, sizes: Sequence[str]) -> str:
+    """That a tensor has another shape; an open extent may be anything."""
+    if ANY not in sizes:
+        return f"{name}.shape != ({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+    wrong = [f"{name}.dim() != {len(sizes)}"]
+    wrong += [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes) if size != ANY]
+    return " or ".join(wrong)
 
 
 class LauncherFields:
@@ -69,9 +79,7 @@ class LauncherFields:
         sources_of_gradient = ["q", "k", "v", *learned]
         gradients = plan.gradients if plan.backward else ()
         scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
-        problem_args = [
-            a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
-        ]
+        problem_args = [a for n, b in spec.buffers.items() for a in buffer_arguments(n, b.shape)]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
         needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
@@ -261,8 +269,7 @@ class LauncherFields:
             buffer = self.spec.buffers[name]
             # Packed tensors have no batch dimension.
             sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
-            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
-            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
+            words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
             checks.append(
                 _check(
                     f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
@@ -272,19 +279,19 @@ class LauncherFields:
             )
             checks.append(
                 _check(
-                    f"{name}.shape != ({shape}) or {name}.device != {device}",
+                    f"{_differs(name, sizes)} or {name}.device != {device}",
                     f"{name} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
                 )
             )
-            if sizes:
-                last = str(int(sizes[-1]) - 1) if sizes[-1].isdecimal() else f"({sizes[-1]} - 1)"
-                # As columns of q, k and v.
-                checks.append(
-                    _check(
-                        f"{last} * {name}.stride(-1) >= 2**31",
-                        f"a row of {name} may not span 2**31 elements, make it contiguous",
-                    )
+            length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
+            last = str(int(length) - 1) if length.isdecimal() else f"({length} - 1)"
+            # As columns of q, k and v.
+            checks.append(
+                _check(
+                    f"{last} * {name}.stride(-1) >= 2**31",
+                    f"a row of {name} may not span 2**31 elements, make it contiguous",
                 )
+            )
         return checks
 
     def _check_packed(self, check: Callable[..., None]) -> None:
