@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex import numbers, tensors
+from kgen.flex import numbers, tables, tensors
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
@@ -263,7 +263,7 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     """A call of a method of a term, of a tensor, or of a sequence."""
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
-        return _of_sequence(ev, owner, name, args, place)
+        return _of_sequence(ev, owner, name, args, keywords, place)
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.method(ev, owner, name, args, keywords, place)
@@ -337,21 +337,22 @@ def _new(ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywor
     return _cast(ev, const, [wanted], {}, place)
 
 
-def _of_sequence(ev: Evaluator, owner: Any, name: str, args: list[Any], place: Place) -> Any:
+def _of_sequence(
+    ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
+) -> Any:
     match owner, name:
-        case list(), "append" if len(args) == 1:
-            numbers.sized(owner, 1, place).append(args[0])
-            return None
         case list(), "extend" if len(args) == 1:
-            owner.extend(numbers.sized(list(ev.items(args[0], place)), len(owner), place))
-            return None
-        case dict(), "items" | "keys" | "values":
-            return list(getattr(owner, name)())
-        case dict(), "get" if args and isinstance(args[0], str | int):
-            return owner.get(*args)
-    if ev.of_a_pair:
-        place.refuse("not-in-language", f"`.{name}()` cannot be read", "write what it gives")
-    return Unknown(place, f"what `.{name}()` gives")
+            args = [numbers.sized(list(ev.items(args[0], place)), len(owner), place)]
+        case list() | dict(), _ if name in tables.OF_SEQUENCES and (name != "update" or not args):
+            numbers.sized(owner, 1 + len(keywords), place)
+        case dict(), "update" if isinstance(args[0], dict):
+            numbers.sized(owner, len(args[0]) + len(keywords), place)
+        case str(), _ if not ev.of_a_pair:
+            return Unknown(place, f"what `.{name}()` gives")
+        case _:
+            place.refuse("not-in-language", f"`.{name}()` cannot be read", "write what it gives")
+    value = numbers.computed(lambda: getattr(owner, name)(*args, **keywords), place)
+    return list(value) if name in ("items", "keys", "values") else value
 
 
 # --- Python's own functions ------------------------
@@ -390,6 +391,9 @@ def _python(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place
             )
         case "range", _ if simple and 1 <= len(args) <= 3:
             return numbers.computed(lambda: range(*args), place)
+        case "range", _ if of_pair:
+            hint = "write its steps one by one; the number of steps must be known from the source"
+            place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
         case "enumerate", [value, *_]:
             return list(enumerate(_listed(ev, value, place)))
         case "zip", _:

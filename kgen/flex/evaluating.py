@@ -20,6 +20,7 @@ from kgen.flex.source import Place, Source
 from kgen.flex.statements import Returned
 from kgen.flex.values import (
     MISSING,
+    DtypeOf,
     External,
     Frame,
     Function,
@@ -146,7 +147,7 @@ class Evaluator:
 
     def untold(self, value: Unknown) -> None:
         message = f"{value.what} cannot be told without running the source"
-        value.place.refuse("not-known", message, "write its value as a literal")
+        value.place.refuse("not-known", message, value.hint)
 
     def expression(self, node: ast.expr, frame: Scope, source: Source) -> Any:
         """What an expression stands for."""
@@ -251,18 +252,21 @@ class Evaluator:
             place = Place(source, node)
             match operator:
                 case ast.Is() | ast.IsNot():
-                    same = left is right or (is_number(left) and type(left) is type(right) and left == right)
-                    if isinstance(left, Unknown):
-                        links.append(left)
+                    same = left is right
+                    if is_number(left) or isinstance(left, External):
+                        same = type(left) is type(right) and left == right
+                    if isinstance(left, Unknown | DtypeOf):
+                        links.append(_known(left, place))
                     else:
                         links.append(same == isinstance(operator, ast.Is))
                 case ast.In() | ast.NotIn():
-                    if isinstance(left, Term | Tensor | Part | Unknown) or not isinstance(
+                    if isinstance(left, Term | Tensor | Part) or not isinstance(
                         right, tuple | list | dict | range
                     ):
                         hint = "compare with `==`, and join the cases with `|`"
                         place.refuse("data-dependent", "`in` depends on the pair", hint)
-                    links.append((left in right) == isinstance(operator, ast.In))
+                    among = (left in right) == isinstance(operator, ast.In)
+                    links.append(_known(left, place) if isinstance(left, Unknown | DtypeOf) else among)
                 case _:
                     links.append(self.operate(COMPARISONS[type(operator)], (left, right), place))
         if len(links) > 1 and any(isinstance(link, Term) for link in links):
@@ -294,8 +298,8 @@ class Evaluator:
         """An operator of Python on whatever its operands are."""
         if fn == "matmul":
             place.refuse("reduction", "`@` is a reduction", "the products of matrices are the kernel's")
-        if any(isinstance(a, Unknown) for a in args):
-            first = next(a for a in args if isinstance(a, Unknown))
+        if any(isinstance(a, Unknown | DtypeOf) for a in args):
+            first = next(_known(a, place) for a in args if isinstance(a, Unknown | DtypeOf))
             if self.of_a_pair:
                 self.untold(first)
             return first
@@ -468,6 +472,11 @@ class Evaluator:
     def note(self, text: str) -> None:
         """Say what is assumed."""
         self.notes[text] = None
+
+
+def _known(value: Unknown | DtypeOf, place: Place) -> Unknown:
+    """What cannot be told; the dtype of a value of the pair is the kernel's."""
+    return value if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")
 
 
 def signature(f: Function) -> str:

@@ -25,6 +25,7 @@ from kgen.flex.values import (
     External,
     Frame,
     Function,
+    Method,
     Part,
     Partial,
     Scope,
@@ -102,7 +103,8 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
     place = Place(source, node)
     with reading(place):
         value = ev.expression(node, Frame(Asked(module, source, node)), source)
-    if isinstance(value, Tensor):
+    named = value.owner if isinstance(value, Method) else value
+    if isinstance(named, Tensor):
         known = ", ".join(f"`{name}`" for name in modules.functions(module)[:8])
         hint = f"the source has {known}" if known else "name a function of the source"
         message = f"`{escaped(text.strip())}` is not defined in {escaped(module.source.name)}"
@@ -263,27 +265,20 @@ def _shape(
     (rank,) = ranks
     if not 1 <= rank <= 4:
         tensor.place.refuse("bad-shape", f"`{name}` has {rank} dimensions", "a buffer has 1 to 4 of them")
-    return tuple(_extent(tensor, name, axis, indexed, lowering, gqa) for axis in range(rank))
+    columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
+    known = tensor.shape or (None,) * rank
+    return tuple(_extent(nodes, extent, gqa) for nodes, extent in zip(columns, known, strict=True))
 
 
-def _extent(
-    tensor: Tensor, name: str, axis: int, indexed: list[Any], lowering: Lowering, gqa: int | str
-) -> int | str:
-    nodes = [lowering.of(indices[axis]) for indices in indexed]
+def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
+    """A size where an index is its position, else what the source says, if it does."""
     by_index = [OF_INDEX.get(node.name) for node in nodes if isinstance(node, Var)]
     for size_ in ("B", "HQ", "SQ", "SK"):
         if size_ in by_index:
             return size_
     if type(gqa) is int and gqa > 1 and all(_of_kv_head(node, gqa) for node in nodes):
         return "HKV"
-    extent = None if tensor.shape is None else tensor.shape[axis]
-    if extent is not None and extent > 0:
-        return extent
-    hint = f"say its shape in the source, or in the call: `{name} := torch.zeros(...)`"
-    message = f"dimension {axis} of `{name}` cannot be told, and specs have no open sizes"
-    place = next((t for t in indexed if True), None)
-    at = next((i.place for i in (place or ()) if isinstance(i, Term) and i.fn != "var"), tensor.place)
-    at.refuse("not-known", message, hint)
+    return extent or "any"
 
 
 def _of_kv_head(node: Node, gqa: int) -> bool:

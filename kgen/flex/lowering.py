@@ -223,8 +223,7 @@ class Lowering:
         if isinstance(a, Const) and a.value > 0:
             power = self.numeric(b)
             return self.call("exp2", power if a.value == 2 else self.scaled(power, math.log2(a.value)))
-        self.missing("this power", "write `torch.exp2(y * torch.log2(x))` for powers of a positive x")
-        raise AssertionError
+        return self.call("pow", a, self.numeric(b))
 
     def scaled(self, node: Node, factor: float) -> Node:
         return self.call("mul", node, self.number(factor))
@@ -298,23 +297,13 @@ class Lowering:
         return self.call("where", self.call("lt", a, self.number(0.0)), self._ceil(a), self.call("floor", a))
 
     def _round(self, a: Node) -> Node:
-        """To the even one of two that are as near."""
-        if a.type.integral:
-            return a
-        low = self.call("floor", a)
-        rest = self.call("sub", a, low)
-        half = self.call("floor", self.scaled(low, 0.5))
-        even = self.call("eq", self.scaled(half, 2.0), low)
-        up = self.call("add", low, self.number(1.0))
-        tie = self.call("and", self.call("eq", rest, self.number(0.5)), even)
-        down = self.call("or", self.call("lt", rest, self.number(0.5)), tie)
-        return self.call("where", down, low, up)
+        return a if a.type.integral else self.call("round", a)
 
     def _sign(self, a: Node) -> Node:
         a = self.numeric(a)
-        one, zero = (
-            (self.number(1.0), self.number(0.0)) if a.type is FLOAT else (self.number(1), self.number(0))
-        )
+        if a.type is FLOAT:
+            return self.call("sign", a)
+        one, zero = self.number(1), self.number(0)
         below = self.call("where", self.call("lt", a, zero), self.call("neg", one), zero)
         return self.call("where", self.call("gt", a, zero), one, below)
 

@@ -18,7 +18,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.flex import source, statements
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
-from kgen.flex.values import MISSING, External, Frame, Scope
+from kgen.flex.values import MISSING, External, Frame, Scope, Tensor
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -70,6 +70,7 @@ class Module:
         self.path = path
         self.bindings: dict[str, list[_Binding]] = {}
         self.values: dict[tuple[str, int], Any] = {}
+        self.frames: dict[int, _Before] = {}
         self.stars: list[ast.ImportFrom] = []
         for order, statement in enumerate(_flat(text.module().body)):
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
@@ -114,10 +115,23 @@ class Module:
                         return self._module([name], 0)
             case ast.ImportFrom():
                 return self._imported(statement, name)
-        frame = Frame(_Before(self, binding.order))
-        with self.evaluator.ahead():
-            statements.run(self.evaluator, [statement], frame, self.source)
-        return frame.names.get(name, MISSING)
+        match statement:
+            case ast.Expr() | ast.Assign(targets=[ast.Subscript()]) | ast.AugAssign(target=ast.Subscript()):
+                value = self.find(name, binding.order)
+                if isinstance(value, list | dict | Tensor):
+                    self._run(binding)
+                return value
+        names = self._run(binding).names
+        # A list that a loop appended to is the one that was there before.
+        return names[name] if name in names else self.find(name, binding.order)
+
+    def _run(self, binding: _Binding) -> _Before:
+        """The names that a statement makes; it is run once, whichever of them are asked for."""
+        if binding.order not in self.frames:
+            frame = self.frames[binding.order] = _Before(self, order=binding.order)
+            with self.evaluator.ahead():
+                statements.run(self.evaluator, [binding.statement], frame, self.source)
+        return self.frames[binding.order]
 
     def _imported(self, statement: ast.ImportFrom, name: str) -> Any:
         parts = statement.module.split(".") if statement.module else []
@@ -138,8 +152,12 @@ class Module:
             for _ in range(level - 1):
                 folder = folder.parent
         else:
+            package = None
             while (folder / "__init__.py").is_file():
-                folder = folder.parent
+                folder, package = folder.parent, folder.name
+            # What lies beside a package is another one, as all that is installed.
+            if package is not None and parts[0] != package:
+                return outside
         if not parts:
             path: Path | None = folder / "__init__.py"
         else:
@@ -152,18 +170,18 @@ class Module:
 _WAITING = object()
 
 
-@dataclass(frozen=True, eq=False)
-class _Before:
-    """The names of a module as they were ahead of a statement."""
+@dataclass(eq=False)
+class _Before(Frame):
+    """The names of a module as a statement of it finds them, and those that it makes. Functions see later ones too."""
 
-    module: Module
-    order: int
+    outer: Module
+    order: int = 0
 
     def find(self, name: str) -> Any:
-        return self.module.find(name, self.order)
+        return self.names[name] if name in self.names else self.outer.find(name, self.order)
 
     def closure(self) -> Scope:
-        return self.module
+        return self.outer
 
 
 def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
@@ -184,6 +202,9 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
             yield from (alias.asname or alias.name.split(".")[0] for alias in names)
         case ast.ImportFrom(names=names):
             yield from (alias.asname or alias.name for alias in names)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=str()))):
+            # A method may change what it is called on.
+            yield name
         case ast.Assign(targets=targets):
             for target in targets:
                 yield from _stored(target)
@@ -201,6 +222,8 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 def _stored(target: ast.expr) -> Iterator[str]:
     if isinstance(target, ast.Name):
         yield target.id
+    elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+        yield target.value.id
     elif isinstance(target, ast.Tuple | ast.List):
         for element in target.elts:
             yield from _stored(element)

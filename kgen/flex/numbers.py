@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kgen.flex.source import Place
-from kgen.flex.values import is_number
+from kgen.flex.values import External, is_number
 
 MAX_BITS = 256
 MAX_ITEMS = 10_000
@@ -51,7 +51,7 @@ def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
     """An operator of Python on numbers, or on sequences where it has a meaning."""
     if not all(is_number(a) or (fn in ("eq", "ne") and isinstance(a, str | None)) for a in args):
         if fn in ("eq", "ne") and not any(isinstance(a, list | tuple | dict) for a in args):
-            return (args[0] is args[1]) == (fn == "eq")
+            return _same(*args) == (fn == "eq")
         if fn == "add" and all(isinstance(a, list | tuple) for a in args) and type(args[0]) is type(args[1]):
             return sized(args[0], len(args[1]), place) + args[1]
         if fn == "mul" and isinstance(args[0], list | tuple) and type(args[1]) is int:
@@ -68,11 +68,15 @@ def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
     return computed(lambda: _OPERATORS[fn](*args), place)
 
 
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) if isinstance(a, External) else a is b
+
+
 def computed(work: Callable[[], Any], place: Place) -> Any:
     """What Python computes, or where it cannot."""
     try:
         value = work()
-    except (ArithmeticError, ValueError, TypeError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"Python cannot compute this: {error}"
         place.refuse("bad-number", message, "look at the numbers that it is made of")
     if isinstance(value, complex):

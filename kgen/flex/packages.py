@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kgen.flex.tables import ALIASES
 from kgen.flex.values import External
 
 _NUMBERS = {"inf": math.inf, "pi": math.pi, "e": math.e, "nan": math.nan, "tau": math.tau, "newaxis": None}
@@ -17,4 +18,6 @@ def constant(path: str) -> Any:
         return _NUMBERS[name]
     if path == "sys.maxsize":
         return 2**63 - 1
+    if module == "torch" and name in ALIASES:
+        return External(f"torch.{ALIASES[name]}")
     return External(path)

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from kgen.flex import numbers
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
 from kgen.flex.values import Frame, Method, Part, Tensor, Term, Unknown
@@ -49,6 +50,10 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
                     assign(ev, target, value, frame, place.source)
         case ast.AnnAssign(target=ast.Name(), value=ast.expr() as given):
             assign(ev, node.target, ev.expression(given, frame, place.source), frame, place.source)
+        case ast.AugAssign(target=ast.Subscript() as target):
+            old = ev.subscript(target, frame, place.source)
+            new = ev.expression(node.value, frame, place.source)
+            assign(ev, target, ev.operate(ev.binary(node.op), (old, new), place), frame, place.source)
         case ast.AugAssign(target=ast.Name() as target):
             old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, place.source)
             if isinstance(old, Term) and sum(value is old for value in frame.names.values()) > 1:
@@ -60,7 +65,10 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case ast.FunctionDef():
             frame.names[node.name] = ev.function(node, frame, place)
         case ast.If():
-            test = ev.decided(ev.expression(node.test, frame, place.source), node.test, place.source)
+            value = ev.expression(node.test, frame, place.source)
+            if _guards(node) and not ev.of_a_pair and isinstance(value, UNTOLD):
+                return
+            test = ev.decided(value, node.test, place.source)
             run(ev, node.body if test else node.orelse, frame, place.source)
         case ast.For():
             loop(ev, node, frame, place)
@@ -91,9 +99,18 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
             place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
 
 
+UNTOLD = Unknown | Tensor | Part | Term | Method
+"""What a check of arguments is taken to find right."""
+
+
+def _guards(node: ast.If) -> bool:
+    """Whether it does no more than raise."""
+    return not node.orelse and all(isinstance(statement, ast.Raise) for statement in node.body)
+
+
 def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None:
     test = ev.expression(node.test, frame, place.source)
-    if not isinstance(test, Unknown | Tensor | Part | Term | Method) and not test:
+    if not isinstance(test, UNTOLD) and not test:
         place.refuse("raises", "the source asserts here what does not hold", "give it what it asks for")
 
 
@@ -146,8 +163,11 @@ def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: So
                 assign(ev, element, item, frame, source)
         case ast.Subscript():
             owner = ev.expression(target.value, frame, source)
-            if ev.of_a_pair or not isinstance(owner, Tensor | Unknown):
-                place = Place(source, target)
+            place = Place(source, target)
+            if isinstance(owner, list | dict):
+                index = ev.expression(target.slice, frame, source)
+                numbers.computed(lambda: owner.__setitem__(index, value), place)
+            elif ev.of_a_pair or not isinstance(owner, Tensor | Unknown):
                 place.refuse(
                     "not-in-language", "an element is assigned", "make a new value, with `torch.where`"
                 )

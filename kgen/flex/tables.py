@@ -113,6 +113,14 @@ SAME = frozenset(
 )
 """Methods that give what they are called on."""
 
+OF_SEQUENCES = frozenset(
+    {
+        *("append", "clear", "extend", "insert", "pop", "reverse", "setdefault", "update"),
+        *("copy", "get", "items", "keys", "values"),
+    }
+)
+"""Methods of lists and dictionaries that are called as they are."""
+
 DTYPES = {
     "float32": "fp32",
     "float": "fp32",
@@ -132,3 +140,12 @@ DTYPES = {
     "int8": "int8",
 }
 """Torch's names of dtypes, and ours."""
+ALIASES = {
+    "float": "float32",
+    "half": "float16",
+    "double": "float64",
+    "int": "int32",
+    "long": "int64",
+    "short": "int16",
+}
+"""Names of dtypes that have another one."""

@@ -56,6 +56,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
     gone = len(owner.indices) if isinstance(owner, Part) else 0
     shape = None if tensor is None or tensor.shape is None else tensor.shape[gone:]
     untold = f"the shape of {called(tensor)}" if tensor else ""
+    hint = f"say it in the source, or in the call: `{tensor.name} := torch.zeros(...)`" if tensor else ""
     match name:
         case "dtype":
             if tensor is None:
@@ -69,10 +70,10 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
             if tensor is None:
                 return ()
             if shape is None:
-                return Unknown(place, untold)
-            return tuple(Unknown(place, untold) if n is None else n for n in shape)
+                return Unknown(place, untold, hint)
+            return tuple(Unknown(place, untold, hint) if n is None else n for n in shape)
         case "ndim":
-            return 0 if tensor is None else Unknown(place, untold) if shape is None else len(shape)
+            return 0 if tensor is None else Unknown(place, untold, hint) if shape is None else len(shape)
         case "T" | "mT" if isinstance(owner, Tensor):
             turned = None if shape is None else shape[::-1]
             return dataclasses.replace(owner, name=None, shape=turned, origin=_origin(place))

@@ -56,9 +56,12 @@ class Part:
     place: Place
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class External:
-    """A name of another package, as `torch.tanh`, and what of torch is no more than a name here: dtypes, devices."""
+    """A name of another package, as `torch.tanh`, and what of torch is no more than a name here: dtypes, devices.
+
+    Names that are equal are the same.
+    """
 
     path: str
 
@@ -84,6 +87,7 @@ class Unknown:
 
     place: Place
     what: str
+    hint: str = "write its value as a literal"
 
 
 class Scope(Protocol):

@@ -52,9 +52,9 @@ WHOLE = {
     "loop": (
         "def mod(b, h, q, k):\n    for i in range(q):\n        k = k + i\n    return k > q\n",
         ["--mask", "mod"],
-        "not-in-language",
+        "data-dependent",
         "mods.py:7:14",
-        "`range(...)`",
+        "how often a loop runs",
     ),
     "while": (
         "def mod(b, h, q, k):\n    while q > 0:\n        q = q - 1\n    return q > k\n",
@@ -189,19 +189,26 @@ WHOLE = {
         "mods.py:8:16",
         "more than one element",
     ),
-    "extent": (
-        "def table(t):\n    return lambda s, b, h, q, k: s + t[q // 2]\n",
-        ["--score", "table(T)"],
-        "not-known",
-        "mods.py:7:40",
-        "T := torch.zeros(...)",
-    ),
     "dtype": (
-        "t = torch.zeros(8, dtype=torch.uint8)\ndef mod(b, h, q, k):\n    return t[h] == 1\n",
+        "t = torch.zeros(8, dtype=torch.int8)\ndef mod(b, h, q, k):\n    return t[h] == 1\n",
         ["--mask", "mod"],
         "bad-dtype",
         "mods.py:8:12",
-        "a tensor of uint8 is not in the language",
+        "a tensor of int8 is not in the language",
+    ),
+    "list": (
+        "found = [2, 1]\nfound.sort()\ndef mod(b, h, q, k):\n    return q > k + found[0]\n",
+        ["--mask", "mod"],
+        "not-in-language",
+        "mods.py:7:1",
+        "`.sort()`",
+    ),
+    "attribute of what is not there": (
+        "def mod(b, h, q, k):\n    return q > k\n",
+        ["--mask", "none.such"],
+        "unknown-name",
+        "--mask:1:1",
+        "is not defined in mods.py",
     ),
     "class": (
         "class Mod:\n    def __call__(self, b, h, q, k):\n        return q >= k\n",
