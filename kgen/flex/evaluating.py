@@ -405,7 +405,8 @@ class Evaluator:
                 return callee
             case Unknown():
                 self.untold(callee)
-        place.refuse("bad-call", f"{kind(callee)} is called", "call a function")
+        what = tensors.called(callee) if isinstance(callee, Tensor) else kind(callee)
+        place.refuse("bad-call", f"{what} is called, and is no function of the source", "call a function")
 
     def inlined(self, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
         self.step(place)

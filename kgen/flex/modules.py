@@ -121,9 +121,9 @@ class Module:
                 if isinstance(value, list | dict | Tensor):
                     self._run(binding)
                 return value
-        names = self._run(binding).names
+        made = self._run(binding).names
         # A list that a loop appended to is the one that was there before.
-        return names[name] if name in names else self.find(name, binding.order)
+        return made[name] if name in made else self.find(name, binding.order)
 
     def _run(self, binding: _Binding) -> _Before:
         """The names that a statement makes; it is run once, whichever of them are asked for."""

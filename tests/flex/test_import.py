@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,19 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from table import MASKS, SCORES
+from oracle import SIZES, captured, expected, got, same
+from pattern_table import MASKS, SCORES
 
 from kgen.flex import spec as live_spec
 from kgen.flex.flexcode import flex_code
 from kgen.flex.importing import Options, imported
 from kgen.flex.writing import settled
-from kgen.spec.load import Loaded, loads
-from kgen.verify.evaluate import evaluate
+from kgen.spec.load import loads
 
 HERE = Path(__file__).parent
 
-SIZES = {"B": 2, "HQ": 4, "HKV": 4, "SQ": 64, "SK": 64}
-PAIRS = 120
 SINGLE = dict.fromkeys(("logarithmic", "log_distance"), 1e-06)
 """Those that compute in float32, wherever they are run."""
 ALL = [("mask_mod", text) for text in MASKS] + [("score_mod", text) for text in SCORES]
@@ -83,57 +79,10 @@ def given() -> dict[str, torch.Tensor]:
     return known | NAMED
 
 
-def pairs() -> dict[str, torch.Tensor]:
-    make = torch.Generator().manual_seed(1)
-
-    def draw(n: int) -> torch.Tensor:
-        return torch.randint(0, n, (PAIRS,), generator=make)
-
-    score = torch.randn(PAIRS, generator=make, dtype=torch.float64) * 3
-    return {"score": score, "b": draw(2), "h": draw(4), "q_idx": draw(64), "kv_idx": draw(64)}
-
-
-def expected(function: Any, field: str) -> torch.Tensor:
-    """One pair at a time, as FlexAttention has it."""
-    names = ("score", "b", "h", "q_idx", "kv_idx")[field == "mask_mod" :]
-    values = pairs()
-    with torch.no_grad():
-        found = [torch.as_tensor(function(*(values[n][i] for n in names))) for i in range(PAIRS)]
-    return torch.stack(found)
-
-
-def got(loaded: Loaded, field: str, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    if field not in loaded.trees:
-        return pairs()["score"] if field == "score_mod" else torch.ones(PAIRS, dtype=torch.bool)
-    env = {**SIZES, **pairs(), "inf": torch.inf}
-    for name in loaded.spec.buffers:
-        env[name] = tensors[name].detach()
-    return evaluate(loaded.trees[field], env, torch).expand(PAIRS)
-
-
 def tensors_of(function: Any, module: ModuleType) -> dict[str, torch.Tensor]:
     """Every tensor that a function sees, by its name."""
     found = {n: t for n, t in vars(module).items() if isinstance(t, torch.Tensor)} | given()
-    found |= {name.strip("_"): value for name, value in found.items()}
-    waiting, seen = [function], set()
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, functools.partial):
-            waiting.append(one.func)
-        elif isinstance(one, tuple):
-            waiting += one
-        elif inspect.isfunction(one) and id(one) not in seen:
-            seen.add(id(one))
-            captured = inspect.getclosurevars(one).nonlocals
-            found |= {n: v for n, v in captured.items() if isinstance(v, torch.Tensor)}
-            waiting += captured.values()
-    return found
-
-
-def same(value: torch.Tensor, want: torch.Tensor, bound: float = 1e-9) -> None:
-    # The least finite number is a spelling of minus infinity.
-    want = torch.where(want == torch.finfo(torch.float32).min, -torch.inf, want.to(torch.float64))
-    torch.testing.assert_close(value.to(torch.float64), want, rtol=bound, atol=bound)
+    return found | {name.strip("_"): value for name, value in found.items()} | captured(function)
 
 
 def ran(text: str, module: ModuleType) -> Any:
