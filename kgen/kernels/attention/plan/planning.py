@@ -84,6 +84,7 @@ def ties_lengths(
 class _Planner:
     def __init__(self, loaded: Loaded, packed: bool = False) -> None:
         self.spec = loaded.spec
+        self.called = loaded.called
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")
@@ -139,6 +140,7 @@ class _Planner:
             block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
             if self.choice.listed
             else None,
+            called=self.called,
         )
 
     def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:

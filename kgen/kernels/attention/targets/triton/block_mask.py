@@ -56,11 +56,13 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "op_params": ", ".join([*op_params, "device: torch.device"]),
         "op_type": f"tuple[{', '.join(['Tensor'] * len(lists))}]",
         "op_names": ", ".join([*buffers, *SIZES, *scalars]),
-        "signature": ["*", *buffers, *scalars, *['device="cuda"'] * (not buffers)],
+        "signature": ["*", *map(launcher.called, [*buffers, *scalars]), *['device="cuda"'] * (not buffers)],
         "device": device,
         "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
         "argument_words": launcher.argument_words(buffers, scalars),
-        "numbers": number_lines({n: kernels.runtime[n] for n in scalars}),
+        "numbers": number_lines(
+            {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
+        ),
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),

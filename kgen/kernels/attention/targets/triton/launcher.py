@@ -47,6 +47,10 @@ class LauncherFields:
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
 
+    def called(self, name: str) -> str:
+        """What callers say for a name."""
+        return self.plan.called.get(name, name)
+
     def _folded(self, node: Node) -> Node:
         """A tree with compile-time parameters as numbers."""
         return substitute(
@@ -73,7 +77,7 @@ class LauncherFields:
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
+        keywords = [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
         keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
         learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
@@ -120,7 +124,7 @@ class LauncherFields:
                 ]
             ),
             **self._derivatives(sources_of_gradient),
-            **number_fields(self.runtime),
+            **number_fields(self.runtime, plan.called, [*spec.buffers, *self.runtime]),
             "scatters": bool(scattered),
             "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
@@ -134,7 +138,7 @@ class LauncherFields:
             words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
         else:
             words = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
-        return derivative_fields(real, words, derived=plan.backward)
+        return derivative_fields(real, words, derived=plan.backward, called=plan.called)
 
     def kv_sizes(self) -> str:
         """Heads of K and V, and the number of keys."""
@@ -194,8 +198,8 @@ class LauncherFields:
             b = self.spec.buffers[name]
             shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
-            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
-        return words + [f"{n}: {self.runtime[n].type}." for n in scalars]
+            words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        return words + [f"{self.called(n)}: {self.runtime[n].type}." for n in scalars]
 
     def _checks(self) -> list[Check]:
         spec = self.spec
@@ -256,7 +260,9 @@ class LauncherFields:
         """Of run-time params."""
         # Tile ranges add it to positions in 32 bits.
         return [
-            _check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+            _check(
+                f"abs({name}) > 2**30", f"{self.called(name)} must lie within 2**30 of zero, got {{{name}}}"
+            )
             for name in names
             if self.runtime[name].type == "int"
         ]
@@ -266,21 +272,21 @@ class LauncherFields:
         checks = []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:
-            buffer = self.spec.buffers[name]
+            buffer, called = self.spec.buffers[name], self.called(name)
             # Packed tensors have no batch dimension.
             sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
             words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
             checks.append(
                 _check(
                     f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
-                    f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
+                    f"{called} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
                     "TypeError",
                 )
             )
             checks.append(
                 _check(
                     f"{_differs(name, sizes)} or {name}.device != {device}",
-                    f"{name} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
+                    f"{called} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
                 )
             )
             length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
@@ -289,7 +295,7 @@ class LauncherFields:
             checks.append(
                 _check(
                     f"{last} * {name}.stride(-1) >= 2**31",
-                    f"a row of {name} may not span 2**31 elements, make it contiguous",
+                    f"a row of {called} may not span 2**31 elements, make it contiguous",
                 )
             )
         return checks
