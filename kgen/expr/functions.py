@@ -22,7 +22,20 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from kgen.expr import type_rules as types
-from kgen.expr.helpers import EXPM1, GELU, LOG1P, POW, ROUND, SIGN, TANH, TANH_APPROX_TRITON
+from kgen.expr.helpers import (
+    EXPM1,
+    FLOORDIV_CUDA,
+    FLOORDIV_TRITON,
+    GELU,
+    LOG1P,
+    MOD_CUDA,
+    MOD_TRITON,
+    POW,
+    ROUND,
+    SIGN,
+    TANH,
+    TANH_APPROX_TRITON,
+)
 from kgen.expr.rows import Finite, Function, function, operation
 from kgen.expr.spelling import (
     ADD,
@@ -440,27 +453,8 @@ _ROWS = [
         None,
         infix("%", MUL),
         torch=Spelling("torch.remainder({0}, {1})"),
-        triton=helped(
-            "_floor_mod({0}, {1})",
-            """
-            @triton.jit
-            def _floor_mod(a, b):
-                # Python's remainder: it has the sign of b.
-                r = a % b
-                return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-            """,
-        ),
-        cuda=helped(
-            "_floor_mod({0}, {1})",
-            """
-            // Python's remainder: it has the sign of b.
-            template <typename T>
-            __device__ __forceinline__ T _floor_mod(T a, T b) {
-                const T r = a % b;
-                return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-            }
-            """,
-        ),
+        triton=MOD_TRITON,
+        cuda=MOD_CUDA,
         cute=Spelling("{0} - {0} // {1} * {1}", ADD, UNARY),
     ),
     operation(
@@ -470,28 +464,8 @@ _ROWS = [
         None,
         infix("//", MUL),
         torch=Spelling("torch.div({0}, {1}, rounding_mode='floor')"),
-        triton=helped(
-            "_floor_div({0}, {1})",
-            """
-            @triton.jit
-            def _floor_div(a, b):
-                # Python's quotient: rounded towards minus infinity.
-                r = a % b
-                r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-                return (a - r) // b
-            """,
-        ),
-        cuda=helped(
-            "_floor_div({0}, {1})",
-            """
-            // Python's quotient: rounded towards minus infinity.
-            template <typename T>
-            __device__ __forceinline__ T _floor_div(T a, T b) {
-                const T q = a / b, r = a % b;
-                return r != 0 && (r < 0) != (b < 0) ? q - 1 : q;
-            }
-            """,
-        ),
+        triton=FLOORDIV_TRITON,
+        cuda=FLOORDIV_CUDA,
     ),
 ]
 

@@ -131,3 +131,47 @@ POW = helped_in_modules(
         return {tl}.where(x < 0.0, below, size)
     """,
 )
+
+MOD_TRITON = helped(
+    "_floor_mod({0}, {1})",
+    """
+    @triton.jit
+    def _floor_mod(a, b):
+        # Python's remainder: it has the sign of b.
+        r = a % b
+        return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+    """,
+)
+MOD_CUDA = helped(
+    "_floor_mod({0}, {1})",
+    """
+    // Python's remainder: it has the sign of b.
+    template <typename T>
+    __device__ __forceinline__ T _floor_mod(T a, T b) {
+        const T r = a % b;
+        return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    }
+    """,
+)
+FLOORDIV_TRITON = helped(
+    "_floor_div({0}, {1})",
+    """
+    @triton.jit
+    def _floor_div(a, b):
+        # Python's quotient: rounded towards minus infinity.
+        r = a % b
+        r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+        return (a - r) // b
+    """,
+)
+FLOORDIV_CUDA = helped(
+    "_floor_div({0}, {1})",
+    """
+    // Python's quotient: rounded towards minus infinity.
+    template <typename T>
+    __device__ __forceinline__ T _floor_div(T a, T b) {
+        const T q = a / b, r = a % b;
+        return r != 0 && (r < 0) != (b < 0) ? q - 1 : q;
+    }
+    """,
+)

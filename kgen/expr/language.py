@@ -98,6 +98,8 @@ NAME_HINTS = {
     "n": "write `kv_idx` for the position of the key",
     "lambda": "write only its body",
 }
+WHOLE = frozenset({"floor", "ceil", "round"})
+"""Functions whose values an index takes as integers."""
 CALLABLE = sorted(name for name, row in TABLE.items() if row.callable)
 
 

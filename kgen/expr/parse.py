@@ -36,8 +36,6 @@ from kgen.expr.type_rules import TypeRuleError
 from kgen.expr.zero import is_always_zero
 
 MAX_EXPONENT = 8
-WHOLE = frozenset({"floor", "ceil", "round"})
-"""Functions whose values an index takes as integers."""
 INT32 = range(-(2**31), 2**31)
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 
@@ -141,27 +139,23 @@ class _Builder:
             raise wrong(span, "dunder-name", message, "use a name of the language")
 
     def check_result(self, built: Built, at: ast.expr) -> None:
-        if self.result is Type.FLOAT and built.type is Type.BOOL:
-            raise wrong(
-                self.span(at),
-                "wrong-type",
-                "the value is a truth value, a number is needed",
+        is_truth = built.type is Type.BOOL
+        needed = {
+            Type.FLOAT: (
+                is_truth,
+                "a number",
                 "use `where(condition, score, -inf)`, or move the condition into `mask_mod`",
-            )
-        if self.result is Type.BOOL and built.type is not Type.BOOL:
-            raise wrong(
-                self.span(at),
-                "wrong-type",
-                f"the value is {language.kind_of(built.type)}, a truth value is needed",
+            ),
+            Type.BOOL: (
+                not is_truth,
+                "a truth value",
                 "compare it with something: true means that the pair is kept",
-            )
-        if self.result is Type.INT and not built.type.integral:
-            raise wrong(
-                self.span(at),
-                "wrong-type",
-                f"the value is {language.kind_of(built.type)}, an integer is needed",
-                "use `//`",
-            )
+            ),
+        }
+        wrong_, what, hint = needed.get(self.result, (not built.type.integral, "an integer", "use `//`"))
+        if wrong_:
+            message = f"the value is {language.kind_of(built.type)}, {what} is needed"
+            raise wrong(self.span(at), "wrong-type", message, hint)
 
     # Expressions ------------------------
 
@@ -478,7 +472,7 @@ class _Builder:
     def index(self, node: ast.expr, inner: int) -> Built:
         """An index of a buffer: what was rounded to a whole number is an integer."""
         built = self.expression(node, inner)
-        if isinstance(built.node, Call) and built.node.fn in WHOLE:
+        if isinstance(built.node, Call) and built.node.fn in language.WHOLE:
             return self.apply("int", "int", (built,), self.span(node))
         return built
 

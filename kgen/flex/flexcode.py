@@ -36,7 +36,10 @@ def flex_code(loaded: Loaded) -> str:
     used = {name for tree in trees.values() for name in variables(tree)}
     host = [name for name in SIZES if name in used]
     constants = [f"{n} = {p.value!r}" for n, p in spec.params.items() if p.value is not None]
-    given = [*spec.buffers, *(n for n, p in spec.params.items() if p.value is None), *host]
+    own = dict.fromkeys(
+        r.buffer for tree in trees.values() for r in reads(tree) if r.buffer not in spec.buffers
+    )
+    given = [*spec.buffers, *own, *(n for n, p in spec.params.items() if p.value is None), *host]
     lines = [
         "import torch",
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention",
@@ -95,9 +98,10 @@ def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
         arguments.append("block_mask=block_mask")
     arguments += ["enable_gqa=True"] * (spec.gqa != 1)
     yield f"out = flex_attention({', '.join(arguments)})"
-    for what, said in (("sinks", "sinks"), ("varlen", "packed sequences"), ("paged_kv", "pages")):
-        if getattr(spec, what):
-            yield f"# Without {said}: FlexAttention has no such argument."
+    without = {"sinks": spec.sinks, "packed sequences": spec.varlen, "pages": spec.paged_kv is not None}
+    without["numbers of keys of each sequence, but where the mods read them"] = spec.per_batch
+    for said in (words for words, there in without.items() if there):
+        yield f"# Without {said}: FlexAttention has no such argument."
 
 
 # --- the printer ------------------------

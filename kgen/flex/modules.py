@@ -224,6 +224,8 @@ def _stored(target: ast.expr) -> Iterator[str]:
         yield target.id
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         yield target.value.id
+    elif isinstance(target, ast.Starred):
+        yield from _stored(target.value)
     elif isinstance(target, ast.Tuple | ast.List):
         for element in target.elts:
             yield from _stored(element)

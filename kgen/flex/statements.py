@@ -156,11 +156,16 @@ def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: So
                     assign(ev, element, value, frame, source)
                 return
             items = list(ev.items(value, place))
-            if len(items) != len(elements) or any(isinstance(e, ast.Starred) for e in elements):
+            starred = [i for i, e in enumerate(elements) if isinstance(e, ast.Starred)]
+            if starred and len(items) >= len(elements) - 1:
+                first, last = starred[0], starred[0] + len(items) - len(elements) + 1
+                items[first:last] = [items[first:last]]
+            if len(items) != len(elements):
                 message = f"{len(elements)} names are given {len(items)} values"
                 place.refuse("bad-call", message, "give each name one value")
             for element, item in zip(elements, items, strict=True):
-                assign(ev, element, item, frame, source)
+                inner = element.value if isinstance(element, ast.Starred) else element
+                assign(ev, inner, item, frame, source)
         case ast.Subscript():
             owner = ev.expression(target.value, frame, source)
             place = Place(source, target)

@@ -52,6 +52,10 @@ MASKS = [
     "blockwise(GROUPS)",
     "padding_mask_function(KEPT)",
     "all_of(always, shifted(causal, 2, 0), padding_mask_function(padding))",
+    "packed_by_eight",
+    "all_of(*table_of_masks)",
+    "by_dtype(padding)",
+    "by_dtype(lengths)",
     "paged(causal, pages := torch.tensor([[1, 0, -1, 2], [3, 2, 1, 0]]), 16)",
 ]
 SCORES = [
@@ -113,4 +117,7 @@ SCORES = [
     "symmetric",
     "indirect",
     "two_sines",
+    "powers",
+    "rounded_index",
+    "by_name",
 ]

@@ -698,3 +698,42 @@ def paged(inner, table, size):
         return torch.where(logical >= 0, inner(b, h, q_idx, index), False)
 
     return mask
+
+
+packed_bytes = torch.arange(LENGTH * 8).reshape(LENGTH, 8).mul(37).remainder(256).to(torch.uint8)
+
+
+def packed_by_eight(b, h, q_idx, kv_idx):
+    return ((packed_bytes[q_idx, kv_idx // 8] >> (kv_idx % 8)) & 1) == 1
+
+
+def powers(score, b, h, q_idx, kv_idx):
+    return torch.sign(score) * torch.pow(score.abs() + 0.5, 1.5) + torch.round(score * 4) / 4 + 2.0**score
+
+
+def rounded_index(score, b, h, q_idx, kv_idx):
+    return score + bias_by_row[h, torch.floor(kv_idx / 2).to(torch.int32)] + bias_by_row[h, round(3.4)]
+
+
+table_of_masks = []
+for _width in (9, 20):
+    table_of_masks.append(lambda b, h, q, k, width=_width: q - k < width)
+table_of_masks.insert(0, lambda b, h, q, k: q >= k)
+named = {}
+named["reach"] = 3
+named.update(gain=2.0)
+
+
+def by_name(score, b, h, q_idx, kv_idx):
+    return torch.where(q_idx - kv_idx < named["reach"], score * named["gain"], score + defined_later[h])
+
+
+defined_later = torch.linspace(-1, 1, HEADS)
+
+
+def by_dtype(table):
+    if table.dtype == torch.bool:
+        return lambda b, h, q, k: table[b, k]
+    if table.dtype in (torch.int32, torch.long):
+        return lambda b, h, q, k: table[b] > k
+    raise ValueError("a table of another dtype")
