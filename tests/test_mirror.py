@@ -13,6 +13,7 @@ OF_THE_REPOSITORY = {
     "derivatives": "emitted files of every family, called",
     "docs": "pages",
     "files": "kgen/files.py, which is in no package",
+    "gluon_schedule": "tests/gluon_schedule.py",
     "growing": "from spec to text, through every stage",
     "mirror": "tests",
     "recipes": "CONTRIBUTING.md, followed in a copy",

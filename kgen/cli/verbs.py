@@ -439,6 +439,7 @@ def schema(form: Form = Format.TEXT) -> int:
 @verb("status")
 def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = Format.TEXT) -> int:
     """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
+    from kgen.verify.ledger import STATES
     from kgen.verify.ledger import status as ledger_status
 
     rows = ledger_status(_load(specs), generated)
@@ -454,8 +455,10 @@ def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = F
     if form is Format.TEXT:
         for number, place in zip(numbers, places, strict=True):
             terminal.line(f"{number}: worst error on {place}")
+        for place, count in sorted(Counter(place for row in rows for place in row["earlier"]).items()):
+            terminal.line(f"an earlier text of {count} of these files ran on {place}")
     states = Counter(row["state"] for row in rows)
-    last = ", ".join(f"{states[state]} {state}" for state in ("verified", "compiled", "stale", "missing"))
+    last = ", ".join(f"{states[state]} {state}" for state in STATES)
     terminal.summary(last, form)
     return EXIT_WRONG if states["stale"] or states["missing"] else 0
 
