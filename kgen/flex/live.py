@@ -40,7 +40,10 @@ def spec(
     for field_, function in given.items():
         if function is not None:
             place = _place(function, field_)
-            mods[field_] = (reader.value(function, field_, place), place)
+            value = reader.value(function, field_, place)
+            if isinstance(value, _Object):
+                value = value.find_attribute("__call__", place)
+            mods[field_] = (value, place)
     if not mods:
         raise KgenError(
             Diagnostic("usage", "neither a score_mod nor a mask_mod is given", hint="give one of them")

@@ -737,3 +737,11 @@ def by_dtype(table):
     if table.dtype in (torch.int32, torch.long):
         return lambda b, h, q, k: table[b] > k
     raise ValueError("a table of another dtype")
+
+
+class Reach:
+    def __init__(self, reach):
+        self.reach = reach
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        return (q_idx - kv_idx).abs() < self.reach

@@ -15,6 +15,7 @@ import torch
 from oracle import SIZES, captured, expected, got, same
 from pattern_table import MASKS, SCORES
 
+from kgen.diagnostics import KgenError
 from kgen.flex import spec as live_spec
 from kgen.flex.flexcode import flex_code
 from kgen.flex.importing import Options, imported
@@ -176,3 +177,59 @@ def test_kernels_of_a_pattern(field: str, text: str, tmp_path: Path, monkeypatch
     for command in (["render", "pattern.yaml"], ["verify", "pattern.yaml", "--device", "cpu", "--quick"]):
         run = subprocess.run([sys.executable, "-m", "kgen", *command], capture_output=True, text=True)
         assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+
+
+def test_a_live_object_that_is_called(live_patterns: Any) -> None:
+    reach = live_patterns.Reach(7)
+    loaded = loads(live_spec(mask_mod=reach, name="reach"), "reach.yaml")
+    same(got(loaded, "mask_mod", {}), expected(reach, "mask_mod"))
+
+
+def test_an_extent_that_nothing_says_is_open() -> None:
+    asked = {"mask_mod": "document_local(causal, DOC, STARTS)"}
+    text, loaded = settled(imported(str(HERE / "patterns.py"), asked, Options()), "spec.yaml")
+    assert loaded.spec.buffers["STARTS"].shape == ("any",)
+    assert "STARTS: {shape: [any], dtype: int32}" in text
+
+
+def test_names_of_kernels_stay_those_of_users(tmp_path: Path) -> None:
+    path = tmp_path / "mods.py"
+    path.write_text(
+        "import torch\n"
+        "acc, delta = torch.zeros(64), torch.zeros(4)\n"
+        "start, mask = torch.zeros(2, dtype=torch.int32), torch.ones(16, dtype=torch.bool)\n"
+        "def score(score, b, h, i, j, W=8):\n"
+        "    block_size = 4\n"
+        "    return score * acc[j] + delta[h] * (i // block_size)\n"
+        "def kept(b, h, i, j):\n"
+        "    return (j >= start[b]) & mask[j % 16]\n"
+    )
+    asked = {"score_mod": "score", "mask_mod": "kept"}
+    _, loaded = settled(imported(str(path), asked, Options()), "spec.yaml")
+    assert set(loaded.spec.buffers) == {"acc", "delta", "start", "mask"}
+
+
+def test_what_lies_beside_a_package_is_another(tmp_path: Path) -> None:
+    """As all that is installed: a package follows its own modules alone."""
+    for package, text in (("mine", "from . import helpers"), ("other", "def same(x):\n    return x\n")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    (tmp_path / "mine/helpers.py").write_text("def twice(x):\n    return 2 * x\n")
+    mods = tmp_path / "mine/mods.py"
+    own = "from mine.helpers import twice\ndef mod(b, h, q, k):\n    return twice(q) >= k\n"
+    mods.write_text(own)
+    spec = imported(str(mods), {"mask_mod": "mod"}, Options())
+    assert "mask_mod: 2 * q_idx >= kv_idx" in spec.text()
+    mods.write_text(
+        own.replace("twice(q)", "same(q)").replace("mine.helpers import twice", "other import same")
+    )
+    with pytest.raises(KgenError, match="a function of another package"):
+        imported(str(mods), {"mask_mod": "mod"}, Options())
+
+
+def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
+    spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\nlengths: {kv: {per_batch: true}}\n"
+    code = flex_code(loads(spec + "mask_mod: kv_lens[b] - kv_idx < 30\n", "x.yaml"))
+    assert "def x_mods(kv_lens):" in code
+    assert "return kv_lens[b] - kv_idx < 30" in code
+    assert "# Without numbers of keys of each sequence" in code
