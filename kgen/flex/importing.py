@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import builtins
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from kgen.flex.evaluating import Evaluator, signature
 from kgen.flex.inference import infer, walk
 from kgen.flex.lowering import Lowering
 from kgen.flex.source import Place, Source
+from kgen.flex.tensors import element
 from kgen.flex.text import size
 from kgen.flex.values import (
     MISSING,
@@ -112,20 +114,13 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
     return value, place
 
 
-class reading:
+@contextmanager
+def reading(place: Place) -> Iterator[None]:
     """What ends Python's stack is said to nest too deep."""
-
-    def __init__(self, place: Place) -> None:
-        self.place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, RecursionError):
-            self.place.refuse(
-                "too-deep", "the source nests too deep to be read", "split it into smaller parts"
-            )
+    try:
+        yield
+    except RecursionError:
+        place.refuse("too-deep", "the source nests too deep to be read", "split it into smaller parts")
 
 
 def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options, origin: str) -> Spec:
@@ -177,8 +172,6 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
     if isinstance(value, bool | int | float):
         return Term("const", (value,), place)
     if isinstance(value, Part):
-        from kgen.flex.tensors import element
-
         value = element(value)
     if not isinstance(value, Term):
         hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "whether the pair is kept")

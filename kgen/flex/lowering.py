@@ -240,12 +240,6 @@ class Lowering:
     def _bitxor(self, a: Node, b: Node) -> Node:
         return self.compared("ne", a, b) if a.type is BOOL and b.type is BOOL else self.bits("bitxor", a, b)
 
-    def _lshift(self, a: Node, b: Node) -> Node:
-        return self.bits("lshift", a, b)
-
-    def _rshift(self, a: Node, b: Node) -> Node:
-        return self.bits("rshift", a, b)
-
     def _invert(self, a: Node) -> Node:
         return self._logical_not(a) if a.type is BOOL else self.bits("invert", a)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,28 +154,6 @@ def test_shapes_and_dtypes_are_those_of_the_source() -> None:
 def test_learned_tensors_have_gradients() -> None:
     spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
     assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].grad
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("field", "text"),
-    [
-        ("mask_mod", "packed"),
-        ("mask_mod", "morton(2)"),
-        ("mask_mod", "hashed(5)"),
-        ("mask_mod", "block_diffusion(4)"),
-        ("score_mod", "t5(8, 32)"),
-        ("score_mod", "exact_gelu"),
-    ],
-)
-def test_kernels_of_a_pattern(field: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the language has for imports alone is right in kernels, too."""
-    monkeypatch.chdir(tmp_path)
-    spec = imported(str(HERE / "patterns.py"), {field: text}, Options(name="pattern", head_dim=16))
-    Path("pattern.yaml").write_text(settled(spec, "pattern.yaml")[0])
-    for command in (["render", "pattern.yaml"], ["verify", "pattern.yaml", "--device", "cpu", "--quick"]):
-        run = subprocess.run([sys.executable, "-m", "kgen", *command], capture_output=True, text=True)
-        assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
 def test_a_live_object_that_is_called(live_patterns: Any) -> None:

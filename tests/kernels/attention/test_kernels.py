@@ -30,7 +30,7 @@ SLOW = {
     ),
     "hashed": 16,
     "open_extents": 25,
-    "key_tables": 9,
+    "key_tables": 25,
     "read_lengths": 9,
     **dict.fromkeys(("broad", "filled", "filled_broad", "filled_narrow", "promised_full"), 9),
     **dict.fromkeys(("learned_slopes", "packed_table", "promised_window", "steps"), 5),
