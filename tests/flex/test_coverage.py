@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs/import-coverage.md"
 MODULES = {"mask_mod": gym, "score_mod": mods}
 SAMPLE = (
-    "generate_shared_prefix_mask_mod(OFFSETS, PREFIXES)",
+    "generate_sandwich_bias(4, 64)",
     "generate_activation_score_mod()",
 )
 """Those whose kernels run each time."""
