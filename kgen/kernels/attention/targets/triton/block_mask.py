@@ -30,6 +30,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     words = used | {"SQ", "SK"}
     sizes = [n for n in (*kernels.sizes, *scalars) if n in words]
     grouped = "GQA" in words
+    open_sizes = [size for b in buffers for size in kernels.open[b].values()]
     strides = [p for b in buffers for p in kernels.of_buffer(b)]
     params = [f"{p}{kernels.problem[p]}" for p in (*strides, *sizes, *["GQA"] * grouped)]
     args = [a for b in buffers for a in buffer_arguments(b, kernels.spec.buffers[b].shape)]
@@ -44,7 +45,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     return kernel | {
         "name": f"{kernels.spec.name}_block_mask",
         "size": BLOCK_SIZE,
-        "no_specialize": f"do_not_specialize={json.dumps(sizes)}",
+        "no_specialize": f"do_not_specialize={json.dumps([*sizes, *open_sizes])}",
         "kernel_params": params,
         "kernel_args": ", ".join(args),
         "q_last": "q_last" in words,

@@ -70,6 +70,11 @@ class KernelFields:
         params |= dict.fromkeys((*lengths, *self.sizes, "scale", *self.runtime), "")
         return params | ({"GQA": ": tl.constexpr"} if self.plan.grouped else {})
 
+    @property
+    def open_sizes(self) -> list[str]:
+        """The extents that tensors have of their own."""
+        return [size for sizes in self.open.values() for size in sizes.values()]
+
     def of_buffer(self, name: str) -> dict[str, str]:
         """The parameters that are of a buffer, with their annotations."""
         last = len(self.spec.buffers[name].shape) - 1

@@ -106,7 +106,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [load_of(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks],
         "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
-        "no_specialize": f"do_not_specialize={json.dumps([*kernels.sizes, *kernels.runtime])}",
+        "no_specialize": f"do_not_specialize={json.dumps([*kernels.sizes, *kernels.open_sizes, *kernels.runtime])}",
         **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
         "sinks": sinks,
         "tile_tables": _tile_tables(plan, decode),
