@@ -355,8 +355,14 @@ _PTX: dict[str, Callable[..., Tensor]] = {
 
 
 def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int, **_: Any) -> Tensor:
-    """PTX over `pack` elements at a time, neighbours in a row; each thread votes for itself."""
-    operands = [x.reshape(-1, pack).unbind(1) for x in torch.broadcast_tensors(*args)]
+    """PTX over `pack` elements at a time, neighbours in a row, others where they are too few; each thread votes for
+    itself."""
+    broadcast = torch.broadcast_tensors(*args)
+    missing = -broadcast[0].numel() % pack
+    operands = [
+        torch.cat((x.flatten(), x.flatten()[:1].expand(missing))).reshape(-1, pack).unbind(1)
+        for x in broadcast
+    ]
     given = [x for elements in operands for x in elements]
     names: dict[str, Tensor] = {f"${pack + i}": x for i, x in enumerate(given)}
     for i, constraint in enumerate(constraints.split(",")[pack:]):
@@ -378,9 +384,8 @@ def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int,
         values = [names[x] if x in names else _immediate(x, given[0]) for x in words[2:]]
         new, old = op(*values), names.get(words[1])
         names[words[1]] = new if old is None or old.dtype != new.dtype else torch.where(running, new, old)
-    return torch.stack([names[f"${i}"] for i in range(pack)], 1).reshape(
-        torch.broadcast_tensors(*args)[0].shape
-    )
+    found = torch.stack([names[f"${i}"] for i in range(pack)], 1).flatten()
+    return found[: broadcast[0].numel()].reshape(broadcast[0].shape)
 
 
 def _immediate(word: str, like: Tensor) -> Tensor:
@@ -412,7 +417,20 @@ gl = SimpleNamespace(
     **dict.fromkeys(_LAYOUTS, _no_layout),
     **{
         name: _tensors(getattr(torch, name))
-        for name in ("exp", "exp2", "floor", "log", "log2", "rsqrt", "minimum", "maximum")
+        for name in (
+            "abs",
+            "cos",
+            "exp",
+            "exp2",
+            "floor",
+            "log",
+            "log2",
+            "maximum",
+            "minimum",
+            "rsqrt",
+            "sin",
+            "sqrt",
+        )
     },
     allocate_shared_memory=lambda dtype, shape, layout: (
         Barriers(shape[0]) if dtype == torch.int64 else Memory(torch.full(shape, -7, dtype=dtype))

@@ -147,7 +147,7 @@ class Algebra:
         return Algebra(f"-{self}")
 
 
-INFIX = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "and"}
+INFIX = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "and": "and"}
 
 
 def derivatives(name: str) -> str:

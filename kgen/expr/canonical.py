@@ -18,8 +18,31 @@ from functools import reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, order
 from kgen.expr.algebra import call
-from kgen.expr.mask_form import MIRRORED, NEGATED, TRUE, all_of, any_of, conjuncts, disjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Type, Var, children, reads, rebuild, transform, variables, walk
+from kgen.expr.fold import choice, decided, folded
+from kgen.expr.mask_form import (
+    FALSE,
+    MIRRORED,
+    NEGATED,
+    TRUE,
+    all_of,
+    any_of,
+    conjuncts,
+    disjuncts,
+    normalize,
+)
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Type,
+    Var,
+    children,
+    reads,
+    rebuild,
+    transform,
+    variables,
+    walk,
+)
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.wrapping import may_wrap
@@ -30,9 +53,10 @@ LONGEST = 64
 """Terms of a sum that is put in order: a chain of more would nest deeper than what may be written."""
 
 
-def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
-    """The expressions of attention, `score_mod` and `mask_mod`, in one form."""
-    found = dict(trees)
+def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None) -> dict[str, Node]:
+    """The expressions of attention, `score_mod` and `mask_mod`, in one form. `numbers` are those of compile-time
+    params, for conditions that these decide; elsewhere params keep their names."""
+    found = {name: folded(tree, numbers or {}) for name, tree in trees.items()}
     if "score_mod" in found:
         found["score_mod"], hidden = _without_infinities(found["score_mod"])
         if hidden:
@@ -41,6 +65,8 @@ def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
     found = {name: transform(tree, lambda node: _unsigned(node, known)) for name, tree in found.items()}
     if "mask_mod" in found:
         found["mask_mod"] = condition(_within_blocks(condition(found["mask_mod"]), ()))
+        if found["mask_mod"] == TRUE:
+            del found["mask_mod"]
     if "score_mod" in found:
         found["score_mod"] = value(found["score_mod"])
     return found
@@ -84,12 +110,16 @@ def _condition(node: Node) -> Node:
     args = tuple(value(a) for a in node.args)
     if node.fn in MIRRORED and all(a.type.integral for a in args):
         return _compared(node.fn, affine(args[0]) + affine(args[1]).times(-1), rebuild(node, args))
-    if node.fn in MIRRORED and isinstance(args[0], Const) and not isinstance(args[1], Const):
+    if node.fn in MIRRORED and isinstance(args[0], Const):
+        if isinstance(args[1], Const):
+            return decided(node.fn, args[0].value, args[1].value)
         return Call(MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
-    return rebuild(node, args)
+    return choice(node, args) if node.fn == "where" else rebuild(node, args)
 
 
 def _negated(node: Node) -> Node:
+    if isinstance(node, Const):
+        return FALSE if node == TRUE else TRUE
     if isinstance(node, Call) and node.fn == "not":
         return _condition(node.args[0])
     if isinstance(node, Call) and node.fn in ("and", "or"):
@@ -138,8 +168,10 @@ def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, st
 
 def _compared(fn: str, total: Affine, written: Node) -> Node:
     """A comparison of a sum with zero: what moves with positions, with the rest."""
-    if not total.terms or _is_large(total):
+    if _is_large(total):
         return written
+    if not total.terms:
+        return decided(fn, total.number, 0)
     if fn in ("lt", "le"):
         total = total.times(-1)
     if fn in ("lt", "gt"):
@@ -215,7 +247,7 @@ def value(node: Node) -> Node:
         return rebuild(node, tuple(value(index) for index in children(node)))
     if node.fn == "where":
         test, a, b = node.args
-        return call("where", _condition(test), value(a), value(b))
+        return choice(node, (_condition(test), value(a), value(b)))
     if node.type is Type.BOOL:
         return _condition(node)
     if node.type.integral:

@@ -94,6 +94,11 @@ def _floor_div(torch: Any, a: Any, b: Any) -> Any:
 # --- rows ------------------------
 
 
+def _chosen(f: Any, before: str, a: Any, b: Any) -> Any:
+    """The derivative of the smaller or greater of a and b in a; where they are equal they share it, as in PyTorch."""
+    return f("where", f(before, a, b), 1, f("where", f("eq", a, b), 0.5, 0))
+
+
 def _sigmoid(x: float) -> float:
     """Without an intermediate that overflows."""
     return 0.5 * (1 + math.tanh(0.5 * x))
@@ -178,7 +183,7 @@ _ROWS = [
     function(
         "min",
         _reduce("minimum"),
-        lambda f, a, b: (f("where", f("le", a, b), 1, 0), f("where", f("le", a, b), 0, 1)),
+        lambda f, a, b: (_chosen(f, "lt", a, b), _chosen(f, "lt", b, a)),
         typed=types.arithmetic,
         arity=(2, None),
         value=min,
@@ -190,7 +195,7 @@ _ROWS = [
     function(
         "max",
         _reduce("maximum"),
-        lambda f, a, b: (f("where", f("ge", a, b), 1, 0), f("where", f("ge", a, b), 0, 1)),
+        lambda f, a, b: (_chosen(f, "gt", a, b), _chosen(f, "gt", b, a)),
         typed=types.arithmetic,
         arity=(2, None),
         value=max,

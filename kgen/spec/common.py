@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Node, Read, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.spec.problems import SpecModel, problem
 from kgen.spec.user_text import UserText
@@ -168,6 +168,15 @@ def _param(value: Any) -> Any:
 def compiled_in(params: Mapping[str, ParamSpec]) -> dict[str, int | float]:
     """The values of the parameters that have one."""
     return {name: param.value for name, param in params.items() if param.value is not None}
+
+
+def numbers(params: Mapping[str, ParamSpec]) -> dict[Node, Node]:
+    """The same as trees, for what is to take the place of their names."""
+    return {
+        Var(name, param.scalar): Const(param.value, param.scalar)
+        for name, param in params.items()
+        if param.value is not None
+    }
 
 
 def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:

@@ -10,6 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, m
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import did_you_mean, shown
+from kgen.expr.canonical import canonical
+from kgen.expr.mask_form import FALSE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.spec.common import (
@@ -23,6 +25,7 @@ from kgen.spec.common import (
     compiled_in,
     differentiable,
     is_integer,
+    numbers,
     refuse,
     taken_names,
 )
@@ -434,6 +437,10 @@ class AttentionSpec(SpecModel):
                 message = f"the gradient of `{name}` needs the backward pass"
                 hint = "remove `grad`, or add `backward` to `passes`"
                 yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
+        if canonical(trees, numbers(self.params)).get("mask_mod") == FALSE:
+            field = "mask_mod" if "mask_mod" in trees else "score_mod"
+            hint = "some condition of it can never hold: look at its numbers and params"
+            yield problem("empty-mask", f"`{field}` leaves no pair of positions", hint, at=(field,))
         yield from self._check_alignment(trees)
         for name in self.params:
             if name not in used:

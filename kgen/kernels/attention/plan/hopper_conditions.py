@@ -211,7 +211,7 @@ def _clears_for_all(plan: AttentionPlan) -> bool:
     known = all(
         not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
     )
-    return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
+    return known and (not plan.grouped or "h" not in variables(plan.kv.live))
 
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:

@@ -140,9 +140,14 @@ class AttentionPlan:
 
     @property
     def grouped(self) -> bool:
-        """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a
-        tile, also where a group is one head."""
-        return self.spec.gqa != 1 or "decode" in self.spec.passes or self.spec.paged_kv is not None
+        """Whether heads of queries and of keys are told apart."""
+        return grouped(self.spec)
+
+
+def grouped(spec: AttentionSpec) -> bool:
+    """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a
+    tile, also where a group is one head."""
+    return spec.gqa != 1 or "decode" in spec.passes or spec.paged_kv is not None
 
 
 def chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:

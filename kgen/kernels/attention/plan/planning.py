@@ -43,9 +43,11 @@ from kgen.kernels.attention.plan.model import (
     ReadGradient,
     TileLoop,
     chunks,
+    grouped,
 )
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, tile_tables
+from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
 
@@ -55,7 +57,8 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
     alone is planned then.
     """
-    return _Planner(positioned(replace(loaded, trees=canonical(loaded.trees))), packed).plan()
+    trees = canonical(loaded.trees, numbers(loaded.spec.params))
+    return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()
 
 
 def without_promises(loaded: Loaded) -> Loaded:
@@ -111,7 +114,7 @@ class _Planner:
         by_distance = tuple(g for g in gradients if g.along == "distance")
         dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
         # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
-        by_head = () if spec.gqa == 1 else (Var("h", Type.INT),)
+        by_head = (Var("h", Type.INT),) if grouped(spec) else ()
         forward = self._loop(*outer_q)
         loops = {
             "dq": self._loop(*outer_q, peel_scalar(dscore, self.algebra), by_query),
@@ -199,12 +202,7 @@ class _Planner:
 
     def _number(self, node: Node) -> int | None:
         """The value of what is made of numbers and compile-time params."""
-        values: dict[Node, Node] = {
-            Var(n, p.scalar): Const(p.value, p.scalar)
-            for n, p in self.spec.params.items()
-            if p.value is not None
-        }
-        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, values)))
+        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, numbers(self.spec.params))))
         return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
 
     def _whole_mask(self) -> Node:

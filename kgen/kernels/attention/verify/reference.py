@@ -325,8 +325,14 @@ def _accumulate(
     cotangents: list[Tensor],
 ) -> None:
     """Add the gradients of one slice to the sums of the whole."""
+    # A log-sum-exp of scores without `score` depends on none of them.
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     grads = torch.autograd.grad(
-        outputs, list(sources.values()), cotangents, retain_graph=True, allow_unused=True
+        [o for o, _ in pairs],
+        list(sources.values()),
+        [c for _, c in pairs],
+        retain_graph=True,
+        allow_unused=True,
     )
     for name, grad in zip(sources, grads, strict=True):
         if grad is not None:

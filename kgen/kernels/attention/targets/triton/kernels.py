@@ -298,7 +298,7 @@ class KernelFields:
         self, loop: TileLoop, before: list[Statement]
     ) -> tuple[list[Statement], list[Statement]]:
         """What depends on the query head, and what does not; without groups there is nothing to split."""
-        if self.spec.gqa == 1:
+        if not self.plan.grouped:
             return [], before
         changing = {"h"}
         by_head, shared = list[Statement](), list[Statement]()

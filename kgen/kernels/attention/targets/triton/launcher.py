@@ -9,7 +9,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.kernels import buffer_arguments
 from kgen.kernels.attention.targets.triton.ranges import lists_of
-from kgen.kernels.attention.targets.triton.torch_indices import torch_index
+from kgen.kernels.attention.targets.triton.torch_indices import POSITIONS, torch_index
 from kgen.spec.common import differentiable
 from kgen.targets.arguments import (
     NO_BACKWARD,
@@ -348,7 +348,9 @@ class LauncherFields:
                 lines += self._by_distance(g)
                 continue
             if g.summed is None:
-                index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+                # Of packed sequences each token has its own lengths.
+                tensors = POSITIONS | {"SQ", "SK"} if packed else POSITIONS
+                index = ", ".join(torch_index(self._folded(i), tensors) for i in g.indices)
                 if packed:
                     lines += self._tokens(g)
                     lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
