@@ -116,6 +116,8 @@ class Family:
     bench: Bench | None = None
     parts: Mapping[str, Verification] = field(default_factory=dict)
     tune: Lazy | None = None
+    names_give_way: bool = False
+    """Whether files take what users named as the kernels name theirs under other names (`called` of `Loaded`)."""
 
     @property
     def targets(self) -> Mapping[str, Target]:

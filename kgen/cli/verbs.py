@@ -382,6 +382,9 @@ def explain(
         typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
     ] = None,
     generated: Generated = GENERATED,
+    flex: Annotated[
+        bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
+    ] = False,
     form: Form = Format.TEXT,
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
@@ -393,9 +396,14 @@ def explain(
     from kgen.family import family
     from kgen.spec.too_large import too_large
 
-    with too_large(loaded):
-        text = family(loaded.spec.kernel).explain(loaded, length)
-    text += "".join(f"\n{line}\n" for line in proofs(loaded, generated))
+    if flex:
+        from kgen.flex.flexcode import flex_code
+
+        text = flex_code(loaded)
+    else:
+        with too_large(loaded):
+            text = family(loaded.spec.kernel).explain(loaded, length)
+        text += "".join(f"\n{line}\n" for line in proofs(loaded, generated))
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:

@@ -4,7 +4,8 @@
 a mask; `score - s * (q_idx - kv_idx)` is `score + s * (kv_idx - q_idx)`. Equal to what was written for every input, but
 for the order in which reals are rounded: comparisons of integers are taken not to wrap, as expressions promise.
 
-    masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order
+    masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order;
+                places within one block, `q_idx % n >= kv_idx % n` beside `q_idx // n == kv_idx // n`, as positions
     distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` below `abs`, which a causal mask leaves out
     sums        multiples of one factor by distances are one term; what has the score comes first
 """
@@ -63,7 +64,7 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
     known = _distances(condition(found.get("mask_mod", TRUE)))
     found = {name: transform(tree, lambda node: _unsigned(node, known)) for name, tree in found.items()}
     if "mask_mod" in found:
-        found["mask_mod"] = condition(found["mask_mod"])
+        found["mask_mod"] = condition(_within_blocks(condition(found["mask_mod"]), ()))
         if found["mask_mod"] == TRUE:
             del found["mask_mod"]
     if "score_mod" in found:
@@ -129,6 +130,31 @@ def _negated(node: Node) -> Node:
     if isinstance(node, Call) and exact and node.fn in NEGATED:
         return _condition(Call(NEGATED[node.fn], node.args, Type.BOOL))
     return call("not", _condition(node))
+
+
+def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
+    """Comparisons of places within a block as those of positions, where both are of one: beside `x // n == y // n`,
+    `x % n - y % n` is `x - y`. `same` are the equalities that hold."""
+    if not isinstance(node, Call):
+        return node
+    if node.fn == "and":
+        parts = conjuncts(node)
+        same = (*same, *(p for p in parts if isinstance(p, Call) and p.fn == "eq"))
+        return all_of([_within_blocks(part, same) for part in parts])
+    if node.fn == "or":
+        return any_of([_within_blocks(part, same) for part in disjuncts(node)])
+    if node.fn not in MIRRORED or not all(a.type.integral for a in node.args):
+        return node
+    total = found = affine(node.args[0]) + affine(node.args[1]).times(-1)
+    for equal in same:
+        match equal:
+            case Call(args=(Call(fn="floordiv", args=(x, n)), Call(fn="floordiv", args=(y, m)))) if n == m:
+                places = (call("mod", x, n), call("mod", y, n))
+                first, second = (found.terms.get(place, 0) for place in places)
+                if first and first == -second:
+                    inside = affine(places[0]) + affine(places[1]).times(-1)
+                    found += (affine(x) + affine(y).times(-1) + inside.times(-1)).times(first)
+    return node if found == total else _compared(node.fn, found, node)
 
 
 def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, str]:

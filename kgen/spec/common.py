@@ -23,6 +23,7 @@ ELEMENTS = {
     "fp16": Type.FLOAT,
     "int32": Type.INT,
     "int64": Type.LONG,
+    "uint8": Type.INT,
     "bool": Type.BOOL,
 }
 
@@ -44,6 +45,18 @@ def checked_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 60:
         hint = "use lower-case letters, digits and single underscores, a letter first"
         raise problem("bad-name", f"{shown(name)} is not a lower_snake_case name", hint)
+    return _free_name(name)
+
+
+def checked_own_name(name: str) -> str:
+    """A name of a user's tensor or number, which keeps its case: `DOC`, `offsets_T`."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) or len(name) > 60:
+        hint = "use letters, digits and single underscores, a letter first"
+        raise problem("bad-name", f"{shown(name)} is not a name in snake_case", hint)
+    return _free_name(name)
+
+
+def _free_name(name: str) -> str:
     if keyword.iskeyword(name) or hasattr(builtins, name):
         raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
     if name in TABLE:

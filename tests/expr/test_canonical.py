@@ -202,6 +202,45 @@ def test_what_is_not_a_comparison_of_positions(text: str, wanted: str) -> None:
     assert condition(mask(text)) == mask(wanted)
 
 
+ONE_BLOCK = "q_idx // 5 == kv_idx // 5 and "
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (ONE_BLOCK + "q_idx % 5 >= kv_idx % 5", ONE_BLOCK + "q_idx >= kv_idx"),
+        (ONE_BLOCK + "abs(q_idx % 5 - kv_idx % 5) < 3", ONE_BLOCK + "abs(q_idx - kv_idx) < 3"),
+        (ONE_BLOCK + "(q_idx % 5 > kv_idx % 5 or h > 0)", ONE_BLOCK + "(q_idx > kv_idx or h > 0)"),
+        (
+            "kv_idx < 3 or ((kv_idx - 3) // window == q_idx // window"
+            " and (kv_idx - 3) % window <= q_idx % window)",
+            "kv_idx < 3 or ((kv_idx - 3) // window == q_idx // window and kv_idx - 3 <= q_idx)",
+        ),
+    ],
+)
+def test_places_within_a_block_compare_as_positions(text: str, wanted: str) -> None:
+    trees = {"mask_mod": mask(text)}
+    found = canonical(trees)
+    assert found == canonical({"mask_mod": mask(wanted)})
+    assert found["mask_mod"] != condition(trees["mask_mod"])
+    got, want = evaluate(found["mask_mod"], points(0)), evaluate(trees["mask_mod"], points(0))
+    assert torch.equal(*torch.broadcast_tensors(got, want))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q_idx % 5 >= kv_idx % 5",
+        "q_idx // 4 == kv_idx // 4 and q_idx % 5 >= kv_idx % 5",
+        "q_idx // 5 == kv_idx // 5 or q_idx % 5 >= kv_idx % 5",
+        ONE_BLOCK + "2 * (q_idx % 5) >= kv_idx % 5",
+        ONE_BLOCK + "q_idx % 5 + kv_idx % 5 < 4",
+    ],
+)
+def test_other_places_stay(text: str) -> None:
+    assert canonical({"mask_mod": mask(text)})["mask_mod"] == condition(mask(text))
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

@@ -61,8 +61,8 @@ LATENT = ["mla_prefill", "packed_latent", "ragged_latent"]
 BROAD = ["gemma2", "broad_full", "broad_learned", "broad", "broad_padded", "packed_broad", "broad_images"]
 # Heads of fewer columns than a tile: of two consumers, of three, of those of 256.
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
-# Steps in a bias, a derivative by a condition, lengths that are promised.
-ODD = {"steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
+# Steps in a bias, a derivative by a condition, lengths that are promised, extents that are open.
+ODD = {"key_tables": FUSED, "steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
 # Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
 LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
 # Integers of 64 bits: searched, as ends of the keys.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -123,6 +124,8 @@ class AttentionPlan:
     choice: Choice
     """Why there is a block mask, or none."""
     block_mask: BlockMask | None
+    called: Mapping[str, str]
+    """What callers say for a name of the spec that gave way to one of the kernels."""
 
     @cached_property
     def gradients(self) -> tuple[ReadGradient, ...]:

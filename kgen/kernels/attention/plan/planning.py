@@ -80,13 +80,14 @@ def ties_lengths(
         (size, index) in tied
         for tree in trees
         for read in reads(tree)
-        for size, index in zip(shapes[read.buffer], read.indices, strict=True)
+        for size, index in zip(shapes.get(read.buffer, ()), read.indices, strict=False)
     )
 
 
 class _Planner:
     def __init__(self, loaded: Loaded, packed: bool = False) -> None:
         self.spec = loaded.spec
+        self.called = loaded.called
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")
@@ -142,6 +143,7 @@ class _Planner:
             block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
             if self.choice.listed
             else None,
+            called=self.called,
         )
 
     def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
@@ -208,9 +210,9 @@ class _Planner:
         return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
     def _is_sorted(self, buffer: str) -> bool:
-        """Whether a buffer is searched. One whose length is a number may end first, and reads as zeros there."""
+        """Whether a buffer is searched. One whose length is no other size may end first, and reads as zeros there."""
         own = self.spec.buffers[buffer]
-        return bool(own.sorted) and isinstance(own.shape[-1], str)
+        return bool(own.sorted) and own.shape[-1] in SIZES
 
     # --- loops ---------------------------------------------------------------------------------------------------
 
@@ -399,7 +401,7 @@ class _Planner:
         return IndexRanges(greatest, SIZES)
 
 
-_WORDS = {"bool": 0, "int64": 2}
+_WORDS = {"bool": 0, "uint8": 0, "int64": 2}
 """Of four bytes: how many an element takes that is copied ahead of the loop, if not one. Booleans stay in registers."""
 
 # Names of the emitted kernels' own variables.

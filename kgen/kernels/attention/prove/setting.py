@@ -12,7 +12,7 @@ from kgen.expr.algebra import LOG2E
 from kgen.expr.nodes import Node
 from kgen.expr.tile_ranges import Axis
 from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
-from kgen.kernels.attention.plan.positions import KV_LENS
+from kgen.kernels.attention.spec import KV_LENS
 from kgen.prove.statements import Machine, values_of
 from kgen.prove.trees import hidden, number, term
 from kgen.prove.world import LONGEST, MOST, Buffer, World

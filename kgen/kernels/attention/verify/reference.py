@@ -196,6 +196,7 @@ def _slices(
     env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "inf": torch.inf}
     env |= dict(params)
     env |= {name: value.detach() for name, value in buffers.items()}
+    env |= {} if kv_lens is None else {"kv_lens": kv_lens}
     leaves = {}
     for name in (n for n in wanted if differentiate and n in buffers):
         leaves[name] = env[name] = buffers[name].detach().to(real).requires_grad_()

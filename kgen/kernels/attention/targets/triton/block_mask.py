@@ -12,7 +12,7 @@ from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, buffer_arguments
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.arguments import number_lines
@@ -32,9 +32,11 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     words = used | {"SQ", "SK"}
     sizes = [n for n in (*kernels.sizes, *scalars) if n in words]
     grouped = "GQA" in words
-    strides = [p for b in buffers for p in kernels.problem if p == f"{b}_ptr" or p.startswith(f"stride_{b}_")]
+    open_sizes = [size for b in buffers for size in kernels.open[b].values()]
+    strides = [p for b in buffers for p in kernels.of_buffer(b)]
     params = [f"{p}{kernels.problem[p]}" for p in (*strides, *sizes, *["GQA"] * grouped)]
-    args = [a for b in buffers for a in (b, f"*{b}.stride()")] + sizes + ["GQA=HQ // HKV"] * grouped
+    args = [a for b in buffers for a in buffer_arguments(b, kernels.spec.buffers[b].shape)]
+    args += sizes + ["GQA=HQ // HKV"] * grouped
     lists = [n for inner in ("kv", "q")[: 1 + kernels.plan.backward] for n in lists_of(inner)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"
     sharing = [w for w, own in (("batches", mask.by_batch), ("heads", mask.by_head)) if not own]
@@ -45,7 +47,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     return kernel | {
         "name": f"{kernels.spec.name}_block_mask",
         "size": BLOCK_SIZE,
-        "no_specialize": f"do_not_specialize={json.dumps(sizes)}",
+        "no_specialize": f"do_not_specialize={json.dumps([*sizes, *open_sizes])}",
         "kernel_params": params,
         "kernel_args": ", ".join(args),
         "q_last": "q_last" in words,
@@ -57,11 +59,13 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "op_params": ", ".join([*op_params, "device: torch.device"]),
         "op_type": f"tuple[{', '.join(['Tensor'] * len(lists))}]",
         "op_names": ", ".join([*buffers, *SIZES, *scalars]),
-        "signature": ["*", *buffers, *scalars, *['device="cuda"'] * (not buffers)],
+        "signature": ["*", *map(launcher.called, [*buffers, *scalars]), *['device="cuda"'] * (not buffers)],
         "device": device,
         "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
         "argument_words": launcher.argument_words(buffers, scalars),
-        "numbers": number_lines({n: kernels.runtime[n] for n in scalars}),
+        "numbers": number_lines(
+            {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
+        ),
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),
