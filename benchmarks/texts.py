@@ -1,7 +1,7 @@
 """Emitted attention before and after a change of text: `python benchmarks/texts.py BEFORE AFTER SPEC...`.
 
-BEFORE and AFTER are folders of emitted files, as `generated`. Both files of a spec are loaded into one process and called
-in turns with a cold L2 cache, which of them first changing from call to call: forward, backward, and backward with
+BEFORE and AFTER are folders of emitted files, as `generated`. Both files of a spec are loaded into one process and
+called in turns with a cold L2 cache, which of them first changing from call to call: forward, backward, and that with
 deterministic algorithms. Prints medians, the ratio of medians, and how far results are apart, relative to their norm
 (gradients that are summed by atomics differ by rounding); writes all of it to `benchmarks/<device>/texts.json`.
 """
