@@ -21,6 +21,9 @@ from kgen.spec.load import loads
 
 FOUND = sorted((Path(running.__file__).parent / "found").glob("*.yaml"))
 
+SEEDS = {"tanh_in_float32": (21,)}
+"""Those that show what was found, where few do; the first three elsewhere."""
+
 FIELDS = {
     "attention": "dtype head_dim gqa varlen lengths buffers params score_mod mask_mod block_mask sinks align passes "
     "paged_kv",
@@ -35,7 +38,7 @@ FIELDS = {
 def test_what_was_found_stays_mended(path: Path, verdict: Any) -> None:
     spec = YAML(typ="safe").load(path.read_text())
     verdict(None, path)
-    for seed in range(3):
+    for seed in SEEDS.get(path.stem, (0, 1, 2)):
         outcome = interpreted(tried, seed, spec)
         assert outcome.what == "right", outcome.message
 
