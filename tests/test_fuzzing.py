@@ -9,8 +9,9 @@ from unittest import mock
 import pytest
 from apart import interpreted
 from fuzzing import running
+from fuzzing.drawing import drawn
 from fuzzing.ledger import Ledger, generator
-from fuzzing.running import drawn, smaller, tried, written
+from fuzzing.running import smaller, tried, written
 from ruamel.yaml import YAML
 
 from kgen.diagnostics import KgenError

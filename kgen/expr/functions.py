@@ -406,7 +406,7 @@ _ROWS = [
         typed=types.whole,
         value=math.trunc,
         torch="({0}).to(torch.int32)",
-        triton="({0}).to({tl}.int32)",
+        triton="{tl}.cast({0}, {tl}.int32)",
         cuda="int({0})",
         cute="cutlass.Int32({0})",
     ),

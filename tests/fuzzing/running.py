@@ -21,13 +21,12 @@ from unittest import mock
 from rewriting import rewritten
 from ruamel.yaml import YAML
 
+from fuzzing.drawing import drawn
 from kgen.diagnostics import KgenError
 from kgen.expr.show import show
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 
-FAMILIES = {"attention": 6, "norm": 3, "chunk_output": 1}
-"""How often each is drawn."""
 LIMIT = 120
 """Seconds that one seed may take."""
 
@@ -66,14 +65,6 @@ class Failed(Exception):
 
 class _Slow(Exception):
     pass
-
-
-def drawn(seed: int) -> dict[str, Any]:
-    """The spec of a seed."""
-    rng = random.Random(seed)
-    (family,) = rng.choices([*FAMILIES], [*FAMILIES.values()])
-    found: dict[str, Any] = import_module(f"fuzzing.{family}").draw(rng)
-    return found
 
 
 def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Outcome:
@@ -156,11 +147,18 @@ def _run(loaded: Loaded, file: str, rng: random.Random) -> None:
             with mock.patch.object(family, "cases", return_value=tuple(cases)):
                 for group in family.groups(problem):
                     for case in cases:
-                        wrong = [c.message for c in family.run_case(subject, group, case.name) if not c.ok]
+                        checks = family.run_case(subject, group, case.name)
+                        wrong = [check.message for check in checks if not (check.ok or _is_zero(check))]
                         if wrong:
                             kernels = "Hopper" if hopper else "portable"
                             raise Failed("wrong", f"{kernels} {group} {case}: {'; '.join(wrong)}")
             sys.modules.pop(module.__name__, None)
+
+
+def _is_zero(check: Any) -> bool:
+    """Whether the exact result is zero throughout, to which no error is relative, and this one nearly so: kernels of 16
+    bits have 6e-8 for tanh(0)."""
+    return bool(check.eager == 0.0 and check.error < 1e-5)
 
 
 def _for_hopper(path: Path, name: str) -> Any:

@@ -131,9 +131,15 @@ class Printer:
     def _real(self, node: Node, axes: tuple[str, ...]) -> Code:
         """An operand of a function of reals: Triton's take fp32 tensors, neither integers nor Python's numbers."""
         own = self.over(node, axes)
-        if isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants):
+        if self._is_number(node):
             return op("{tl}.full([], {0}, {tl}.float32)", own)
         return row("float", own) if node.type.integral else own
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether it is known at compile time: Triton computes with it as Python does."""
+        if isinstance(node, Call):
+            return not TABLE[node.fn].callable and all(map(self._is_number, node.args))
+        return isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants)
 
     def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> Code | None:
         """`// 2**n` and `% 2**n` are a shift and a mask, with Python's floor for negative numbers too."""
