@@ -16,6 +16,7 @@ OF_THE_REPOSITORY = {
     "gluon_schedule": "tests/gluon_schedule.py",
     "fuzzing": "tests/fuzzing",
     "growing": "from spec to text, through every stage",
+    "left_alone": "emitted files of every family, as other tools see them",
     "mirror": "tests",
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
