@@ -20,6 +20,7 @@ OF_THE_REPOSITORY = {
     "mirror": "tests",
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
+    "settings": "kgen/settings.py, which is in no package",
     "signatures": "emitted files of every family, as their callers see them",
     "unused": "emitted files of every family, as text",
     "verdicts": "tests/verdicts.py",

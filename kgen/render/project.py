@@ -14,18 +14,18 @@ from kgen.files import checked_path
 from kgen.render import cache
 from kgen.render.rendering import blaming, render_spec
 from kgen.render.writer import Output
+from kgen.settings import settings
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 T = TypeVar("T")
-SPECS = Path("specs")
 
 
 def find_specs(given: Sequence[Path]) -> list[Path]:
-    """The spec files that are meant: a directory means all its `*.yaml`, nothing means those of `specs/`."""
+    """The spec files that are meant: a directory means all its `*.yaml`, nothing means those of the project."""
     found: list[Path] = []
-    for path in given or [SPECS]:
+    for path in given or [settings().specs]:
         if path.is_dir():
             inside = sorted(path.glob("*.yaml"))
             if not inside and given:
@@ -34,7 +34,7 @@ def find_specs(given: Sequence[Path]) -> list[Path]:
         elif path.exists():
             found.append(path)
         else:
-            hint = None if given else "run kgen where `specs/` is, or name a spec"
+            hint = None if given else f"name a spec, or run kgen where `{settings().specs.as_posix()}/` is"
             raise KgenError(Diagnostic("no-specs", "no such file or directory", file=str(path), hint=hint))
     found = [checked_path(path) for path in found]
     return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]

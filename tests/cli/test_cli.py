@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 from conftest import ROOT, Project
 
-from kgen.cli import terminal
+from kgen.cli import app, terminal
 from kgen.render.header import AS_IT_IS
 
 
@@ -328,3 +329,30 @@ def test_importing_the_command_is_light() -> None:
     env = {"PYTHONPATH": str(Path(ROOT))}
     run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert not heavy & set(run.stdout.split())
+
+
+def options() -> dict[str, set[tuple[str, ...]]]:
+    """The spellings of each option of all verbs, by the name of what it sets."""
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for command in typer.main.get_command(app).commands.values():  # type: ignore[attr-defined]
+        for each in command.params:
+            if each.param_type_name == "option":
+                spelled = (*each.opts, *each.secondary_opts)
+                found.setdefault(each.name, set()).add(spelled)
+    return found
+
+
+def test_an_option_has_one_name_in_all_verbs() -> None:
+    found = options()
+    assert {name: spelled for name, spelled in found.items() if len(spelled) > 1 and name != "record"} == {}
+    assert {part for spelled in found["record"] for part in spelled} == {"--record", "--no-record"}
+    assert found["output"] == {("-o", "--output")}
+    assert found["generated"] == {("--generated",)}
+    flags = [flag for spelled in found.values() for flag in {f for each in spelled for f in each}]
+    assert len(flags) == len({*flags}), "one flag sets one thing"
+
+
+def test_shells_complete(project: Project) -> None:
+    assert "--install-completion" in project.kgen("--help").out
+    env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kgen ren", "COMP_CWORD": "1"}
+    assert project.kgen(env=env).out.split() == ["render"]
