@@ -17,10 +17,11 @@ Specs = Annotated[
     Optional[list[Path]],  # noqa: UP045
     typer.Argument(
         metavar="SPEC",
-        help="Spec files, or directories of *.yaml. Default: specs/, or what pyproject.toml says.",
+        help="Spec files, directories of *.yaml, or names of specs, of the project or of the box. "
+        "Default: specs/, or what pyproject.toml says.",
     ),
 ]
-Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.")]
+Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file, or the name of a spec.")]
 Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--target", help="Only the files of this target. Repeatable."),

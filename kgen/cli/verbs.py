@@ -397,10 +397,17 @@ def explain(
 
 
 @verb("list")
-def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
+def list_(
+    specs: Specs = None,
+    builtin: Annotated[bool, typer.Option("--builtin", help="Those that came with kgen instead.")] = False,
+    form: Form = Format.TEXT,
+) -> int:
     """List the specs."""
+    from kgen.render.builtin import builtin_specs
     from kgen.targets import asked_targets
 
+    if builtin and specs:
+        raise KgenError(Diagnostic("usage", "--builtin lists stock specs alone", hint="leave out the specs"))
     rows: list[Row] = [
         {
             "name": each.spec.name,
@@ -408,7 +415,7 @@ def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
             "targets": asked_targets(each),
             "summary": each.spec.summary.on_terminal(),
         }
-        for each in load_specs(specs)
+        for each in load_specs([*builtin_specs().values()] if builtin else specs)
     ]
     terminal.table(rows, ("name", "kernel", "targets", "summary"), form)
     terminal.summary(f"{len(rows)} specs", form)
