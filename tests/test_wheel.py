@@ -70,4 +70,6 @@ def test_wheel_has_stock_specs_by_name(installed: Path, tmp_path: Path) -> None:
     made = tmp_path / "generated/causal_alibi"
     assert (made / "triton.py").read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
     assert json.loads((made / "manifest.json").read_text())["spec"] == "builtin:causal_alibi"
+    kgen("new", "mine", folder=tmp_path, installed=installed)
+    assert (tmp_path / "specs/mine.yaml").is_file()
     kgen("render", "--check", "causal_alibi", folder=tmp_path, installed=installed)

@@ -56,7 +56,7 @@ def import_(
     spec = imported(source, {"score_mod": score, "mask_mod": mask}, options)
     path = (output or settings().specs) / f"{spec.name}.yaml"
     text, loaded = settled(spec, path.as_posix())
-    write_new(path, text, force=force)
+    write_new(path, text, "give another name, or `--force`", force=force)
     if form is Format.JSON:
         terminal.data({"spec": path.as_posix(), "name": loaded.spec.name})
     terminal.summary(f"{path.as_posix()} written; next: kgen render {path.as_posix()}", form)

@@ -15,6 +15,7 @@ from kgen.family import families
 from kgen.spec.problems import SpecModel
 
 PATH = Path(__file__).with_name("schema.json")
+TITLE = "kgen spec"
 
 
 def json_schema() -> dict[str, Any]:
@@ -22,12 +23,22 @@ def json_schema() -> dict[str, Any]:
     models = [family.model.get() for family in families()]
     schema = TypeAdapter(_union(models)).json_schema()
     _describe(schema["$defs"], SpecModel)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kgen spec"}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
 
 
 def text() -> str:
     """What `schema.json` holds."""
     return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def shipped() -> str:
+    """The schema, without making it."""
+    return PATH.read_text(encoding="utf-8")
+
+
+def is_ours(text: str) -> bool:
+    """Whether a text is the schema of specs, of any version."""
+    return f'"title": "{TITLE}"\n}}' in text
 
 
 def _union(models: list[Any]) -> Any:
