@@ -22,6 +22,7 @@ MASKS = (
     *("q_idx >= kv_idx", "q_idx - kv_idx < {n} and q_idx >= kv_idx", "abs(q_idx - kv_idx) <= {n}"),
     *("q_idx >= kv_idx or kv_idx < {n}", "q_idx // {n} == kv_idx // {n}", "(q_idx - kv_idx) % {n} == 0"),
     *("kv_idx <= q_idx + SK - SQ", "q_idx // {n} >= kv_idx // {n}", "kv_idx < SK - {n}", "q_idx < {n}"),
+    *("(q_idx >> 4) >= (kv_idx >> 4)", "((q_idx ^ kv_idx) & {n}) == 0", "(~q_idx | kv_idx) < (kv_idx << 1)"),
 )
 SCORES = (
     "score",

@@ -18,8 +18,8 @@ from kgen.expr.rows import Finite, Function
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-WELL_FORMED = frozenset({"clamp", "floor", "where", "min", "max", "abs", "float"})
-"""Functions that are drawn by rules of their own: they branch, step, or take another type."""
+STEPS = ("floor", "ceil", "round", "sign")
+"""Functions that step: of whole numbers and quarters alone."""
 
 
 def _tame(row: Function, operand: str) -> str:
@@ -34,7 +34,7 @@ def _tame(row: Function, operand: str) -> str:
 SMOOTH = {
     name: row
     for name, row in TABLE.items()
-    if row.callable and row.typed is types.real and row.arity == (1, 1) and name not in WELL_FORMED
+    if row.callable and row.typed is types.real and row.arity == (1, 1) and row.derivative is not None
 }
 """Functions of one real number that give one."""
 
@@ -66,6 +66,15 @@ class Words:
         return self.rng.choice(
             (
                 *(f"({a} + {b})", f"({a} - {b})", f"{n} * {a}", f"{a} // {n}", f"{a} % {n}", f"-{a}"),
+                *(
+                    f"({a} & {b})",
+                    f"({a} | {b})",
+                    f"({a} ^ {b})",
+                    f"(~{a})",
+                    f"({a} << {n % 4})",
+                    f"({a} >> ({b} & 3))",
+                ),
+                f"int({a} / 4.0)",
                 *(f"abs({a})", f"min({a}, {b})", f"max({a}, {b})", f"clamp({a}, {-n}, {n})"),
                 f"where({self.truth(depth - 1)}, {a}, {b})",
                 f"({a} if {self.truth(depth - 1)} else {b})",
@@ -108,13 +117,16 @@ class Words:
             return form.format(self.truth(depth), self.real(depth), self.real(depth))
 
         def power(depth: int) -> str:
+            if self.rng.random() < 0.4:
+                return f"pow(abs({self.real(depth)}) + 0.5, {self.rng.choice(('1.5', '-1.0', '0.3'))})"
             return f"tanh({self.real(depth)}) ** {self.rng.choice((2, 3))}"
 
         def scaled(depth: int) -> str:
             return f"{self._number()} * {self.real(depth)}"
 
         def distance(depth: int) -> str:
-            form = self.rng.choice(("{} * {} / 64", "{} * float({}) / 64", "{} * floor({} / 4.0) / 16"))
+            step = self.rng.choice(STEPS)
+            form = self.rng.choice(("{} * {} / 64", "{} * float({}) / 64", f"{{}} * {step}({{}} / 4.0) / 16"))
             return form.format(self._number(), self.integer(min(depth, 1)))
 
         forms = (

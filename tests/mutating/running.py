@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sys
 import tempfile
@@ -102,6 +103,9 @@ def _for_hopper(problem: Any) -> tuple[Any, ...]:
 
 def machine_code(spec: Path, name: str, mutant: Mutant | None) -> str:
     """A hash of what the kernels of a spec's Triton files are compiled to for sm_90."""
+    os.environ["TRITON_DISABLE_LINE_INFO"] = (
+        "1"  # before Triton is imported: machine code without the places of files
+    )
     import kgen.verify.compile_triton as compiling
     from kgen.spec.load import load
     from kgen.verify.compiling import CompileJob
