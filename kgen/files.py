@@ -63,10 +63,9 @@ def position(content: bytes, index: int) -> tuple[int, int]:
     return line, len(content[content.rfind(b"\n", 0, index) + 1 : index].decode(errors="replace")) + 1
 
 
-def write_new(path: Path, text: str, *, force: bool = False) -> None:
-    """Write a file that is not there yet, and the folders that it needs. Raises `KgenError`."""
+def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
+    """Write a file that is not there yet, and the folders that it needs. Raises `KgenError`, with a hint if it is."""
     if not force and os.path.lexists(path):
-        hint = "give another name, or `--force`"
         raise KgenError(
             Diagnostic("exists", "there is such a file already", path.as_posix(), 1, 1, hint=hint)
         )

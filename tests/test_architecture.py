@@ -21,7 +21,7 @@ import kgen
 from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
-    *("diagnostics", "files", "sizes", "family", "expr", "spec", "targets", "render"),
+    *("diagnostics", "files", "settings", "sizes", "family", "expr", "spec", "targets", "render"),
     *("flex", "verify", "prove", "bench", "tuning", "kernels", "cli", "__main__"),
 )
 OWN_STAGES = {

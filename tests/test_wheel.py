@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -52,3 +53,23 @@ def test_wheel_renders_the_same(installed: Path, tmp_path: Path) -> None:
     run(code, tmp_path, installed)
     emitted = tmp_path / "generated/causal_alibi/triton.py"
     assert emitted.read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
+
+
+def kgen(*arguments: str, folder: Path, installed: Path) -> str:
+    code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from kgen.cli import main; main()"
+    return run(code, folder, installed)
+
+
+def test_wheel_has_stock_specs_by_name(installed: Path, tmp_path: Path) -> None:
+    names = sorted(path.stem for path in (ROOT / "specs").glob("*.yaml"))
+    listed = kgen("list", "--builtin", "--format", "json", folder=tmp_path, installed=installed)
+    assert [row["name"] for row in json.loads(listed)] == names
+    explained = kgen("explain", "causal_alibi", folder=tmp_path, installed=installed)
+    assert "slopes[h] * (kv_idx - q_idx)" in explained
+    kgen("render", "causal_alibi", folder=tmp_path, installed=installed)
+    made = tmp_path / "generated/causal_alibi"
+    assert (made / "triton.py").read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
+    assert json.loads((made / "manifest.json").read_text())["spec"] == "builtin:causal_alibi"
+    kgen("new", "mine", folder=tmp_path, installed=installed)
+    assert (tmp_path / "specs/mine.yaml").is_file()
+    kgen("render", "--check", "causal_alibi", folder=tmp_path, installed=installed)

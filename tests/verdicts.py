@@ -1,10 +1,10 @@
 """Verdicts on emitted kernels: a test that passed is not run again while all that decides its outcome stays the same.
 
 A test calls `verdict(problem, *emitted)` when it has what it will run. Where that is on record as right, the test ends
-there, as passed. It is known by a hash of the emitted files without their line `inputs`, the problem with its trees,
-the modules that verify (reference, cases, inputs, harness), the file of the test, what these import, and versions. What
-plans and renders decides by nothing but the problem and the files: a test asks of that before the call, and only
-verifies after.
+there, as passed. It is known by a hash of the emitted files without the asides of their headers, the problem with its
+trees, the modules that verify (reference, cases, inputs, harness), the file of the test, what these import, and
+versions. What plans and renders decides by nothing but the problem and the files: a test asks of that before the call,
+and only verifies after.
 
 Records are kept in pytest's cache, for one Python and all that is installed there; those of tests marked `thorough`,
 which `scripts/test --all` runs, in tests/verdicts.json, for the versions that constraints.txt names: these tests fail
@@ -29,7 +29,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from kgen.render.header import without_inputs
+from kgen.render.header import without_asides
 
 FILE = "tests/verdicts.json"
 CACHE = "pytest's cache"
@@ -173,13 +173,13 @@ def _said(problem: Any) -> str:
 def _texts(emitted: Path | str) -> Iterator[str]:
     """What there is to run: a text, a file, or all files of a folder with their names."""
     if isinstance(emitted, str):
-        yield without_inputs(emitted.encode()).decode()
+        yield without_asides(emitted.encode()).decode()
     elif emitted.is_dir():
         for path in sorted(path for path in emitted.rglob("*") if path.is_file()):
             yield str(path.relative_to(emitted))
             yield from _texts(path)
     else:
-        yield without_inputs(emitted.read_bytes()).decode()
+        yield without_asides(emitted.read_bytes()).decode()
 
 
 def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:

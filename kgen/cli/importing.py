@@ -9,12 +9,12 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
+from kgen.cli.options import Form, output_to
 from kgen.cli.terminal import Format
-from kgen.cli.verbs import Form, verb
+from kgen.cli.verbs import verb
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import checked_path, write_new
-
-SPECS = Path("specs")
+from kgen.settings import settings
 
 
 class Dtype(str, Enum):
@@ -43,7 +43,7 @@ def import_(
     head_dim: Annotated[int, typer.Option("--head-dim", min=1, max=1024, help="Elements per head.")] = 128,
     gqa: Annotated[str, typer.Option("--gqa", help="Query heads for each key-value head, or `any`.")] = "1",
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Of q, k, v and the output.")] = Dtype.BF16,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = SPECS,
+    output: Annotated[Optional[Path], output_to("specs/, or what pyproject.toml says")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Overwrite a spec that is there.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
@@ -54,9 +54,9 @@ def import_(
     checked_path(Path(source))
     options = Options(name, head_dim, _gqa(gqa), dtype.value)
     spec = imported(source, {"score_mod": score, "mask_mod": mask}, options)
-    path = output / f"{spec.name}.yaml"
+    path = (output or settings().specs) / f"{spec.name}.yaml"
     text, loaded = settled(spec, path.as_posix())
-    write_new(path, text, force=force)
+    write_new(path, text, "give another name, or `--force`", force=force)
     if form is Format.JSON:
         terminal.data({"spec": path.as_posix(), "name": loaded.spec.name})
     terminal.summary(f"{path.as_posix()} written; next: kgen render {path.as_posix()}", form)

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from kgen.cli import terminal
+from kgen.cli.options import Form, Generated, Specs
 from kgen.cli.terminal import Format
-from kgen.cli.verbs import GENERATED, Form, Generated, Specs, load_specs, verb
+from kgen.cli.verbs import load_specs, verb
 from kgen.diagnostics import EXIT_WRONG
+from kgen.settings import settings
 
 
 @verb("prove")
@@ -20,13 +22,13 @@ def prove(
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one obligation may take.")] = 10.0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on what is unknown, too.")] = False,
     record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
-    generated: Generated = GENERATED,
+    generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Prove what kernels do with indices: which tiles they visit, what they load, that no integer overflows."""
     from kgen.prove.proving import prove_specs
 
-    loaded = load_specs(specs)
+    loaded, generated = load_specs(specs), generated or settings().generated
     with terminal.progress_bar() as progress:
         rows = prove_specs(
             loaded,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,17 +15,18 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Spec, Specs, Targets, output_to
 from kgen.cli.proofs import proof_cell, proofs
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
+from kgen.settings import settings
 
 if TYPE_CHECKING:
     from kgen.render.writer import Change
     from kgen.spec.load import Loaded
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Plain help: rich costs a third of the start-up and is imported where there is a table to draw.
@@ -42,21 +42,7 @@ class Device(str, Enum):
     CUDA = "cuda"
 
 
-# Typer reads annotations at run time, on the oldest Python too: hence Optional.
-Specs = Annotated[
-    Optional[list[Path]],  # noqa: UP045
-    typer.Argument(metavar="SPEC", help="Spec files, or directories of *.yaml. Default: specs/."),
-]
-Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file.")]
-Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time.")]
-Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
-Generated = Annotated[
-    Path, typer.Option("--generated", metavar="DIR", help="Where the kernels were rendered to.")
-]
-
-GENERATED = Path("generated")
 BENCHMARKS = Path("benchmarks")
-JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
 
 def main() -> None:
@@ -113,17 +99,15 @@ def render(
         bool, typer.Option("--single", help="Write one file NAME.py for each spec, which needs no other.")
     ] = False,
     stdout: Annotated[bool, typer.Option("--stdout", help="Write that file to stdout.")] = False,
-    target: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--target", help="Only this target. Repeatable."),
-    ] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = GENERATED,
+    target: Targets = None,
+    output: Annotated[Optional[Path], output_to("generated/, or what pyproject.toml says")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
     """Emit the kernels of specs into generated/, and delete those that no spec makes any more."""
     from kgen.render import project, writer
 
+    output = output or settings().generated
     if stdout and (check or diff):
         raise KgenError(Diagnostic("usage", "--stdout does not go with --check or --diff"))
     dry = check or diff
@@ -206,14 +190,11 @@ def compile_(
         Optional[list[str]],  # noqa: UP045
         typer.Option("--arch", help="An architecture, as sm_90. Repeatable."),
     ] = None,
-    target: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--target", help="Only the files of this target. Repeatable."),
-    ] = None,
+    target: Targets = None,
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
     record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
-    generated: Generated = GENERATED,
+    generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
@@ -222,7 +203,14 @@ def compile_(
     loaded = load_specs(specs)
     with terminal.progress_bar() as progress:
         rows = compile_specs(
-            loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress, record, target
+            loaded,
+            generated or settings().generated,
+            arch or DEFAULT_ARCHS,
+            jobs,
+            timeout,
+            progress,
+            record,
+            target,
         )
     return _judge(rows, COLUMNS, "compiled", form)
 
@@ -245,22 +233,20 @@ def verify(
         Optional[list[str]],  # noqa: UP045
         typer.Option(help="Only this case; not recorded. Repeatable."),
     ] = None,
-    target: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option("--target", help="Only the files of this target. Repeatable."),
-    ] = None,
+    target: Targets = None,
     sanitizer: Annotated[
         Optional[list[str]],  # noqa: UP045
         typer.Option(
             help="One call under this tool of compute-sanitizer, as racecheck, instead. Repeatable."
         ),
     ] = None,
-    generated: Generated = GENERATED,
+    generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
     from kgen.verify.verifying import verify_specs
 
+    generated = generated or settings().generated
     loaded = load_specs(specs)
     if sanitizer and (case or quick is not None):
         message = "a sanitizer has no cases, quick or not"
@@ -323,21 +309,19 @@ def bench(
     first_call: Annotated[
         bool, typer.Option("--first-call", help="Attention: the first call in a fresh process instead.")
     ] = False,
-    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Where to.")] = BENCHMARKS,
-    jobs: Annotated[
-        int, typer.Option("-j", "--jobs", help="Workers that compile side by side; they measure in turn.")
-    ] = 1,
-    generated: Generated = GENERATED,
+    output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
+    jobs: Jobs = 1,
+    generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Time emitted kernels against their peers, interleaved in one run."""
     from kgen.bench.running import bench_specs
 
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
-    loaded = load_specs(specs)
+    loaded, generated = load_specs(specs), generated or settings().generated
     with terminal.progress_bar() as progress:
         rows = bench_specs(
-            loaded, generated, peers, shape, output, progress, jobs=jobs, first_call=first_call
+            loaded, generated, peers, shape, output or BENCHMARKS, progress, jobs=jobs, first_call=first_call
         )
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
@@ -360,12 +344,13 @@ def tune(
     write: Annotated[
         bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
     ] = True,
-    generated: Generated = GENERATED,
+    generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
     from kgen.tuning import tune_specs
 
+    generated = generated or settings().generated
     with terminal.progress_bar() as progress:
         rows = tune_specs(load_specs(specs), generated, shape, write, jobs, timeout, progress)
     terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
@@ -381,7 +366,7 @@ def explain(
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
     ] = None,
-    generated: Generated = GENERATED,
+    generated: Generated = None,
     flex: Annotated[
         bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
     ] = False,
@@ -403,7 +388,7 @@ def explain(
     else:
         with too_large(loaded):
             text = family(loaded.spec.kernel).explain(loaded, length)
-        text += "".join(f"\n{line}\n" for line in proofs(loaded, generated))
+        text += "".join(f"\n{line}\n" for line in proofs(loaded, generated or settings().generated))
     if others and not flex:
         text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
     if form is Format.JSON:
@@ -414,10 +399,17 @@ def explain(
 
 
 @verb("list")
-def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
+def list_(
+    specs: Specs = None,
+    builtin: Annotated[bool, typer.Option("--builtin", help="Those that came with kgen instead.")] = False,
+    form: Form = Format.TEXT,
+) -> int:
     """List the specs."""
+    from kgen.render.builtin import builtin_specs
     from kgen.targets import asked_targets
 
+    if builtin and specs:
+        raise KgenError(Diagnostic("usage", "--builtin lists stock specs alone", hint="leave out the specs"))
     rows: list[Row] = [
         {
             "name": each.folder,
@@ -425,7 +417,7 @@ def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
             "targets": asked_targets(each),
             "summary": each.spec.summary.on_terminal(),
         }
-        for each in load_specs(specs)
+        for each in load_specs([*builtin_specs().values()] if builtin else specs)
     ]
     terminal.table(rows, ("name", "kernel", "targets", "summary"), form)
     terminal.summary(f"{len(rows)} specs", form)
@@ -442,12 +434,12 @@ def schema(form: Form = Format.TEXT) -> int:
 
 
 @verb("status")
-def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = Format.TEXT) -> int:
+def status(specs: Specs = None, generated: Generated = None, form: Form = Format.TEXT) -> int:
     """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
     from kgen.verify.ledger import STATES
     from kgen.verify.ledger import status as ledger_status
 
-    rows = ledger_status(load_specs(specs), generated)
+    rows = ledger_status(load_specs(specs), generated or settings().generated)
     # A column for each device and toolchain, whose names are too long to head one.
     places = sorted({place for row in rows for place in row["verified"]})
     numbers = [str(number) for number, _ in enumerate(places, 1)]
@@ -483,7 +475,7 @@ def doctor(form: Form = Format.TEXT) -> int:
 
 
 def load_specs(specs: Sequence[Path] | None) -> list[Loaded]:
-    """The specs that are named, all of `specs/` if none is."""
+    """The specs that are named, all of the project if none is."""
     from kgen.render.project import find_specs, load_all
 
     return load_all(find_specs(specs or []))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError, shown
 from kgen.files import NotJsonError, read_json
+from kgen.render import builtin
 from kgen.render.header import body_hash
 
 MANIFEST = "manifest.json"
@@ -20,7 +21,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a directory's manifest says. `spec` is a posix path relative to the directory."""
+    """What a directory's manifest says. `spec` is a posix path relative to the directory, or a stock spec's name."""
 
     spec: str
     files: Mapping[str, str]
@@ -31,11 +32,13 @@ class Manifest:
 
     def spec_path(self, directory: Path) -> Path:
         """Where the spec should be."""
-        return Path(os.path.realpath(directory / self.spec))
+        return Path(os.path.realpath(builtin.as_read(self.spec) or directory / self.spec))
 
 
 def relative_spec(spec: Path, directory: Path) -> str:
     """The path of a spec as the manifest in `directory` writes it."""
+    if stock := builtin.as_written(spec, directory):
+        return stock
     return Path(os.path.relpath(os.path.realpath(spec), os.path.realpath(directory))).as_posix()
 
 

@@ -9,35 +9,57 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from kgen import family
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
 from kgen.files import checked_path
 from kgen.render import cache
+from kgen.render.builtin import builtin_specs
 from kgen.render.rendering import blaming, render_variants
 from kgen.render.writer import Output
+from kgen.settings import settings
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 T = TypeVar("T")
-SPECS = Path("specs")
 
 
 def find_specs(given: Sequence[Path]) -> list[Path]:
-    """The spec files that are meant: a directory means all its `*.yaml`, nothing means those of `specs/`."""
+    """The spec files that are meant: a directory means all its `*.yaml`, a name the project's spec or the stock spec of
+    that name, nothing means those of the project."""
     found: list[Path] = []
-    for path in given or [SPECS]:
-        if path.is_dir():
-            inside = sorted(path.glob("*.yaml"))
-            if not inside and given:
-                raise KgenError(Diagnostic("no-specs", "the directory has no *.yaml", file=str(path)))
+    for path in given or [settings().specs]:
+        inside = sorted(path.glob("*.yaml")) if path.is_dir() else []
+        if inside or (path.is_dir() and not given):
             found += inside
-        elif path.exists():
+        elif path.exists() and not path.is_dir():
             found.append(path)
+        elif named := _named(path):
+            found.append(named)
         else:
-            hint = None if given else "run kgen where `specs/` is, or name a spec"
-            raise KgenError(Diagnostic("no-specs", "no such file or directory", file=str(path), hint=hint))
+            raise KgenError(_not_found(path, given))
     found = [checked_path(path) for path in found]
     return list({os.path.realpath(path): path for path in reversed(found)}.values())[::-1]
+
+
+def _named(path: Path) -> Path | None:
+    """The spec that a bare name means."""
+    if not str(path).isidentifier():
+        return None
+    own = settings().specs / f"{path}.yaml"
+    return own if own.is_file() else builtin_specs().get(str(path))
+
+
+def _not_found(path: Path, given: Sequence[Path]) -> Diagnostic:
+    if path.is_dir():
+        return Diagnostic("no-specs", "the directory has no *.yaml", file=str(path))
+    hint = None
+    if not given:
+        hint = (
+            f"name a spec, or run kgen where `{path.as_posix()}/` is; `kgen list --builtin` names stock specs"
+        )
+    elif str(path).isidentifier():
+        hint = did_you_mean(str(path), builtin_specs()) or "`kgen list --builtin` names stock specs"
+    return Diagnostic("no-specs", "no such file or directory", file=str(path), hint=hint)
 
 
 def load_all(paths: Iterable[Path]) -> list[Loaded]:

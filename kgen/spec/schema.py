@@ -15,22 +15,51 @@ from kgen.family import families
 from kgen.spec.problems import SpecModel
 
 PATH = Path(__file__).with_name("schema.json")
+TITLE = "kgen spec"
 
 
 def json_schema() -> dict[str, Any]:
-    """The schema of a spec of any kernel family, in JSON Schema 2020-12; equal on every run."""
-    models = [family.model.get() for family in families()]
-    schema = TypeAdapter(_union(models)).json_schema()
+    """The schema of a spec of any kernel family, in JSON Schema 2020-12; equal on every run.
+
+    `kernel` decides between them by `if` and `then`: of a union editors would offer the keys of all families until
+    there is one, and name the mistakes of each where it is wrong.
+    """
+    models = {family.name: family.model.get() for family in families()}
+    schema = TypeAdapter(_union([*models.values()])).json_schema()
     _describe(schema["$defs"], SpecModel)
     for family in families():
         for name in family.varies:
             _list(schema["$defs"][family.model.get().__name__]["properties"], name)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kgen spec"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": TITLE,
+        "type": "object",
+        "required": ["kernel"],
+        "properties": {"kernel": {"description": "The family of kernels.", "enum": [*models]}},
+        "allOf": [
+            {
+                "if": {"properties": {"kernel": {"const": name}}, "required": ["kernel"]},
+                "then": {"$ref": f"#/$defs/{model.__name__}"},
+            }
+            for name, model in models.items()
+        ],
+        "$defs": schema["$defs"],
+    }
 
 
 def text() -> str:
     """What `schema.json` holds."""
     return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def shipped() -> str:
+    """The schema, without making it."""
+    return PATH.read_text(encoding="utf-8")
+
+
+def is_ours(text: str) -> bool:
+    """Whether a text is the schema of specs, of any version."""
+    return f'\n  "title": "{TITLE}"' in text
 
 
 def _union(models: list[Any]) -> Any:

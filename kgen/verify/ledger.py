@@ -23,7 +23,7 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read as read_file
 from kgen.files import read_json
-from kgen.render.header import without_inputs
+from kgen.render.header import without_asides
 from kgen.verify.emitted import Emitted, emitted_files, parts
 
 FILENAME = "verified.json"
@@ -38,8 +38,8 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of an emitted file and what belongs to it, without their lines `inputs`."""
-    return hashlib.sha256(b"".join(without_inputs(read_file(p)) for p in parts(path))).hexdigest()
+    """The sha256 of an emitted file and what belongs to it, without the asides of their headers."""
+    return hashlib.sha256(b"".join(without_asides(read_file(p)) for p in parts(path))).hexdigest()
 
 
 def read(generated: Path) -> Ledger:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kgen.diagnostics import Diagnostic, KgenError, as_json, show
 from kgen.expr.nodes import Type, reads
-from kgen.family import NAMES
+from kgen.family import NAMES, family
 from kgen.render.rendering import render_spec
 from kgen.spec import schema
 from kgen.spec.load import Loaded, load, loads
@@ -163,6 +163,20 @@ def test_schema_is_up_to_date() -> None:
     if os.environ.get("KGEN_UPDATE_GOLDEN") == "1":
         schema.PATH.write_text(schema.text(), encoding="utf-8")
     assert schema.PATH.read_text(encoding="utf-8") == schema.text()
+
+
+def test_schema_asks_for_the_family_first_and_then_for_its_keys() -> None:
+    """What editors offer: until there is a `kernel` that alone, then the keys of that family."""
+    made = schema.json_schema()
+    assert made["required"] == [*made["properties"]] == ["kernel"]
+    assert made["properties"]["kernel"]["enum"] == [*NAMES]
+    assert not {"anyOf", "oneOf"} & {*made}
+    for name, rule in zip(NAMES, made["allOf"], strict=True):
+        assert rule["if"] == {"properties": {"kernel": {"const": name}}, "required": ["kernel"]}
+        keys = made["$defs"][rule["then"]["$ref"].removeprefix("#/$defs/")]
+        assert keys["properties"]["kernel"]["const"] == name
+        assert keys["additionalProperties"] is False
+        assert {*keys["properties"]} == {*family(name).model.get().model_fields}
 
 
 @pytest.mark.parametrize("first", NAMES)

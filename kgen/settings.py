@@ -1,0 +1,131 @@
+"""What a project says of itself in its `pyproject.toml`:
+
+    [tool.kgen]
+    specs = "kernels/specs"
+    generated = "kernels/generated"
+
+The nearest one that has this table counts, from the working directory upwards; its folders are relative to the file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kgen import files
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "pyproject.toml"
+MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where a project has its specs and its kernels, seen from the working directory."""
+
+    specs: Path = Path("specs")
+    generated: Path = Path("generated")
+
+
+NAMES = tuple(field.name for field in fields(Settings))
+
+
+def settings(start: Path = Path()) -> Settings:
+    """Those of the project that a folder belongs to. Raises `KgenError`."""
+    for folder in (inside := Path(os.path.abspath(start)), *inside.parents):
+        path = Path(os.path.relpath(folder / FILE, inside))
+        try:
+            content = files.read(start / path, MAX_BYTES)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            message = f"cannot read the file: {error.strerror or error}"
+            raise KgenError(Diagnostic("bad-settings", message, str(path), 1, 1, hint="check it")) from None
+        if (table := _table(content, path)) is not None:
+            return table
+    return Settings()
+
+
+def _table(content: bytes, path: Path) -> Settings | None:
+    """What the file says; None where it says nothing to kgen."""
+    if len(content) > MAX_BYTES:
+        message = f"the file has more than {MAX_BYTES} bytes"
+        raise KgenError(Diagnostic("bad-settings", message, str(path), 1, 1, hint="shorten it"))
+    lines = (text := _text(content, path)).split("\n")
+    tool = _parsed(text, path).get("tool")
+    table = tool.get("kgen") if isinstance(tool, dict) else None
+    if table is None:
+        return None
+
+    def wrong(key: str, message: str, hint: str) -> Diagnostic:
+        line = _line(lines, key)
+        source = lines[line]
+        column = max(source.find(key), 0)
+        where = (str(path), line + 1, column + 1, len(key), source)
+        return Diagnostic("bad-settings", message, *where, hint=hint)
+
+    if not isinstance(table, dict):
+        raise KgenError(
+            wrong("kgen", "`tool.kgen` is not a table", 'write `[tool.kgen]`, then `specs = "specs"`')
+        )
+    found = []
+    for key, value in table.items():
+        if key not in NAMES:
+            hint = did_you_mean(key, NAMES) or f"there are {' and '.join(f'`{name}`' for name in NAMES)}"
+            found.append(wrong(key, f"`tool.kgen` has no {shown(key)}", hint))
+        elif not isinstance(value, str) or not value or "\0" in value:
+            hint = f'write a folder, as `{key} = "{key}"`'
+            found.append(wrong(key, f"`{key}` is {shown(value)}, not the name of a folder", hint))
+    if found:
+        raise KgenError(found)
+    folders = {name: table.get(name, getattr(Settings, name)) for name in NAMES}
+    return Settings(
+        **{name: Path(os.path.normpath(path.parent / folder)) for name, folder in folders.items()}
+    )
+
+
+def _text(content: bytes, path: Path) -> str:
+    try:
+        return content.decode().replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        message = f"byte 0x{content[error.start]:02x} is not UTF-8"
+        place = files.position(content, error.start)
+        raise KgenError(
+            Diagnostic("bad-settings", message, str(path), *place, hint="save it as UTF-8")
+        ) from None
+
+
+def _parsed(text: str, path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = tomllib.loads(text)
+        return found
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        line, column = _where(text, error)
+        source = text.split("\n")[line - 1]
+        message = f"this is not TOML: {str(error).partition(' (at ')[0]}"
+        where = (str(path), line, column, 1, source)
+        raise KgenError(Diagnostic("bad-settings", message, *where, hint="mend the file")) from None
+
+
+def _where(text: str, error: Exception) -> tuple[int, int]:
+    """The line and the column, from 1, that TOML's reader names at the end of its message."""
+    said = str(error).rpartition("(at line ")[2].rstrip(")").split(", column ")
+    if len(said) == 2 and all(number.isdigit() for number in said):
+        return int(said[0]), int(said[1])
+    end = text.rstrip("\n")
+    return end.count("\n") + 1, len(end.rpartition("\n")[2]) + 1
+
+
+def _line(lines: list[str], key: str) -> int:
+    """The line, from 0, where a key of the table is written: its own, else the one of the table."""
+    table = next((i for i, line in enumerate(lines) if "kgen" in line.partition("#")[0]), 0)
+    own = (i for i, line in enumerate(lines) if i >= table and key in line.partition("=")[0])
+    return next(own, table)
