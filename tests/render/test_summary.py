@@ -23,7 +23,8 @@ def sentences(kernel: str, summary: str) -> set[str]:
     found = set()
     for name, source in render_spec(loads(text, "sample.yaml")).items():
         if not name.endswith(".py"):
-            found.add(next(line for line in source.splitlines()[4:] if line).removeprefix("// "))
+            _, _, body = source.partition("// body: ")
+            found.add(next(line for line in body.splitlines()[1:] if line).removeprefix("// "))
             continue
         tree = ast.parse(source)
         named = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == "sample"]
