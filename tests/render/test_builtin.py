@@ -22,9 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def written(name: str) -> str:
     """Render a spec into `generated/`; what its manifest calls it."""
-    outputs = [
-        each.output for each in project.render_all(project.find_specs([Path(name)]), Path("generated"))
-    ]
+    made = project.render_all(project.find_specs([Path(name)]), Path("generated"))
+    outputs = [output for each in made for output in each.outputs]
     writer.apply(writer.compute_changes(outputs, Path("generated")))
     recorded: str = json.loads(Path(f"generated/{outputs[0].name}/manifest.json").read_text())["spec"]
     return recorded
