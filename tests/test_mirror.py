@@ -21,6 +21,7 @@ OF_THE_REPOSITORY = {
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
     "settings": "kgen/settings.py, which is in no package",
+    "release": "the project as others meet it: versions, workflows, the site",
     "signatures": "emitted files of every family, as their callers see them",
     "unused": "emitted files of every family, as text",
     "verdicts": "tests/verdicts.py",

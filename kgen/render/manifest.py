@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kgen import __version__
 from kgen.diagnostics import Diagnostic, KgenError, shown
 from kgen.files import NotJsonError, read_json
 from kgen.render import builtin
@@ -21,14 +22,19 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a directory's manifest says. `spec` is a posix path relative to the directory, or a stock spec's name."""
+    """What a directory's manifest says. `spec` is a posix path relative to the directory, or a stock spec's name.
+
+    `kgen` is the version that wrote it, for people: nothing depends on it, and another version alone is no change.
+    """
 
     spec: str
     files: Mapping[str, str]
+    kgen: str = __version__
 
     def text(self) -> str:
         """The file, the same on every machine."""
-        return json.dumps({"spec": self.spec, "files": dict(sorted(self.files.items()))}, indent=2) + "\n"
+        said = {"kgen": self.kgen, "spec": self.spec, "files": dict(sorted(self.files.items()))}
+        return json.dumps(said, indent=2) + "\n"
 
     def spec_path(self, directory: Path) -> Path:
         """Where the spec should be."""
@@ -59,7 +65,7 @@ def read(directory: Path) -> Manifest | None:
         if not _is_path(name):
             message = f"{shown(name)} is not the name of a file"
             raise KgenError(Diagnostic("bad-manifest", message, str(path), 1, 1, hint=hint))
-    return Manifest(spec, files)
+    return Manifest(spec, files, str(data.get("kgen", "")))
 
 
 def _is_path(name: str) -> bool:

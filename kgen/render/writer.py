@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -177,8 +177,8 @@ def _directory_changes(output: Output, directory: Path) -> list[Change]:
     elif old := manifest.read(directory):
         hashes = {**old.files, **hashes}
     if hashes:
-        text = Manifest(manifest.relative_spec(output.spec, directory), hashes).text()
-        changes.append(_manifest_change(directory / MANIFEST, text))
+        made = Manifest(manifest.relative_spec(output.spec, directory), hashes)
+        changes.append(_manifest_change(directory / MANIFEST, made, manifest.read(directory)))
     return changes
 
 
@@ -222,8 +222,11 @@ def _file_change(path: Path, text: str) -> Change:
     return Change(path, "changed", text, old)
 
 
-def _manifest_change(path: Path, text: str) -> Change:
+def _manifest_change(path: Path, made: Manifest, there: Manifest | None) -> Change:
     old = _read(path)
+    if there is not None and old == replace(made, kgen=there.kgen).text().encode():
+        made = replace(made, kgen=there.kgen)
+    text = made.text()
     state: State = "new" if old is None else "unchanged" if old == text.encode() else "changed"
     return Change(path, state, text, old)
 

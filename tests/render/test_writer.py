@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import Project
 
+from kgen import __version__
 from kgen.diagnostics import KgenError
 from kgen.render import header, manifest, writer
 from kgen.render.writer import Output
@@ -268,3 +269,13 @@ def test_concurrent_prunes(project: Project) -> None:
         _, err = run.communicate(timeout=60)
         assert run.returncode == 0, err
     assert sorted(project.tree()) == ["kept/fake.py", "kept/manifest.json"]
+
+
+def test_a_manifest_of_another_version_is_no_change(generated: Path) -> None:
+    write(generated, output(generated))
+    path = generated / "a/manifest.json"
+    path.write_text(path.read_text().replace(__version__, "0.0.1"))
+    assert set(write(generated, output(generated)).values()) == {"unchanged"}
+    assert '"kgen": "0.0.1"' in path.read_text()
+    write(generated, output(generated, k="x = 2\n"))
+    assert f'"kgen": "{__version__}"' in path.read_text()
