@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
+from kgen.kernels.attention.verify.deciding import shapes_that_decide
 from kgen.kernels.attention.verify.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
@@ -29,8 +30,8 @@ FLOAT_EDGES = (1.0, 0.125, 50.0)
 class Case:
     """One call of the kernel.
 
-    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
-    `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
+    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided`,
+    `expanded` or `none`: then the gradient comes through the log-sum-exp alone. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
     the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
     their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
     `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
@@ -52,6 +53,10 @@ class Case:
     ints: str = "mixed"
     hidden: bool = False
     edge: int = 0
+    learned: tuple[str, ...] = ()
+    """What gradients are asked for; empty for all."""
+    few: bool = False
+    """As few heads as the spec allows: the case is for its lengths."""
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
 
@@ -129,12 +134,14 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("no-keys", 40, 0, batch=2, lse=True)
     yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
-    yield Case("q-shorter", 33, 100, dout="strided")
+    yield Case("q-shorter", 33, 100, dout="strided", lse=True)
     yield Case("q-longer", 130, 41, lse=True)
     yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
-    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded")
+    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
+    yield Case("lse-alone", 40, 50, dout="none", lse=True)
+    yield Case("k-alone", 50, 40, learned=("k",))
     yield Case("large", 66, 66, magnitude=16.0)
     yield Case("scale", 67, 67, scale=0.37, lse=True)
     ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "bool") and not b.sorted]
@@ -151,7 +158,12 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
+    if any(b.sorted and b.per_token for b in problem.buffers):
+        yield Case("long-documents", 330, 330, ints="runs")  # with tiles inside of one, and across two
+    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
+        yield Case(f"decided-{number}", sq, sk, few=True)
     if problem.decodes:
+        yield Case("stepped-again", 70, 34, layout="stepped")  # past the queries that kernels for few take
         yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
         yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
@@ -211,9 +223,14 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("tail", (30, 50), (65, 67), tail=(70, 68), lse=True)
     yield case("bshd", (70, 70), (3, 9), heads_kv=2, layout="bshd", dout="strided")
     yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", lse=True)
-    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded")
+    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
     yield case("stepped", (50, 34), (5, 60), layout="stepped")
+    yield case("lse-alone", (20, 30), (40, 20), dout="none", lse=True)
+    yield case("k-alone", (30, 20), (20, 40), learned=("k",))
+    yield case("whole-tiles", (5, 3), (200, 200), few=True)
+    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
+        yield case(f"decided-{number}", (9, 7), (sq, sk), few=True)
     yield case("large", (66, 66), (2, 2), magnitude=16.0)
     yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
     if problem.runtime_params:
@@ -235,7 +252,7 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
     sq, sk = case.sq, case.sk
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
-    group = (1, 2, 3, 4)[number % 4] if problem.gqa == "any" else int(problem.gqa)
+    group = (1 if case.few else (1, 2, 3, 4)[number % 4]) if problem.gqa == "any" else int(problem.gqa)
     sq = -(-sq // problem.q_multiple) * problem.q_multiple
     # SK is what the pages have room for.
     whole = problem.page_size if problem.reads_sk else None
@@ -263,6 +280,8 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     k = normal(*columns, problem.head_qk, magnitude=case.magnitude)
     v = normal(*columns, problem.head_v)
     dout = normal(*rows, problem.head_v)
+    if case.dout == "none":
+        dout = torch.zeros_like(dout)
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
@@ -276,6 +295,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":
         dout = dout.flatten()[0].expand_as(dout)
+        dlse = None if dlse is None else dlse.flatten()[0].expand_as(dlse)
 
     hidden = (
         _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
@@ -286,7 +306,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         # In the page that all sequences share, a key is hidden if it is from all of them.
         hidden[:, :, : problem.page_size] = hidden[:, :, : problem.page_size].all(0)
     if problem.per_batch:
-        cache["kv_lens"] = lengths(case.batch, case.sk)
+        cache["kv_lens"] = lengths(case.batch, case.sk, len(case.name))
         hidden = hidden | beyond(cache["kv_lens"], case.sk)
     clean = k, v
     if hidden.any():
@@ -300,22 +320,24 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
         if dlse is not None:
             dlse[:, ends[0] :] = torch.nan
+    ours = case.layout if case.layout in ("guarded", "stepped") else "contiguous"
+    grads = {"strided": "guarded", "none": "contiguous"}.get(case.dout, case.dout)
     return Inputs(
         case=case,
-        q=arrange(q.to(device), case.layout),
-        k=arrange(k.to(device), case.layout),
-        v=arrange(v.to(device), case.layout),
-        dout=arrange(dout.to(device), "guarded" if case.dout == "strided" else case.dout),
-        dlse=None if dlse is None else dlse.to(device),
+        q=arrange(q.to(device), case.layout, 0),
+        k=arrange(k.to(device), case.layout, 1),
+        v=arrange(v.to(device), case.layout, 2),
+        dout=arrange(dout.to(device), grads, 3),
+        dlse=None if dlse is None else arrange(dlse.to(device), grads, 4),
         clean_k=clean[0].to(device),
         clean_v=clean[1].to(device),
-        buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
+        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(buffers.items())},
         params=params,
         runtime=runtime,
         cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
         if case.packed
         else (),
-        cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
+        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(cache.items())},
     )
 
 
@@ -324,14 +346,10 @@ def _edge(type_: str, case: Case) -> int | float:
     return edges[case.edge % len(edges)]
 
 
-def _buffer_layout(case: Case) -> str:
-    return case.layout if case.layout in ("guarded", "stepped") else "contiguous"
-
-
 def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
     """Values that make sense for what a buffer seems to be, in its own dtype."""
     shape = tuple(n if isinstance(n, int) else case.sizes[n] for n in buffer.shape)
-    per_token = any(n in ("SQ", "SK") for n in buffer.shape)
+    per_token = buffer.per_token
     dtype = DTYPES[buffer.dtype]
     wide = dtype == torch.int64 and case.ints == "wide"
     if dtype.is_floating_point:
@@ -339,6 +357,8 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
+        if case.ints == "runs":
+            return (torch.arange(shape[-1]) // 270).expand(shape).to(dtype)
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
         documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
         return (documents - 1) * 2**32 + 5 if wide else documents
@@ -401,4 +421,5 @@ def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
     """What gradients are asked for, by name, switched to require them."""
     names = [b.name for b in problem.buffers if b.grad]
     wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
-    return {name: tensor.requires_grad_() for name, tensor in wanted.items()}
+    learned = inputs.case.learned or (*wanted,)
+    return {name: tensor.requires_grad_() for name, tensor in wanted.items() if name in learned}

@@ -131,8 +131,8 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     return Inputs(
         case=case,
         chunks=chunks_of(case.lengths, BT, B, device),
-        tensors={name: arrange(t.to(device), case.layout) for name, t in found.items()},
-        do=arrange(do.to(device), "guarded" if case.do == "strided" else case.do),
+        tensors={n: arrange(t.to(device), case.layout, i) for i, (n, t) in enumerate(found.items())},
+        do=arrange(do.to(device), "guarded" if case.do == "strided" else case.do, len(found)),
         keywords=keywords,
     )
 

@@ -137,12 +137,12 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     shape = (*case.rows, *([case.heads] if case.heads else []), case.width)
     shapes = {"element": shape, "row": shape[:-1], "column": shape[-2:] if case.heads else shape[-1:]}
     operands = {}
-    for o in problem.operands:
+    for place, o in enumerate(problem.operands):
         values = _values(o.name, o.dtype, shapes[o.along], case, random)
         if o.along == "element" and case.layout == "broadcast":
             values = values[:1].expand_as(values)
         layout = case.layout if o.along == "element" else {"bshd": "contiguous"}.get(case.layout, case.layout)
-        operands[o.name] = arrange(values.to(device), layout if values.ndim > 1 else "offset")
+        operands[o.name] = arrange(values.to(device), layout if values.ndim > 1 else "offset", place)
     dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"]}
     cotangents = {}
     if "backward" in problem.passes:
@@ -151,7 +151,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
             if case.dout == "expanded":
                 grad = grad[(slice(0, 1),) * grad.ndim].expand_as(grad)
             layout = "guarded" if case.dout == "strided" and grad.ndim > 1 else case.dout
-            cotangents[name] = arrange(grad.to(device), layout)
+            cotangents[name] = arrange(grad.to(device), layout, len(operands) + len(cotangents))
     runtime = {p.name: (3 if p.type == "int" else FLOAT_EDGES[0]) for p in problem.runtime_params}
     fixed = {p.name: p.value for p in problem.params if p.value is not None}
     scale = torch.tensor(0.0173, device=device) if problem.quantize == "per_tensor" else None

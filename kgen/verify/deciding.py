@@ -1,0 +1,61 @@
+"""What in an expression decides something, and which way: comparisons, truth values that are read, min, max and abs.
+
+A comparison that is true in every pair of positions that a kernel is tried on could as well be left out of the kernel.
+One that is false somewhere need not decide anything there either, where another part hides the pair anyway. So each is
+replaced by what it could have been: where the result then is another, it decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kgen.expr.nodes import Call, Const, Node, Type, distinct, substitute
+from kgen.verify.evaluate import evaluate
+
+_JOINING = ("and", "or", "not", "where")
+_EITHER = ("min", "max")
+
+
+def decisions(tree: Node) -> tuple[Node, ...]:
+    """The nodes that take one of two ways, each once."""
+    found = []
+    for node in distinct(tree):
+        if isinstance(node, Call) and (node.fn in _EITHER or node.fn == "abs"):
+            found.append(node)
+        elif (
+            node.type is Type.BOOL
+            and not isinstance(node, Const)
+            and not (isinstance(node, Call) and node.fn in _JOINING)
+        ):
+            found.append(node)
+    return tuple(found)
+
+
+def ways(node: Node) -> tuple[Node, Node]:
+    """What a decision could be instead: of a truth value true and false, of the others one argument or the other."""
+    if node.type is Type.BOOL:
+        return Const(True, Type.BOOL), Const(False, Type.BOOL)
+    assert isinstance(node, Call)
+    if node.fn == "abs":
+        (x,) = node.args
+        return x, Call("neg", (x,), x.type)
+    one, other = node.args
+    return one, other
+
+
+def decided(tree: Node, node: Node, env: Mapping[str, Any], shape: tuple[int, ...], where: Tensor) -> set[int]:
+    """Which of its `ways` a node of the tree takes in a place, of those in `where`, in which the other would differ."""
+
+    def value(of: Node) -> Tensor:
+        found: Tensor = evaluate(of, env, torch).expand(shape)
+        return found
+
+    whole = value(tree)
+    others = [value(substitute(tree, {node: way})) for way in ways(node)]
+    matters = where & ~torch.isclose(others[0].double(), others[1].double(), rtol=1e-6, equal_nan=True)
+    taken = [torch.isclose(other.double(), whole.double(), rtol=1e-6, equal_nan=True) for other in others]
+    return {way for way in (0, 1) if bool((matters & taken[way]).any())}
