@@ -7,15 +7,16 @@ replaced by what it could have been: where the result then is another, it decide
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kgen.expr.nodes import Call, Const, Node, Type, distinct, substitute
+from kgen.expr.nodes import Call, Const, Node, Type, distinct, reads, substitute, variables
 from kgen.verify.evaluate import evaluate
 
+_COMPARING = ("lt", "le", "gt", "ge", "eq", "ne")
 _JOINING = ("and", "or", "not", "where")
 _EITHER = ("min", "max")
 
@@ -45,6 +46,17 @@ def ways(node: Node) -> tuple[Node, Node]:
         return x, Call("neg", (x,), x.type)
     one, other = node.args
     return one, other
+
+
+def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
+    """The integers about the constants that a buffer or a param is compared with, in order."""
+    found = set()
+    for node in (n for tree in trees for n in distinct(tree)):
+        if isinstance(node, Call) and node.fn in _COMPARING:
+            names = {*variables(node), *(read.buffer for read in reads(node))}
+            constants = [int(a.value) for a in node.args if isinstance(a, Const)]
+            found |= {c + d for c in constants for d in (-1, 0, 1) if name in names}
+    return tuple(sorted(found))
 
 
 def decided(tree: Node, node: Node, env: Mapping[str, Any], shape: tuple[int, ...], where: Tensor) -> set[int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.verify import compare
-from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
+from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 
 def reaches_far(subject: Subject) -> None:
@@ -109,8 +109,8 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         if buffer.shape:
             found[f"{buffer.name} of another shape"] = {buffer.name: torch.cat([value, value])}
         found[f"{buffer.name} of another dtype"] = {buffer.name: value.to(torch.complex64)}
-    if subject.device != "cpu":
-        found["k on another device"] = {"k": k.cpu()}
+    offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
+    found |= elsewhere({"k": k, "v": v, **offsets, **inputs.cache, **inputs.buffers}, subject.device)
     return found
 
 

@@ -140,8 +140,6 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
     yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
-    yield Case("lse-alone", 40, 50, dout="none", lse=True)
-    yield Case("k-alone", 50, 40, learned=("k",))
     yield Case("large", 66, 66, magnitude=16.0)
     yield Case("scale", 67, 67, scale=0.37, lse=True)
     ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "bool") and not b.sorted]
@@ -158,18 +156,21 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield Case(f"params-{edge}", 71, 71, edge=edge)
-    if any(b.sorted and b.per_token for b in problem.buffers):
-        yield Case("long-documents", 330, 330, ints="runs")  # with tiles inside of one, and across two
-    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
-        yield Case(f"decided-{number}", sq, sk, few=True)
     if problem.decodes:
-        yield Case("stepped-again", 70, 34, layout="stepped")  # past the queries that kernels for few take
         yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
         yield Case("decode-guarded", 3, 67, batch=3, heads_kv=2, layout="guarded", lse=True)
         yield Case("decode-most", 64, 60)
         yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
+        yield Case("stepped-again", 70, 34, layout="stepped", few=True)  # past the queries that kernels for few take
+    if "backward" in problem.passes:
+        yield Case("lse-alone", 40, 50, dout="none", lse=True, few=True)
+        yield Case("k-alone", 50, 40, learned=("k",), few=True)
+    if any(b.sorted and b.per_token for b in problem.buffers):
+        yield Case("long-documents", 330, 330, ints="runs", few=True)  # with tiles inside of one, and across two
+    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
+        yield Case(f"decided-{number}", sq, sk, few=True)
     if quick:
         return
     if problem.decodes:
@@ -226,16 +227,17 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
     yield case("stepped", (50, 34), (5, 60), layout="stepped")
-    yield case("lse-alone", (20, 30), (40, 20), dout="none", lse=True)
-    yield case("k-alone", (30, 20), (20, 40), learned=("k",))
-    yield case("whole-tiles", (5, 3), (200, 200), few=True)
-    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
-        yield case(f"decided-{number}", (9, 7), (sq, sk), few=True)
     yield case("large", (66, 66), (2, 2), magnitude=16.0)
     yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
+    if "backward" in problem.passes:
+        yield case("lse-alone", (20, 30), (9, 7), dout="none", lse=True, few=True)
+        yield case("k-alone", (30, 20), (9, 7), learned=("k",), few=True)
+    yield case("whole-tiles", (5, 3), (140, 140), few=True)
+    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
+        yield case(f"decided-{number}", (9, 7), (sq, sk), few=True)
     if quick:
         return
     yield case("long", (1000, 1000), (1, 1), (2047, 2047), (513, 1537), heads_kv=2, lse=True)
