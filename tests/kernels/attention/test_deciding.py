@@ -1,0 +1,58 @@
+"""Quick cases of stock specs decide every comparison of mask and score both ways; full cases are these and more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from right import of_family
+
+from kgen.kernels.attention.verify.deciding import shapes_that_decide, ways_taken
+from kgen.kernels.attention.verify.inputs import cases, draw
+from kgen.kernels.attention.verify.problem import problem_of
+from kgen.spec.load import load
+from kgen.verify.deciding import decisions
+
+ROOT = Path(__file__).resolve().parents[3]
+STOCK = of_family("attention", sorted((ROOT / "specs").glob("*.yaml")))
+
+
+def undecided(problem):
+    """The decisions that no quick case takes both ways, each with the ways that are missing."""
+    left = {node: {0, 1} for tree in problem.trees for node in decisions(tree)}
+    for case in sorted(cases(problem, True), key=lambda case: case.sq * case.sk):
+        if not (left := {node: ways for node, ways in left.items() if ways}):
+            break
+        inputs = draw(problem, case, "cpu")
+        offsets = case.cu_seqlens if case.packed else None
+        for b in range(case.sizes["B"]):
+            sq, sk = case.packed[b] if offsets else (case.sq, case.sk)
+            length = int(inputs.cache["kv_lens"][b]) if problem.per_batch else sk
+            first = length - sq if problem.aligned_to_end else 0
+            env = {**case.sizes, **inputs.params, **inputs.buffers, "b": b, "SQ": sq, "SK": sk}
+            for h in range(case.sizes["HQ"]):
+                for node in left:
+                    if left[node]:
+                        positions = first + torch.arange(sq), torch.arange(length)
+                        given = env | {"h": h, "score": 1.0}
+                        left[node] = left[node] - ways_taken(problem, node, given, *positions)
+    return {node: ways for node, ways in left.items() if ways}
+
+
+@pytest.mark.parametrize("path", STOCK, ids=lambda path: path.stem)
+def test_quick_cases_decide_both_ways(path):
+    problem = problem_of(load(path))
+    found = undecided(problem)
+    assert not found, f"{path.stem}: no case has {found}"
+
+
+def test_lengths_follow_the_constants(tmp_path):
+    path = tmp_path / "x.yaml"
+    for window, queries in ((100, 0), (3000, 3069), (10_000, 10_069)):
+        path.write_text(
+            "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\n"
+            f"mask_mod: q_idx >= kv_idx and q_idx - kv_idx < {window}\n"
+        )
+        shapes = shapes_that_decide(problem_of(load(path)))
+        assert [sq for sq, _ in shapes] == [] if not queries else abs(shapes[0][0] - queries) <= 32
