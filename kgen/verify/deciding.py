@@ -59,7 +59,9 @@ def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def decided(tree: Node, node: Node, env: Mapping[str, Any], shape: tuple[int, ...], where: Tensor) -> set[int]:
+def decided(
+    tree: Node, node: Node, env: Mapping[str, Any], shape: tuple[int, ...], where: Tensor
+) -> set[int]:
     """Which of its `ways` a node of the tree takes in a place, of those in `where`, in which the other would differ."""
 
     def value(of: Node) -> Tensor:

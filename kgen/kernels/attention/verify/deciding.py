@@ -19,7 +19,7 @@ SHORT = 24
 """Positions on the short side of a shape: a few more than masks have tokens that all see."""
 NEAR = 130
 """What plain cases have of queries and of keys."""
-FAR, FAR_TIED = 2**14, 2**11
+FAR, FAR_TIED = 256 * NEAR, 16 * NEAR
 """The longest that is tried, with a short side and without one."""
 STEP = 32
 """How near a length is to the smallest that decides."""
@@ -98,7 +98,9 @@ def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
     return ways_taken(problem, node, env, first + queries, keys)
 
 
-def ways_taken(problem: Problem, node: Node, env: Mapping[str, Any], queries: Tensor, keys: Tensor) -> set[int]:
+def ways_taken(
+    problem: Problem, node: Node, env: Mapping[str, Any], queries: Tensor, keys: Tensor
+) -> set[int]:
     """The ways that a node of the mask or the score takes among pairs of positions in which it decides something."""
     env = {"inf": torch.inf, **env, "q_idx": queries[:, None], "kv_idx": keys[None, :]}
     shape = (len(queries), len(keys))

@@ -163,12 +163,16 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("decode-most", 64, 60)
         yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
-        yield Case("stepped-again", 70, 34, layout="stepped", few=True)  # past the queries that kernels for few take
+        yield Case(
+            "stepped-again", 70, 34, layout="stepped", few=True
+        )  # past the queries that kernels for few take
     if "backward" in problem.passes:
         yield Case("lse-alone", 40, 50, dout="none", lse=True, few=True)
         yield Case("k-alone", 50, 40, learned=("k",), few=True)
     if any(b.sorted and b.per_token for b in problem.buffers):
-        yield Case("long-documents", 330, 330, ints="runs", few=True)  # with tiles inside of one, and across two
+        yield Case(
+            "long-documents", 330, 330, ints="runs", few=True
+        )  # with tiles inside of one, and across two
     for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
         yield Case(f"decided-{number}", sq, sk, few=True)
     if quick:
@@ -330,7 +334,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         k=arrange(k.to(device), case.layout, 1),
         v=arrange(v.to(device), case.layout, 2),
         dout=arrange(dout.to(device), grads, 3),
-        dlse=None if dlse is None else arrange(dlse.to(device), grads, 4),
+        dlse=None
+        if dlse is None
+        else arrange(dlse.to(device), "stepped" if grads == "guarded" else grads, 4),
         clean_k=clean[0].to(device),
         clean_v=clean[1].to(device),
         buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(buffers.items())},
