@@ -23,17 +23,14 @@ _EITHER = ("min", "max")
 
 def decisions(tree: Node) -> tuple[Node, ...]:
     """The nodes that take one of two ways, each once."""
-    found = []
-    for node in distinct(tree):
-        if isinstance(node, Call) and (node.fn in _EITHER or node.fn == "abs"):
-            found.append(node)
-        elif (
-            node.type is Type.BOOL
-            and not isinstance(node, Const)
-            and not (isinstance(node, Call) and node.fn in _JOINING)
-        ):
-            found.append(node)
-    return tuple(found)
+    return tuple(node for node in distinct(tree) if _decides(node))
+
+
+def _decides(node: Node) -> bool:
+    if isinstance(node, Call) and node.fn in (*_EITHER, "abs"):
+        return True
+    joining = isinstance(node, Call) and node.fn in _JOINING
+    return node.type is Type.BOOL and not isinstance(node, Const) and not joining
 
 
 def ways(node: Node) -> tuple[Node, Node]:

@@ -149,7 +149,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         layout = case.layout if o.along == "element" else {"bshd": "contiguous"}.get(case.layout, case.layout)
         operands[o.name] = arrange(values.to(device), layout if values.ndim > 1 else "offset", place)
     dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"]}
-    cotangents = {}
+    cotangents: dict[str, Tensor] = {}
     if "backward" in problem.passes:
         for name in [n for n in problem.outputs if n == "out" or case.h]:
             grad = torch.randn(shape, generator=random).to(DTYPES[dtypes[name]])
