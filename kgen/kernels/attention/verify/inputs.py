@@ -31,7 +31,8 @@ class Case:
     """One call of the kernel.
 
     `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided`,
-    `expanded` or `none`: then the gradient comes through the log-sum-exp alone. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
+    `expanded` or `none`: then the gradient comes through the log-sum-exp alone. `ints` says what
+    unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
     the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
     their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
     `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
