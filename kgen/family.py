@@ -88,6 +88,7 @@ class Target:
     `sources` makes of a spec the files (`kgen.targets.Source`), which `emits` names for people. `options` is the model
     of what a spec may say under the target's name. Where files do one part of the kernel alone, `part` says which, and
     how that is verified is in `Family.parts`. `forward_only` files have no gradients, whatever the spec asks of others.
+    `obligations` states what can be proved of the files of a spec (`kgen.prove`).
     """
 
     runtime: Runtime
@@ -96,6 +97,7 @@ class Target:
     options: Lazy = Lazy("kgen.spec.targets:NoOptions")
     part: str | None = None
     forward_only: bool = False
+    obligations: Lazy | None = None
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,8 @@ class Family:
     bench: Bench | None = None
     parts: Mapping[str, Verification] = field(default_factory=dict)
     tune: Lazy | None = None
+    names_give_way: bool = False
+    """Whether files take what users named as the kernels name theirs under other names (`called` of `Loaded`)."""
 
     @property
     def targets(self) -> Mapping[str, Target]:

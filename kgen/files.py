@@ -63,6 +63,23 @@ def position(content: bytes, index: int) -> tuple[int, int]:
     return line, len(content[content.rfind(b"\n", 0, index) + 1 : index].decode(errors="replace")) + 1
 
 
+def write_new(path: Path, text: str, *, force: bool = False) -> None:
+    """Write a file that is not there yet, and the folders that it needs. Raises `KgenError`."""
+    if not force and os.path.lexists(path):
+        hint = "give another name, or `--force`"
+        raise KgenError(
+            Diagnostic("exists", "there is such a file already", path.as_posix(), 1, 1, hint=hint)
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        message = f"cannot write the file: {error.strerror or error}"
+        raise KgenError(
+            Diagnostic("cannot-write", message, path.as_posix(), 1, 1, hint="check its folder")
+        ) from None
+
+
 def checked_path(path: Path) -> Path:
     """A path that can be printed and written down. Raises `KgenError`."""
     try:

@@ -1,63 +1,81 @@
 """Gluon on the CPU: as much of it as the emitted kernels for Hopper use, on torch tensors.
 
-Partitions are threads. Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with
-data some time later; a matrix product reads shared memory when it is waited for. So a slot that is freed early, read
-early or filled twice gives NaN. It is an error if nobody completes a barrier, and if a program takes from a counter
-before it has waited for the launch that sets the counter to zero. A load of numbers is done when they are used, or at a
-fence: TMA may overtake it. Layouts, registers, other fences, and products that begin before their operands are there
-(they are read when the product is waited for) are not modelled.
+Partitions run in one order out of many, which `gluon_schedule` draws from a seed, and so does what is in flight.
+Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until its
+barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA until it
+is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an error if
+nobody completes a barrier, if a product or TMA uses what was stored in shared memory without a fence since, and if a
+program takes from a counter before it has waited for the launch that sets the counter to zero. A load of numbers is
+done when they are used, or at a fence: TMA may overtake it. Layouts and registers, those of products in flight too, are
+not modelled; programs run one after the other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import math
-import random
 import re
 import struct
 import sys
 import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import torch
+from gluon_schedule import InFlight, Schedule
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from kgen.expr.functions import TABLE
 
-PATIENCE = 30.0
-"""Seconds after which a barrier that nobody completes is an error."""
-
-PAUSE = 3e-4
-"""Seconds that products take now and then: time for others to do what they should not do yet."""
+SEED = 0
+"""Of the order of the first launch's events; each launch after it has the next."""
 
 _own = threading.local()
-_lock = threading.Lock()
-_failed = threading.Event()
+_schedule = Schedule(SEED)
+_seeds = itertools.count(SEED)
+
+
+def explore(seed: int) -> None:
+    """Begin with the order of this seed."""
+    global _seeds
+    _seeds = itertools.count(seed)
+
+
+class _Own:
+    """What one partition has under way, oldest first."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.stores: list[InFlight] = []
+        self.loads: list[Loading] = []
+        self.unfenced: list[Tensor] = []
 
 
 class Loading(Tensor):
     """Numbers on their way from shared memory into registers: there when they are used, or at a fence."""
 
-    source: Tensor | None
+    landing: InFlight
 
     @staticmethod
     def of(source: Tensor) -> Loading:
         loading = source.clone().as_subclass(Loading)
-        loading.source = source
-        _loads().append(loading)
+
+        def land() -> None:
+            with torch._C.DisableTorchFunctionSubclass():
+                loading.copy_(source)
+
+        loading.landing = _schedule.begin(land)
+        _own.begun.loads.append(loading)
         return loading
 
     def land(self) -> Tensor:
+        _schedule.finish(self.landing)
         with torch._C.DisableTorchFunctionSubclass():
-            if self.source is not None:
-                self.copy_(self.source)
-                self.source = None
             return self.as_subclass(Tensor)
 
     @classmethod
@@ -66,88 +84,90 @@ class Loading(Tensor):
         return function(*landed[0], **landed[1])
 
 
-def _loads() -> list[Loading]:
-    if not hasattr(_own, "loads"):
-        _own.loads = []
-    loads: list[Loading] = _own.loads
-    return loads
-
-
 def _arrive(barrier: Barrier, count: int, pred: Any = True) -> None:
     if pred:
         barrier.arrive()
-    if any(loading.source is not None for loading in _loads()):
-        time.sleep(PAUSE)  # time to be overtaken in
 
 
 def _fence() -> None:
-    for loading in _loads():
+    """Loads are done, and what was stored is there for TMA and products."""
+    for loading in _own.begun.loads:
         loading.land()
-    _loads().clear()
+    for stored in _own.begun.unfenced:
+        stored.fill_(False)
+    _own.begun.loads, _own.begun.unfenced = [], []
 
 
 class Memory:
-    """A view of shared memory."""
+    """A view of shared memory, and which elements of it were stored without a fence since."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, unfenced: Tensor | None = None) -> None:
         self.tensor = tensor
+        self.unfenced = torch.zeros_like(tensor, dtype=torch.bool) if unfenced is None else unfenced
         self.shape = list(tensor.shape)
         self.dtype = tensor.dtype
 
+    def _view(self, of: Callable[[Tensor], Tensor]) -> Memory:
+        return Memory(of(self.tensor), of(self.unfenced))
+
     def index(self, i: Any) -> Memory:
-        return Memory(self.tensor[int(i)])
+        return self._view(lambda x: x[int(i)])
 
     def reshape(self, shape: Sequence[int]) -> Memory:
-        return Memory(self.tensor.view(*shape))
+        return self._view(lambda x: x.view(*shape))
 
     def permute(self, order: Sequence[int]) -> Memory:
-        return Memory(self.tensor.permute(*order))
+        return self._view(lambda x: x.permute(*order))
 
     def slice(self, start: int, length: int, dim: int = 0) -> Memory:
-        return Memory(self.tensor.narrow(dim, start, length))
+        return self._view(lambda x: x.narrow(dim, start, length))
 
     def load(self, layout: Any) -> Tensor:
+        _schedule.others()
         # Whole numbers are written by other threads, for which a barrier is an order; the rest by TMA.
         return Loading.of(self.tensor) if self.dtype.is_floating_point else self.tensor.clone()
 
     def store(self, value: Tensor) -> None:
         assert list(value.shape) == self.shape
         assert value.dtype == self.dtype or not value.dtype.is_floating_point
+        _schedule.others()
         self.tensor.copy_(value)
+        self.unfenced.fill_(True)
+        _own.begun.unfenced.append(self.unfenced)
+
+    def fenced(self) -> Tensor:
+        """Its numbers, for TMA and products."""
+        assert not self.unfenced.any(), "used without a fence since it was stored"
+        return self.tensor
 
 
 class Barrier:
     """An mbarrier: a phase ends when all have arrived and all bytes that were announced are there."""
 
     def __init__(self) -> None:
-        self.changed = threading.Condition()
         self.phase = self.bytes = self.count = self.left = 0
 
     def init(self, count: int) -> None:
         self.count = self.left = count
 
     def arrive(self, announced: int = 0) -> None:
+        _schedule.others()
         self._change(1, announced)
+        _schedule.others()
 
     def land(self, count: int) -> None:
         self._change(0, -count)
 
     def _change(self, arrivals: int, more: int) -> None:
-        with self.changed:
-            self.left -= arrivals
-            self.bytes += more
-            assert self.left >= 0, "more arrivals than a phase of the barrier has"
-            if self.left == 0 and self.bytes == 0:
-                self.phase, self.left = self.phase + 1, self.count
-                self.changed.notify_all()
+        self.left -= arrivals
+        self.bytes += more
+        assert self.left >= 0, "more arrivals than a phase of the barrier has"
+        if self.left == 0 and self.bytes == 0:
+            self.phase, self.left = self.phase + 1, self.count
 
     def wait(self, parity: Any) -> None:
-        deadline = time.monotonic() + PATIENCE
-        with self.changed:
-            while self.phase & 1 == int(parity):
-                self.changed.wait(0.1)
-                if _failed.is_set() or time.monotonic() > deadline:
-                    raise RuntimeError("a barrier that nobody completes")
+        over = int(parity)
+        _schedule.others(lambda: self.phase & 1 != over)
 
 
 class Barriers:
@@ -196,58 +216,64 @@ def _fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) 
     block = torch.zeros(desc.block, dtype=desc.dtype)
     block[where] = part
     assert slot.shape == desc.block
-    slot.tensor.fill_(math.nan)
+    slot.fenced().fill_(math.nan)
 
     def land() -> None:
-        time.sleep(random.random() * 3e-4)
-        slot.tensor.copy_(block)
+        slot.fenced().copy_(block)
         barrier.land(desc.block_type.nbytes)
 
-    threading.Thread(target=land).start()
+    _schedule.begin(land)
+    _schedule.others()
 
 
 def _write(desc: Descriptor, at: Sequence[Any], slot: Memory) -> None:
     part, where = desc.inside(at)
-    part.copy_(slot.tensor[where])
+    before = _own.begun.stores[-1] if _own.begun.stores else None
+    _own.begun.stores.append(_schedule.begin(lambda: part.copy_(slot.fenced()[where]), before))
+    _schedule.others()
+
+
+def _store_wait(pending: int) -> None:
+    _schedule.others()
+    stores = _own.begun.stores
+    while len(stores) > pending:
+        _schedule.finish(stores.pop(0))
 
 
 class Product:
-    """A matrix product in flight."""
+    """A matrix product in flight. Those of a partition are done in their order."""
 
-    def __init__(self, a: Any, b: Memory, acc: Tensor | Product | None) -> None:
+    def __init__(self, a: Any, b: Memory, acc: Tensor | Product | None, before: Product | None) -> None:
         self.a, self.b, self.acc = a, b, acc
         self.value: Tensor | None = None
+        self.in_flight = _schedule.begin(self._multiply, before and before.in_flight)
 
-    def finish(self) -> None:
-        a = self.a.tensor if isinstance(self.a, Memory) else self.a
-        assert a.dtype == self.b.dtype
-        product = a.float() @ self.b.tensor.float()
+    def _multiply(self) -> None:
+        a, b = (x.fenced() if isinstance(x, Memory) else x for x in (self.a, self.b))
+        assert a.dtype == b.dtype
+        product = a.float() @ b.float()
         acc = self.acc.value if isinstance(self.acc, Product) else self.acc
         self.value = product if acc is None else acc + product
 
 
 def _mma(a: Any, b: Memory, acc: Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:
     assert is_async
-    product = Product(a, b, acc if use_acc else None)
-    _under_way().append(product)
+    products = _own.begun.products
+    product = Product(a, b, acc if use_acc else None, products[-1] if products else None)
+    products.append(product)
+    _schedule.others()
     return product
 
 
 def _mma_wait(pending: int, deps: Sequence[Any]) -> Any:
-    if random.random() < 0.5:
-        time.sleep(PAUSE)
-    while len(_under_way()) > pending:
-        _under_way().popleft().finish()
+    _schedule.others()
+    products = _own.begun.products
+    while len(products) > pending:
+        _schedule.finish(products.pop(0).in_flight)
+    waited = [d for d in deps if isinstance(d, Product)]
+    assert not any(d in products for d in waited), "the product is still in flight"
     found = [d.value if isinstance(d, Product) else d for d in deps]
-    assert all(x is not None for x in found), "the product is still in flight"
     return found[0] if len(found) == 1 else tuple(found)
-
-
-def _under_way() -> deque[Product]:
-    if not hasattr(_own, "products"):
-        _own.products = deque()
-    products: deque[Product] = _own.products
-    return products
 
 
 class Pointer:
@@ -283,35 +309,27 @@ def _store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
 
 
 def _atomic_add(pointer: Pointer, value: Any, sem: str) -> Tensor:
+    _schedule.others()
     storage, at = pointer.elements(None)
     if pointer.tensor.data_ptr() in _fills and _own.place not in _waited:
         raise RuntimeError("a counter that may not be zero yet")
-    with _lock:
-        old = storage[at].clone()
-        storage[at] += value
+    old = storage[at].clone()
+    storage[at] += value
     return old
 
 
 def _specialize(partitions: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], *_: Any) -> None:
-    errors: list[BaseException] = []
-    place = _own.place
+    global _schedule
+    place, seed = _own.place, next(_seeds)
 
     def run(partition: Callable[..., None], args: tuple[Any, ...]) -> None:
-        _own.place = place
-        try:
-            partition(*args)
-            assert not _under_way(), "a partition ends with a product in flight"
-        except BaseException as error:
-            errors.append(error)
-            _failed.set()
+        _own.place, _own.begun = place, _Own()
+        partition(*args)
+        assert not _own.begun.products, "a partition ends with a product in flight"
+        assert not _own.begun.stores, "a partition ends with a store in flight"
 
-    threads = [threading.Thread(target=run, args=p) for p in partitions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    _schedule = Schedule(seed)
+    _schedule.run([functools.partial(run, *partition) for partition in partitions])
 
 
 def _tensors(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -337,8 +355,14 @@ _PTX: dict[str, Callable[..., Tensor]] = {
 
 
 def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int, **_: Any) -> Tensor:
-    """PTX over `pack` elements at a time, neighbours in a row; each thread votes for itself."""
-    operands = [x.reshape(-1, pack).unbind(1) for x in torch.broadcast_tensors(*args)]
+    """PTX over `pack` elements at a time, neighbours in a row, others where they are too few; each thread votes for
+    itself."""
+    broadcast = torch.broadcast_tensors(*args)
+    missing = -broadcast[0].numel() % pack
+    operands = [
+        torch.cat((x.flatten(), x.flatten()[:1].expand(missing))).reshape(-1, pack).unbind(1)
+        for x in broadcast
+    ]
     given = [x for elements in operands for x in elements]
     names: dict[str, Tensor] = {f"${pack + i}": x for i, x in enumerate(given)}
     for i, constraint in enumerate(constraints.split(",")[pack:]):
@@ -360,9 +384,8 @@ def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int,
         values = [names[x] if x in names else _immediate(x, given[0]) for x in words[2:]]
         new, old = op(*values), names.get(words[1])
         names[words[1]] = new if old is None or old.dtype != new.dtype else torch.where(running, new, old)
-    return torch.stack([names[f"${i}"] for i in range(pack)], 1).reshape(
-        torch.broadcast_tensors(*args)[0].shape
-    )
+    found = torch.stack([names[f"${i}"] for i in range(pack)], 1).flatten()
+    return found[: broadcast[0].numel()].reshape(broadcast[0].shape)
 
 
 def _immediate(word: str, like: Tensor) -> Tensor:
@@ -394,7 +417,20 @@ gl = SimpleNamespace(
     **dict.fromkeys(_LAYOUTS, _no_layout),
     **{
         name: _tensors(getattr(torch, name))
-        for name in ("exp", "exp2", "floor", "log", "log2", "rsqrt", "minimum", "maximum")
+        for name in (
+            "abs",
+            "cos",
+            "exp",
+            "exp2",
+            "floor",
+            "log",
+            "log2",
+            "maximum",
+            "minimum",
+            "rsqrt",
+            "sin",
+            "sqrt",
+        )
     },
     allocate_shared_memory=lambda dtype, shape, layout: (
         Barriers(shape[0]) if dtype == torch.int64 else Memory(torch.full(shape, -7, dtype=dtype))
@@ -410,6 +446,7 @@ gl = SimpleNamespace(
     max=_max,
     cdiv=lambda a, b: (a + b - 1) // b,
     to_tensor=torch.as_tensor,
+    cast=lambda x, dtype: torch.as_tensor(x).to(dtype),
     load=_load,
     store=_store,
     atomic_add=_atomic_add,
@@ -435,13 +472,12 @@ class Kernel:
         def launch(
             *args: Any, num_warps: int, enable_fp_fusion: bool, launch_pdl: bool = False, **options: Any
         ) -> None:
-            _failed.clear()
             _begin_beside(
                 dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {}
             )
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             for number in range(grid[0]):
-                _own.place = (number, grid[0])
+                _own.place, _own.begun = (number, grid[0]), _Own()
                 self.function(*given, **options)
 
         return launch
@@ -482,7 +518,7 @@ def installed() -> Iterator[None]:
     tma = SimpleNamespace(
         async_load=_fetch,
         async_store=_write,
-        store_wait=lambda pending: None,
+        store_wait=_store_wait,
     )
     names: dict[str, dict[str, Any]] = {
         "": {"jit": _jit, "language": gl},

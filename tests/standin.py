@@ -51,6 +51,7 @@ class Loaded:
     text: str
     spec: Spec
     trees: dict[str, object] = field(default_factory=dict)
+    called: dict[str, str] = field(default_factory=dict)
 
 
 def load(path: Path) -> Loaded:

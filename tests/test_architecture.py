@@ -22,7 +22,7 @@ from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
     *("diagnostics", "files", "sizes", "family", "expr", "spec", "targets", "render"),
-    *("verify", "bench", "tuning", "kernels", "cli", "__main__"),
+    *("flex", "verify", "prove", "bench", "tuning", "kernels", "cli", "__main__"),
 )
 OWN_STAGES = {
     "spec": "spec",
@@ -30,13 +30,14 @@ OWN_STAGES = {
     "explaining": "spec",
     "targets": "targets",
     "verify": "verify",
+    "prove": "prove",
     "bench": "bench",
     "tune": "tuning",
 }
 """The stages of a family, each with the last one of machinery that it may import."""
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
-RENDERING = STAGES[: STAGES.index("render") + 1]
+RENDERING = STAGES[: STAGES.index("flex") + 1]
 OWN_RENDERING = ("spec", "plan", "explaining", "targets")
 
 

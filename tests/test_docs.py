@@ -6,6 +6,7 @@ KGEN_UPDATE_GOLDEN=1 writes the generated parts anew, between `<!-- name -->` an
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -38,7 +39,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms)(?:: (\S+))? -->\n"
+    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs)(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
 )
@@ -147,7 +148,7 @@ class Algebra:
         return Algebra(f"-{self}")
 
 
-INFIX = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "and": "and"}
+INFIX = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "and": "and"}
 
 
 def derivatives(name: str) -> str:
@@ -166,6 +167,21 @@ def derivatives(name: str) -> str:
     return ", ".join(texts)
 
 
+def proof_table() -> str:
+    """What the ledger says is proved of each file."""
+    rows = ["| file | kernels and shapes of tiles | proved | unknown | beyond |", "|---|---|---|---|---|"]
+    files = json.loads((ROOT / "generated/verified.json").read_text(encoding="utf-8"))["files"].values()
+    found = {entry["file"]: entry["records"]["proof"] for entry in files if "proof" in entry["records"]}
+    counts = [(proof["proved"], proof["unknown"]) for proof in found.values()]
+    for file, proof in sorted(found.items()):
+        beyond = "; ".join(proof["beyond"]).replace("beyond the encoding: ", "")
+        cells = (len(proof["kernels"]), proof["proved"], proof["unknown"], beyond)
+        rows.append(f"| `{file}` | {' | '.join(map(str, cells))} |")
+    proved, unknown = (sum(column) for column in zip(*counts, strict=True))
+    rows.append(f"| all | | {proved} | {unknown} | {unknown / (proved + unknown):.1%} of the obligations |")
+    return "\n".join(rows) + "\n"
+
+
 MAKERS = {
     "spec": spec_text,
     "loop": forward_loop,
@@ -178,6 +194,7 @@ MAKERS = {
     "others": lambda _: speed_tables.others(),
     "decoding": lambda _: speed_tables.decoding(),
     "norms": speed_tables.norms,
+    "proofs": lambda _: proof_table(),
 }
 
 

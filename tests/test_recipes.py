@@ -198,7 +198,7 @@ def test_a_stream_of_hopper_is_in_the_files_that_the_recipe_names() -> None:
     """The stream that there is: nothing else in the kernels for Hopper knows of it, so neither of the next."""
     steps = re.findall(r"^\d\. `([\w./]+)`", SECTIONS["Add a Hopper feature"], re.MULTILINE)
     of_hopper = [
-        *ROOT.glob("kgen/kernels/attention/*/**/hopper*.py"),
+        *ROOT.glob("kgen/kernels/attention/targets/**/hopper*.py"),
         *ROOT.glob("kgen/kernels/attention/plan/hopper*.py"),
         *ROOT.glob("templates/attention/triton/*hopper*.j2"),
         *ROOT.glob("templates/attention/triton/_gluon*.j2"),

@@ -17,7 +17,7 @@ from kgen.diagnostics import EXIT_BUG, Diagnostic, KgenError, MissingError
 
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
-EXTRAS = {"torch": "verify", "triton": "verify", "numpy": "verify", "matplotlib": "report"}
+EXTRAS = {"torch": "verify", "triton": "verify", "numpy": "verify", "matplotlib": "report", "z3": "prove"}
 """Packages that only some verbs need, and the extra that brings each."""
 
 Row = Mapping[str, object]

@@ -16,6 +16,7 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
+from kgen.cli.proofs import proof_cell, proofs
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
@@ -218,7 +219,7 @@ def compile_(
     """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
     from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, compile_specs
 
-    loaded = _load(specs)
+    loaded = load_specs(specs)
     with terminal.progress_bar() as progress:
         rows = compile_specs(
             loaded, generated, arch or DEFAULT_ARCHS, jobs, timeout, progress, record, target
@@ -260,7 +261,7 @@ def verify(
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
     from kgen.verify.verifying import verify_specs
 
-    loaded = _load(specs)
+    loaded = load_specs(specs)
     if sanitizer and (case or quick is not None):
         message = "a sanitizer has no cases, quick or not"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case` and `--quick`"))
@@ -333,7 +334,7 @@ def bench(
     from kgen.bench.running import bench_specs
 
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
-    loaded = _load(specs)
+    loaded = load_specs(specs)
     with terminal.progress_bar() as progress:
         rows = bench_specs(
             loaded, generated, peers, shape, output, progress, jobs=jobs, first_call=first_call
@@ -366,7 +367,7 @@ def tune(
     from kgen.tuning import tune_specs
 
     with terminal.progress_bar() as progress:
-        rows = tune_specs(_load(specs), generated, shape, write, jobs, timeout, progress)
+        rows = tune_specs(load_specs(specs), generated, shape, write, jobs, timeout, progress)
     terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
     timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
     terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
@@ -380,10 +381,14 @@ def explain(
         Optional[int],  # noqa: UP045
         typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
     ] = None,
+    generated: Generated = GENERATED,
+    flex: Annotated[
+        bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
+    ] = False,
     form: Form = Format.TEXT,
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
-    loaded, *others = _load([spec])
+    loaded, *others = load_specs([spec])
     if others:
         message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
         hint = f"kgen explain {loaded.path}"
@@ -391,8 +396,14 @@ def explain(
     from kgen.family import family
     from kgen.spec.too_large import too_large
 
-    with too_large(loaded):
-        text = family(loaded.spec.kernel).explain(loaded, length)
+    if flex:
+        from kgen.flex.flexcode import flex_code
+
+        text = flex_code(loaded)
+    else:
+        with too_large(loaded):
+            text = family(loaded.spec.kernel).explain(loaded, length)
+        text += "".join(f"\n{line}\n" for line in proofs(loaded, generated))
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:
@@ -412,7 +423,7 @@ def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
             "targets": asked_targets(each),
             "summary": each.spec.summary.on_terminal(),
         }
-        for each in _load(specs)
+        for each in load_specs(specs)
     ]
     terminal.table(rows, ("name", "kernel", "targets", "summary"), form)
     terminal.summary(f"{len(rows)} specs", form)
@@ -431,9 +442,10 @@ def schema(form: Form = Format.TEXT) -> int:
 @verb("status")
 def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = Format.TEXT) -> int:
     """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
+    from kgen.verify.ledger import STATES
     from kgen.verify.ledger import status as ledger_status
 
-    rows = ledger_status(_load(specs), generated)
+    rows = ledger_status(load_specs(specs), generated)
     # A column for each device and toolchain, whose names are too long to head one.
     places = sorted({place for row in rows for place in row["verified"]})
     numbers = [str(number) for number, _ in enumerate(places, 1)]
@@ -442,12 +454,16 @@ def status(specs: Specs = None, generated: Generated = GENERATED, form: Form = F
             row | {n: row["verified"].get(place) for n, place in zip(numbers, places, strict=True)}
             for row in rows
         ]
-    terminal.table(rows, ("spec", "file", "state", *numbers), form)
+        rows = [row | {"proof": proof_cell(row["proof"])} for row in rows]
+    there = ["proof"] * any(row["proof"] is not None for row in rows)
+    terminal.table(rows, ("spec", "file", "state", *there, *numbers), form)
     if form is Format.TEXT:
         for number, place in zip(numbers, places, strict=True):
             terminal.line(f"{number}: worst error on {place}")
+        for place, count in sorted(Counter(place for row in rows for place in row["earlier"]).items()):
+            terminal.line(f"an earlier text of {count} of these files ran on {place}")
     states = Counter(row["state"] for row in rows)
-    last = ", ".join(f"{states[state]} {state}" for state in ("verified", "compiled", "stale", "missing"))
+    last = ", ".join(f"{states[state]} {state}" for state in STATES)
     terminal.summary(last, form)
     return EXIT_WRONG if states["stale"] or states["missing"] else 0
 
@@ -464,7 +480,8 @@ def doctor(form: Form = Format.TEXT) -> int:
     return 0
 
 
-def _load(specs: Sequence[Path] | None) -> list[Loaded]:
+def load_specs(specs: Sequence[Path] | None) -> list[Loaded]:
+    """The specs that are named, all of `specs/` if none is."""
     from kgen.render.project import find_specs, load_all
 
     return load_all(find_specs(specs or []))

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Node, Type
+from kgen.expr.nodes import Call, Node, Type, children
 from kgen.expr.text import MAX_DEPTH, Span, too_deep, wrong
 
 MAX_NODES = 2_000
@@ -34,6 +34,12 @@ class Built(NamedTuple):
 def grown(tree: Node, parts: Sequence[Built], times: Sequence[int]) -> Built:
     size = sum(n * p.size for p, n in zip(parts, times, strict=True))
     return Built(tree, 1 + size, 1 + max((p.depth for p in parts), default=0))
+
+
+def of_tree(tree: Node) -> Built:
+    """A tree that was not parsed."""
+    times = times_printed(tree.fn) if isinstance(tree, Call) else (1,) * len(children(tree))
+    return grown(tree, [of_tree(part) for part in children(tree)], times)
 
 
 @cache

@@ -4,7 +4,8 @@
 a mask; `score - s * (q_idx - kv_idx)` is `score + s * (kv_idx - q_idx)`. Equal to what was written for every input, but
 for the order in which reals are rounded: comparisons of integers are taken not to wrap, as expressions promise.
 
-    masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order
+    masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order;
+                places within one block, `q_idx % n >= kv_idx % n` beside `q_idx // n == kv_idx // n`, as positions
     distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` below `abs`, which a causal mask leaves out
     sums        multiples of one factor by distances are one term; what has the score comes first
 """
@@ -17,8 +18,31 @@ from functools import reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, order
 from kgen.expr.algebra import call
-from kgen.expr.mask_form import MIRRORED, NEGATED, TRUE, all_of, any_of, conjuncts, disjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Type, Var, children, reads, rebuild, transform, variables, walk
+from kgen.expr.fold import choice, decided, folded
+from kgen.expr.mask_form import (
+    FALSE,
+    MIRRORED,
+    NEGATED,
+    TRUE,
+    all_of,
+    any_of,
+    conjuncts,
+    disjuncts,
+    normalize,
+)
+from kgen.expr.nodes import (
+    Call,
+    Const,
+    Node,
+    Type,
+    Var,
+    children,
+    reads,
+    rebuild,
+    transform,
+    variables,
+    walk,
+)
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.wrapping import may_wrap
@@ -29,9 +53,10 @@ LONGEST = 64
 """Terms of a sum that is put in order: a chain of more would nest deeper than what may be written."""
 
 
-def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
-    """The expressions of attention, `score_mod` and `mask_mod`, in one form."""
-    found = dict(trees)
+def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None) -> dict[str, Node]:
+    """The expressions of attention, `score_mod` and `mask_mod`, in one form. `numbers` are those of compile-time
+    params, for conditions that these decide; elsewhere params keep their names."""
+    found = {name: folded(tree, numbers or {}) for name, tree in trees.items()}
     if "score_mod" in found:
         found["score_mod"], hidden = _without_infinities(found["score_mod"])
         if hidden:
@@ -39,7 +64,9 @@ def canonical(trees: Mapping[str, Node]) -> dict[str, Node]:
     known = _distances(condition(found.get("mask_mod", TRUE)))
     found = {name: transform(tree, lambda node: _unsigned(node, known)) for name, tree in found.items()}
     if "mask_mod" in found:
-        found["mask_mod"] = condition(found["mask_mod"])
+        found["mask_mod"] = condition(_within_blocks(condition(found["mask_mod"]), ()))
+        if found["mask_mod"] == TRUE:
+            del found["mask_mod"]
     if "score_mod" in found:
         found["score_mod"] = value(found["score_mod"])
     return found
@@ -83,12 +110,16 @@ def _condition(node: Node) -> Node:
     args = tuple(value(a) for a in node.args)
     if node.fn in MIRRORED and all(a.type.integral for a in args):
         return _compared(node.fn, affine(args[0]) + affine(args[1]).times(-1), rebuild(node, args))
-    if node.fn in MIRRORED and isinstance(args[0], Const) and not isinstance(args[1], Const):
+    if node.fn in MIRRORED and isinstance(args[0], Const):
+        if isinstance(args[1], Const):
+            return decided(node.fn, args[0].value, args[1].value)
         return Call(MIRRORED[node.fn], (args[1], args[0]), Type.BOOL)
-    return rebuild(node, args)
+    return choice(node, args) if node.fn == "where" else rebuild(node, args)
 
 
 def _negated(node: Node) -> Node:
+    if isinstance(node, Const):
+        return FALSE if node == TRUE else TRUE
     if isinstance(node, Call) and node.fn == "not":
         return _condition(node.args[0])
     if isinstance(node, Call) and node.fn in ("and", "or"):
@@ -99,6 +130,31 @@ def _negated(node: Node) -> Node:
     if isinstance(node, Call) and exact and node.fn in NEGATED:
         return _condition(Call(NEGATED[node.fn], node.args, Type.BOOL))
     return call("not", _condition(node))
+
+
+def _within_blocks(node: Node, same: tuple[Node, ...]) -> Node:
+    """Comparisons of places within a block as those of positions, where both are of one: beside `x // n == y // n`,
+    `x % n - y % n` is `x - y`. `same` are the equalities that hold."""
+    if not isinstance(node, Call):
+        return node
+    if node.fn == "and":
+        parts = conjuncts(node)
+        same = (*same, *(p for p in parts if isinstance(p, Call) and p.fn == "eq"))
+        return all_of([_within_blocks(part, same) for part in parts])
+    if node.fn == "or":
+        return any_of([_within_blocks(part, same) for part in disjuncts(node)])
+    if node.fn not in MIRRORED or not all(a.type.integral for a in node.args):
+        return node
+    total = found = affine(node.args[0]) + affine(node.args[1]).times(-1)
+    for equal in same:
+        match equal:
+            case Call(args=(Call(fn="floordiv", args=(x, n)), Call(fn="floordiv", args=(y, m)))) if n == m:
+                places = (call("mod", x, n), call("mod", y, n))
+                first, second = (found.terms.get(place, 0) for place in places)
+                if first and first == -second:
+                    inside = affine(places[0]) + affine(places[1]).times(-1)
+                    found += (affine(x) + affine(y).times(-1) + inside.times(-1)).times(first)
+    return node if found == total else _compared(node.fn, found, node)
 
 
 def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, str]:
@@ -112,8 +168,10 @@ def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, st
 
 def _compared(fn: str, total: Affine, written: Node) -> Node:
     """A comparison of a sum with zero: what moves with positions, with the rest."""
-    if not total.terms or _is_large(total):
+    if _is_large(total):
         return written
+    if not total.terms:
+        return decided(fn, total.number, 0)
     if fn in ("lt", "le"):
         total = total.times(-1)
     if fn in ("lt", "gt"):
@@ -189,7 +247,7 @@ def value(node: Node) -> Node:
         return rebuild(node, tuple(value(index) for index in children(node)))
     if node.fn == "where":
         test, a, b = node.args
-        return call("where", _condition(test), value(a), value(b))
+        return choice(node, (_condition(test), value(a), value(b)))
     if node.type is Type.BOOL:
         return _condition(node)
     if node.type.integral:

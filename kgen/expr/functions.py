@@ -22,7 +22,21 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from kgen.expr import type_rules as types
-from kgen.expr.rows import Finite, Function, function, operation
+from kgen.expr.helpers import (
+    EXPM1,
+    FLOORDIV_CUDA,
+    FLOORDIV_TRITON,
+    GELU,
+    LOG1P,
+    MOD_CUDA,
+    MOD_TRITON,
+    POW,
+    ROUND,
+    SIGN,
+    TANH,
+    TANH_APPROX_TRITON,
+)
+from kgen.expr.rows import Finite, Function, function, operation, shifted
 from kgen.expr.spelling import (
     ADD,
     AND,
@@ -41,6 +55,8 @@ from kgen.expr.spelling import (
 )
 
 LN2 = math.log(2)
+SQRT_HALF = math.sqrt(0.5)
+TWO_BY_SQRT_PI = 2 / math.sqrt(math.pi)
 
 
 # --- reference evaluation: plain torch, integers in int64 and reals in float64 ------------------------
@@ -78,20 +94,15 @@ def _floor_div(torch: Any, a: Any, b: Any) -> Any:
 # --- rows ------------------------
 
 
+def _chosen(f: Any, before: str, a: Any, b: Any) -> Any:
+    """The derivative of the smaller or greater of a and b in a; where they are equal they share it, as in PyTorch."""
+    return f("where", f(before, a, b), 1, f("where", f("eq", a, b), 0.5, 0))
+
+
 def _sigmoid(x: float) -> float:
     """Without an intermediate that overflows."""
     return 0.5 * (1 + math.tanh(0.5 * x))
 
-
-_TANH_APPROX_TRITON = helped(
-    "_tanh_approx({0})",
-    """
-    @triton.jit
-    def _tanh_approx(x):
-        # One instruction, absolute error below 5e-4.
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    """,
-)
 
 _ROWS = [
     # Arithmetic. The symbolic passes know + - * / and integer powers natively; their derivatives are here so
@@ -172,7 +183,7 @@ _ROWS = [
     function(
         "min",
         _reduce("minimum"),
-        lambda f, a, b: (f("where", f("le", a, b), 1, 0), f("where", f("le", a, b), 0, 1)),
+        lambda f, a, b: (_chosen(f, "lt", a, b), _chosen(f, "lt", b, a)),
         typed=types.arithmetic,
         arity=(2, None),
         value=min,
@@ -184,7 +195,7 @@ _ROWS = [
     function(
         "max",
         _reduce("maximum"),
-        lambda f, a, b: (f("where", f("ge", a, b), 1, 0), f("where", f("ge", a, b), 0, 1)),
+        lambda f, a, b: (_chosen(f, "gt", a, b), _chosen(f, "gt", b, a)),
         typed=types.arithmetic,
         arity=(2, None),
         value=max,
@@ -227,63 +238,10 @@ _ROWS = [
         "tanh",
         lambda t, x: t.tanh(x),
         lambda f, x: (1 - f("tanh", x) ** 2,),
-        triton=helped(
-            "_tanh({0})",
-            """
-            @triton.jit
-            def _tanh(x):
-                # 1 - 2 / (1 + e^2x) is exact at both ends and has no branch. The quotient is a reciprocal root squared, two
-                # instructions for the eight of a division; the absolute error stays below 6e-7.
-                root = tl.rsqrt(1.0 + tl.exp2(x * 2.8853900817779268))
-                return 1.0 - 2.0 * root * root
-            """,  # noqa: E501
-        ),
-        gluon=helped(
-            "_tanh_hopper({0})",
-            '''
-            @gluon.jit
-            def _tanh_hopper(x):
-                """As `_tanh`, four at a time: of 1 / abcd their reciprocals are made, for a soft cap waits for the special-function unit.
-                Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The absolute error stays below 8e-7."""
-                return gl.inline_asm_elementwise(
-                    """
-                    {
-                    .reg .f32 a, b, c, d, ab, cd, r, s;
-                    mul.ftz.f32 a, $4, 0f4038AA3B;  // 2 log2(e)
-                    mul.ftz.f32 b, $5, 0f4038AA3B;
-                    mul.ftz.f32 c, $6, 0f4038AA3B;
-                    mul.ftz.f32 d, $7, 0f4038AA3B;
-                    min.NaN.ftz.f32 a, a, 0f41F00000;  // 30
-                    min.NaN.ftz.f32 b, b, 0f41F00000;
-                    min.NaN.ftz.f32 c, c, 0f41F00000;
-                    min.NaN.ftz.f32 d, d, 0f41F00000;
-                    ex2.approx.ftz.f32 a, a;
-                    ex2.approx.ftz.f32 b, b;
-                    ex2.approx.ftz.f32 c, c;
-                    ex2.approx.ftz.f32 d, d;
-                    add.ftz.f32 a, a, 0f3F800000;  // 1
-                    add.ftz.f32 b, b, 0f3F800000;
-                    add.ftz.f32 c, c, 0f3F800000;
-                    add.ftz.f32 d, d, 0f3F800000;
-                    mul.ftz.f32 ab, a, b;
-                    mul.ftz.f32 cd, c, d;
-                    mul.ftz.f32 r, ab, cd;
-                    rcp.approx.ftz.f32 r, r;
-                    mul.ftz.f32 r, r, 0fC0000000;  // -2
-                    mul.ftz.f32 s, r, cd;
-                    mul.ftz.f32 r, r, ab;
-                    fma.rn.ftz.f32 $0, s, b, 0f3F800000;  // 1 - 2 / a
-                    fma.rn.ftz.f32 $1, s, a, 0f3F800000;
-                    fma.rn.ftz.f32 $2, r, d, 0f3F800000;
-                    fma.rn.ftz.f32 $3, r, c, 0f3F800000;
-                    }
-                    """,
-                    "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4,
-                )
-            ''',  # noqa: E501
-        ),
+        triton=TANH["triton"],
+        gluon=TANH["gluon"],
         fast={
-            **dict.fromkeys(MODULES, _TANH_APPROX_TRITON),
+            **dict.fromkeys(MODULES, TANH_APPROX_TRITON),
             "cuda": helped(
                 "_tanh_approx({0})",
                 """
@@ -347,6 +305,85 @@ _ROWS = [
     function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
     function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
     function("floor", lambda t, x: t.floor(x), None),
+    function("ceil", lambda t, x: t.ceil(x), None),
+    # To the even one of two that are as near.
+    function(
+        "round",
+        lambda t, x: t.round(x),
+        None,
+        value=lambda x: float(round(x)),
+        triton=ROUND["triton"],
+        gluon=ROUND["gluon"],
+        cuda="rintf({0})",
+        cute="cute.math.roundeven({0})",
+    ),
+    function(
+        "sign",
+        lambda t, x: t.sign(x),
+        None,
+        value=lambda x: math.copysign(1.0, x) if x else 0.0,
+        triton=SIGN["triton"],
+        gluon=SIGN["gluon"],
+        cuda=helped(
+            "_sign({0})",
+            "__device__ __forceinline__ float _sign(float x) { return float((x > 0.0f) - (x < 0.0f)); }",
+        ),
+        cute="cutlass.select_(({0}) > 0.0, 1.0, cutlass.select_(({0}) < 0.0, -1.0, 0.0))",
+    ),
+    # In the exponent it is differentiated for a positive base alone.
+    function(
+        "pow",
+        lambda t, x, y: t.pow(x, y),
+        lambda f, x, y: (
+            y * f("pow", x, y - 1),
+            f("where", f("gt", x, 0), f("pow", x, y) * f("log", f("where", f("gt", x, 0), x, 1)), 0),
+        ),
+        arity=(2, 2),
+        triton=POW["triton"],
+        gluon=POW["gluon"],
+        finite=Finite.AWAY_FROM_POLES,
+    ),
+    function(
+        "erf",
+        lambda t, x: t.erf(x),
+        lambda f, x: (f("exp", -(x**2)) * TWO_BY_SQRT_PI,),
+    ),
+    function(
+        "gelu",
+        lambda t, x: t.nn.functional.gelu(x),
+        lambda f, x: (
+            (f("erf", x * SQRT_HALF) + 1) / 2 + x * f("exp", -(x**2) / 2) * (TWO_BY_SQRT_PI * SQRT_HALF / 2),
+        ),
+        value=lambda x: 0.5 * x * (1 + math.erf(x * SQRT_HALF)),
+        torch=Spelling("0.5 * {0} * (1 + torch.erf({0} * 0.7071067811865476))", MUL, MUL),
+        triton=GELU["triton"],
+        gluon=GELU["gluon"],
+        cuda=helped(
+            "_gelu({0})",
+            """
+            __device__ __forceinline__ float _gelu(float x) {
+                return 0.5f * x * (1.0f + erff(x * 0.7071067811865476f));
+            }
+            """,
+        ),
+        cute=Spelling("0.5 * ({0}) * (1.0 + cute.math.erf(({0}) * 0.7071067811865476))", MUL),
+    ),
+    function(
+        "log1p",
+        lambda t, x: t.log1p(x),
+        lambda f, x: (1 / (x + 1),),
+        triton=LOG1P["triton"],
+        gluon=LOG1P["gluon"],
+        finite=Finite.AWAY_FROM_POLES,
+    ),
+    function(
+        "expm1",
+        lambda t, x: t.expm1(x),
+        lambda f, x: (f("exp", x),),
+        triton=EXPM1["triton"],
+        gluon=EXPM1["gluon"],
+        finite=Finite.UP_TO_OVERFLOW,
+    ),
     function(
         "clamp",
         lambda t, x, lo, hi: _reduce("minimum")(t, _reduce("maximum")(t, x, lo), hi),
@@ -369,10 +406,58 @@ _ROWS = [
         lambda f, x: (1,),
         value=float,
         torch="({0}).to(torch.float32)",
-        triton="({0}).to({tl}.float32)",
+        triton="{tl}.cast({0}, {tl}.float32)",
         cuda="float({0})",
         cute="Float32({0})",
     ),
+    # Towards zero, as in Python: what makes an index of a real number.
+    function(
+        "int",
+        lambda t, x: t.trunc(x).to(t.int64),
+        None,
+        typed=types.whole,
+        value=math.trunc,
+        torch="({0}).to(torch.int32)",
+        triton="({0}).to({tl}.int32)",
+        cuda="int({0})",
+        cute="cutlass.Int32({0})",
+    ),
+    # Bits of integers, two's complement. Comparisons bracket them in every language: Python and C++ disagree there.
+    operation(
+        "bitand",
+        types.bits,
+        lambda t, a, b: a & b,
+        None,
+        Spelling("{0} & {1}", COMPARE, ADD),
+        value=operator.and_,
+    ),
+    operation(
+        "bitor",
+        types.bits,
+        lambda t, a, b: a | b,
+        None,
+        Spelling("{0} | {1}", COMPARE, ADD),
+        value=operator.or_,
+    ),
+    operation(
+        "bitxor",
+        types.bits,
+        lambda t, a, b: a ^ b,
+        None,
+        Spelling("{0} ^ {1}", COMPARE, ADD),
+        value=operator.xor,
+    ),
+    operation(
+        *("lshift", types.bits, lambda t, a, b: a << b, None),
+        Spelling("{0} << {1}", COMPARE, ADD),
+        value=shifted(operator.lshift),
+    ),
+    operation(
+        *("rshift", types.bits, lambda t, a, b: a >> b, None),
+        Spelling("{0} >> {1}", COMPARE, ADD),
+        value=shifted(operator.rshift),
+    ),
+    operation("invert", types.bits, lambda t, a: ~a, None, Spelling("~{0}", COMPARE, UNARY)),
     # Division of integers.
     operation(
         "mod",
@@ -381,27 +466,8 @@ _ROWS = [
         None,
         infix("%", MUL),
         torch=Spelling("torch.remainder({0}, {1})"),
-        triton=helped(
-            "_floor_mod({0}, {1})",
-            """
-            @triton.jit
-            def _floor_mod(a, b):
-                # Python's remainder: it has the sign of b.
-                r = a % b
-                return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-            """,
-        ),
-        cuda=helped(
-            "_floor_mod({0}, {1})",
-            """
-            // Python's remainder: it has the sign of b.
-            template <typename T>
-            __device__ __forceinline__ T _floor_mod(T a, T b) {
-                const T r = a % b;
-                return r != 0 && (r < 0) != (b < 0) ? r + b : r;
-            }
-            """,
-        ),
+        triton=MOD_TRITON,
+        cuda=MOD_CUDA,
         cute=Spelling("{0} - {0} // {1} * {1}", ADD, UNARY),
     ),
     operation(
@@ -411,34 +477,14 @@ _ROWS = [
         None,
         infix("//", MUL),
         torch=Spelling("torch.div({0}, {1}, rounding_mode='floor')"),
-        triton=helped(
-            "_floor_div({0}, {1})",
-            """
-            @triton.jit
-            def _floor_div(a, b):
-                # Python's quotient: rounded towards minus infinity.
-                r = a % b
-                r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
-                return (a - r) // b
-            """,
-        ),
-        cuda=helped(
-            "_floor_div({0}, {1})",
-            """
-            // Python's quotient: rounded towards minus infinity.
-            template <typename T>
-            __device__ __forceinline__ T _floor_div(T a, T b) {
-                const T q = a / b, r = a % b;
-                return r != 0 && (r < 0) != (b < 0) ? q - 1 : q;
-            }
-            """,
-        ),
+        triton=FLOORDIV_TRITON,
+        cuda=FLOORDIV_CUDA,
     ),
 ]
 
 TABLE: dict[str, Function] = {row.name: row for row in _ROWS}
 
-WRAPPING = frozenset({"add", "sub", "mul", "neg"})
+WRAPPING = frozenset({"add", "sub", "mul", "neg", "lshift"})
 """Operations of integers whose values may leave their width: they are two's complement."""
 
 

@@ -20,7 +20,12 @@ BINARY: dict[type[ast.operator], tuple[str, str]] = {
     ast.Mod: ("mod", "%"),
     ast.BitAnd: ("and", "&"),
     ast.BitOr: ("or", "|"),
+    ast.BitXor: ("ne", "^"),
+    ast.LShift: ("lshift", "<<"),
+    ast.RShift: ("rshift", ">>"),
 }
+OF_BITS = {"and": "bitand", "or": "bitor", "ne": "bitxor", "not": "invert"}
+"""What the operators of truth values are where their operands are integers."""
 COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("lt", "<"),
     ast.LtE: ("le", "<="),
@@ -33,9 +38,6 @@ COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
 # --- what is not on it, and what to write in its place ------------------------
 
 NO_OPERATOR: dict[type[ast.AST], tuple[str, str]] = {
-    ast.BitXor: ("^", "write `x ** 2` for a power, `(a or b) and not (a and b)` for exclusive or"),
-    ast.LShift: ("<<", "multiply by a power of two"),
-    ast.RShift: (">>", "use `//` with a power of two"),
     ast.MatMult: ("@", "expressions are scalar: the matrix products are the kernel's"),
     ast.Is: ("is", "compare with `==`"),
     ast.IsNot: ("is not", "compare with `!=`"),
@@ -77,9 +79,7 @@ FUNCTION_HINTS = {
     "absolute": "write `abs(x)`",
     "fabs": "write `abs(x)`",
     "relu": "write `max(x, 0)`",
-    "pow": "write `x ** 2`",
     "square": "write `x ** 2`",
-    "int": "integers stay integers with `//`; there is no way from a real back to an index",
     "logical_and": "write `a and b`",
     "logical_or": "write `a or b`",
     "logical_not": "write `not a`",
@@ -98,6 +98,8 @@ NAME_HINTS = {
     "n": "write `kv_idx` for the position of the key",
     "lambda": "write only its body",
 }
+WHOLE = frozenset({"floor", "ceil", "round"})
+"""Functions whose values an index takes as integers."""
 CALLABLE = sorted(name for name, row in TABLE.items() if row.callable)
 
 

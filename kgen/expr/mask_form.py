@@ -22,12 +22,16 @@ FALSE = Const(False, Type.BOOL)
 
 def all_of(conditions: list[Node]) -> Node:
     """The conjunction, `TRUE` when there is nothing to hold."""
+    if FALSE in conditions:
+        return FALSE
     kept = [c for c in conditions if c != TRUE]
     return reduce(lambda a, b: call("and", a, b), kept) if kept else TRUE
 
 
 def any_of(conditions: list[Node]) -> Node:
     """The disjunction, `FALSE` when nothing is allowed."""
+    if TRUE in conditions:
+        return TRUE
     kept = [c for c in conditions if c != FALSE]
     return reduce(lambda a, b: call("or", a, b), kept) if kept else FALSE
 

@@ -13,9 +13,10 @@ from collections.abc import Sequence
 
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
-from kgen.expr.built import Built, check_expansion, grown, limited, times_printed
+from kgen.expr.built import Built, check_expansion, grown, limited, of_tree, times_printed
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.precedence import check_precedence
 from kgen.expr.scope import Scope
 from kgen.expr.text import (
     MAX_DEPTH,
@@ -123,7 +124,7 @@ class _Builder:
                 span, "redefined-name", message, "a name is defined once: give the new value another name"
             )
         if (
-            name in self.scope.variables
+            name in self.scope.names
             or name in self.scope.buffers
             or name in self.scope.elsewhere
             or name == "inf"
@@ -138,27 +139,23 @@ class _Builder:
             raise wrong(span, "dunder-name", message, "use a name of the language")
 
     def check_result(self, built: Built, at: ast.expr) -> None:
-        if self.result is Type.FLOAT and built.type is Type.BOOL:
-            raise wrong(
-                self.span(at),
-                "wrong-type",
-                "the value is a truth value, a number is needed",
+        is_truth = built.type is Type.BOOL
+        needed = {
+            Type.FLOAT: (
+                is_truth,
+                "a number",
                 "use `where(condition, score, -inf)`, or move the condition into `mask_mod`",
-            )
-        if self.result is Type.BOOL and built.type is not Type.BOOL:
-            raise wrong(
-                self.span(at),
-                "wrong-type",
-                f"the value is {language.kind_of(built.type)}, a truth value is needed",
+            ),
+            Type.BOOL: (
+                not is_truth,
+                "a truth value",
                 "compare it with something: true means that the pair is kept",
-            )
-        if self.result is Type.INT and not built.type.integral:
-            raise wrong(
-                self.span(at),
-                "wrong-type",
-                f"the value is {language.kind_of(built.type)}, an integer is needed",
-                "use `//`",
-            )
+            ),
+        }
+        wrong_, what, hint = needed.get(self.result, (not built.type.integral, "an integer", "use `//`"))
+        if wrong_:
+            message = f"the value is {language.kind_of(built.type)}, {what} is needed"
+            raise wrong(self.span(at), "wrong-type", message, hint)
 
     # Expressions ------------------------
 
@@ -230,6 +227,8 @@ class _Builder:
             return limited(self.locals[name], span)
         if name in self.scope.variables:
             return Built(Var(name, self.scope.variables[name]), 1, 1)
+        if name in self.scope.meanings:
+            return of_tree(self.scope.meanings[name])
         if name == "inf":
             return Built(Var("inf", Type.FLOAT), 1, 1)
         if name in self.scope.buffers:
@@ -249,8 +248,8 @@ class _Builder:
         if self.current is not None and self.current in self.reachable(name):
             message = f"`{self.current}` and `{name}` are defined by each other"
             return wrong(span, "cyclic-name", message, "one of them must not need the other")
-        message = f"`{name}` is used before it is defined"
-        return wrong(span, "used-before-definition", message, f"move the line `{name} = ...` up")
+        hint = f"move the line `{name} = ...` up"
+        return wrong(span, "used-before-definition", f"`{name}` is used before it is defined", hint)
 
     def reachable(self, name: str) -> set[str]:
         found: set[str] = set()
@@ -264,7 +263,7 @@ class _Builder:
     def unknown_name(self, name: str, span: Span) -> ExpressionError:
         if name in self.scope.elsewhere:
             return wrong(span, "unknown-name", f"`{name}` cannot be used here", self.scope.elsewhere[name])
-        known = sorted({*self.scope.variables, *self.scope.buffers, *self.locals})
+        known = sorted({*self.scope.names, *self.scope.buffers, *self.locals})
         near = closest(name, known)
         hint = None if near else language.NAME_HINTS.get(name)
         hint = hint or did_you_mean(name, known) or "declare it under `buffers` or `params`"
@@ -279,7 +278,8 @@ class _Builder:
             case ast.Not():
                 return self.apply("not", "not", (operand,), start._replace(length=3))
             case ast.Invert():
-                return self.apply("not", "~", (operand,), start._replace(length=1))
+                row = "invert" if operand.type.integral else "not"
+                return self.apply(row, "~", (operand,), start._replace(length=1))
         if operand.type is Type.BOOL:
             hint = "use `where(condition, 1, 0)` to count a truth value"
             raise wrong(
@@ -297,7 +297,20 @@ class _Builder:
         operands = (self.expression(node.left, inner), self.expression(node.right, inner))
         if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
             self.check_divisor(operands[1].node, node.right)
-        return self.apply(row, symbol, operands, self.between(node.left, node.right, symbol))
+        span = self.between(node.left, node.right, symbol)
+        if same := self.same_truth(row, symbol, operands, span):
+            return same
+        if symbol == "^" or all(operand.type.integral for operand in operands):
+            row = language.OF_BITS.get(row, row)
+        return self.apply(row, symbol, operands, span)
+
+    def same_truth(self, row: str, symbol: str, operands: Sequence[Built], span: Span) -> Built | None:
+        """`==` and `!=` of two truth values: a choice between one of them and its opposite."""
+        if row not in ("eq", "ne") or any(operand.type is not Type.BOOL for operand in operands):
+            return None
+        a, b = operands
+        other = self.apply("not", symbol, (b,), span)
+        return self.apply("where", symbol, (a, b, other) if row == "eq" else (a, other, b), span)
 
     def check_divisor(self, divisor: Node, at: ast.expr) -> None:
         if is_always_zero(divisor, self.scope.constants):
@@ -337,7 +350,7 @@ class _Builder:
     def comparison(self, node: ast.Compare, inner: int) -> Built:
         operands = [node.left, *node.comparators]
         for i, operand in enumerate(operands):
-            self.check_precedence(operand, node.ops[min(i, len(node.ops) - 1)])
+            check_precedence(operand, node.ops[min(i, len(node.ops) - 1)], self.lines)
         values = [self.expression(operand, inner) for operand in operands]
         chain: Built | None = None
         for i, operator in enumerate(node.ops):
@@ -345,25 +358,11 @@ class _Builder:
                 raise self.no_operator(operator, operands[i], operands[i + 1])
             row, symbol = language.COMPARISONS[type(operator)]
             span = self.between(operands[i], operands[i + 1], symbol)
-            link = self.apply(row, symbol, (values[i], values[i + 1]), span)
+            pair = (values[i], values[i + 1])
+            link = self.same_truth(row, symbol, pair, span) or self.apply(row, symbol, pair, span)
             chain = link if chain is None else self.apply("and", symbol, (chain, link), span)
         assert chain is not None
         return chain
-
-    def check_precedence(self, operand: ast.expr, operator: ast.cmpop) -> None:
-        """In Python `a >= b & c >= d` means `a >= (b & c) >= d`, which nobody wants here."""
-        symbol = language.COMPARISONS.get(type(operator), ("", ">="))[1]
-        match operand:
-            case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() as bitwise, right=right):
-                mark, word = ("&", "and") if isinstance(bitwise, ast.BitAnd) else ("|", "or")
-                span = self.between(left, right, mark)
-                hint = f"write `{word}`, or put brackets around each comparison"
-            case ast.UnaryOp(op=ast.Invert()):
-                mark, span = "~", self.span(operand)._replace(length=1)
-                hint = "write `not`, or put brackets around the comparison"
-            case _:
-                return
-        raise wrong(span, "precedence", f"`{mark}` binds tighter than `{symbol}`", hint)
 
     def call(self, node: ast.Call, inner: int) -> Built:
         if isinstance(node.func, ast.Attribute):
@@ -411,7 +410,7 @@ class _Builder:
         if name in self.scope.buffers:
             hint = f"index it with square brackets: `{language.indexed(name, self.scope.buffers[name].rank)}`"
             return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", hint)
-        if name in self.scope.variables or name in self.locals or name == "inf":
+        if name in self.scope.names or name in self.locals or name == "inf":
             return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
         hint = (
             language.FUNCTION_HINTS.get(name)
@@ -442,12 +441,7 @@ class _Builder:
         self.check_dunder(name, at)
         buffer = self.scope.buffers.get(name)
         if buffer is None:
-            if (
-                name in self.scope.variables
-                or name in self.locals
-                or name == "inf"
-                or name in language.CALLABLE
-            ):
+            if name in self.scope.names or name in self.locals or name == "inf" or name in language.CALLABLE:
                 raise wrong(
                     at,
                     "bad-index",
@@ -457,7 +451,7 @@ class _Builder:
             hint = did_you_mean(name, sorted(self.scope.buffers)) or "declare it under `buffers`"
             raise wrong(at, "unknown-name", f"{shown(name)} is not defined", hint)
         indices = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
-        built = [self.expression(index, inner) for index in indices]
+        built = [self.index(index, inner) for index in indices]
         for index, value in zip(indices, built, strict=True):
             if not value.type.integral:
                 message = f"an index is an integer, this is {language.kind_of(value.type)}"
@@ -474,6 +468,13 @@ class _Builder:
             raise wrong(self.span(node), "bad-index", message, hint)
         tree = Read(name, tuple(value.node for value in built), buffer.element)
         return limited(grown(tree, built, (1,) * len(built)), self.span(node))
+
+    def index(self, node: ast.expr, inner: int) -> Built:
+        """An index of a buffer: what was rounded to a whole number is an integer."""
+        built = self.expression(node, inner)
+        if isinstance(built.node, Call) and built.node.fn in language.WHOLE:
+            return self.apply("int", "int", (built,), self.span(node))
+        return built
 
     def apply(self, row: str, symbol: str, arguments: Sequence[Built], span: Span) -> Built:
         try:

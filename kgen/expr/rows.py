@@ -117,3 +117,14 @@ def function(
     spelled = {k: v if isinstance(v, Spelling) else Spelling(v) for k, v in forms.items()}
     value = value or getattr(math, name)
     return Function(name, arity, typed, reference, value, derivative, spelled, fast=fast or {}, finite=finite)
+
+
+def shifted(by: Callable[[int, int], int]) -> Callable[[int, int], int]:
+    """Bits of a number moved, by as many places as an integer has."""
+
+    def value(a: int, n: int) -> int:
+        if not 0 <= n < 64:
+            raise ValueError("more places than an integer has")
+        return by(a, n)
+
+    return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kgen.expr.nodes import Type
+from kgen.expr.nodes import Node, Type
 
 
 @dataclass(frozen=True)
@@ -27,3 +27,10 @@ class Scope:
     buffers: Mapping[str, BufferType]
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, int | float] = field(default_factory=dict)
+    meanings: Mapping[str, Node] = field(default_factory=dict)
+    """Names that stand for expressions of the others."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of values."""
+        return frozenset((*self.variables, *self.meanings))

@@ -39,6 +39,14 @@ def infix(symbol: str, binds: int, operand: int | None = None) -> Spelling:
     return Spelling(f"{{0}} {symbol} {{1}}", binds, binds if operand is None else operand)
 
 
+def helped_in_modules(form: str, helper: str) -> dict[str, Spelling]:
+    """A call of a function that the file defines, in each of these languages: `{tl}`, `{jit}` and `{hopper}` stand in
+    both texts."""
+    marks = {"triton": "@triton.jit", "gluon": "@gluon.jit"}
+    texts = zip(in_modules(form).items(), in_modules(helper).values(), strict=True)
+    return {name: helped(own, text.replace("{jit}", marks[name])) for (name, own), text in texts}
+
+
 def helped(form: str, helper: str) -> Spelling:
     """A call of a function that the file defines; its text may be indented."""
     return Spelling(form, helper=dedent(helper).strip())

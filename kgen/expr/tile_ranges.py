@@ -171,9 +171,12 @@ class RangeFinder:
         if bounds is None:
             return _UNKNOWN
         if isinstance(left, Call) and left.fn == "floordiv" and self._is_positive(left.args[1]):
-            if left.args[0] != self.inner.index:
+            counted = _linear(left.args[0], x)
+            if counted is None or counted[0] != 1 or self.outer.index.name in variables(counted[1]):
                 return _UNKNOWN
-            return self._bounded(bounds, upper, lambda b: _undivided(b, left.args[1], upper))
+            return self._bounded(
+                bounds, upper, lambda b: _without(_undivided(b, left.args[1], upper), counted[1])
+            )
         if isinstance(left, Read) and self.is_sorted(left.buffer) and left.indices[-1] == self.inner.index:
             if right.type is Type.LONG and left.type is Type.INT:
                 return _UNKNOWN  # what is searched for may be no element's value
@@ -459,6 +462,11 @@ def _divided(bound: Node, slope: int, upper: bool) -> Node:
     if not upper:
         bound = call("add", bound, Const(slope - 1, Type.INT))
     return call("floordiv", bound, Const(slope, Type.INT))
+
+
+def _without(bound: Node, rest: Node) -> Node:
+    """The bound on `x` from a bound on `x + rest`."""
+    return bound if rest == _ZERO else call("sub", bound, rest)
 
 
 def _undivided(bound: Node, divisor: Node, upper: bool) -> Node:

@@ -46,6 +46,22 @@ def integral(types: tuple[Type, ...]) -> Type:
     return width(types)
 
 
+def bits(types: tuple[Type, ...]) -> Type:
+    if not all(t.integral for t in types):
+        raise TypeRuleError(
+            "is of the bits of integers",
+            "write `x ** 2` for a power, `and`, `or` and `!=` for truth values, `int(x)` for a real number",
+        )
+    return width(types)
+
+
+def whole(types: tuple[Type, ...]) -> Type:
+    numbers(types)
+    if LONG in types:
+        raise TypeRuleError("is of a real number, and this is an integer of 64 bits", "leave it out")
+    return INT
+
+
 def comparison(types: tuple[Type, ...]) -> Type:
     numbers(types)
     return BOOL

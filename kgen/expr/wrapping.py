@@ -36,7 +36,7 @@ def _factor(node: Node) -> int:
         case "mul", (Const(), other) | (other, Const()):
             literal = next(abs(int(a.value)) for a in node.args if isinstance(a, Const))
             return max(1, literal) * _factor(other)
-        case "mul", _:
+        case "mul" | "lshift", _:
             return -1
         case "where", (_, *values):
             found = [_factor(a) for a in values]

@@ -30,8 +30,8 @@ SECTIONS = ("buffers", "params")
 
 def clashes(
     loaded: Loaded, sources: Mapping[str, Source], rendered: Callable[[Loaded], Mapping[str, str]]
-) -> list[Diagnostic]:
-    """What to say of the names of a spec that are other names too in its files; `rendered` gives those of Python."""
+) -> dict[str, str]:
+    """The names of a spec that are other names too in its files, and in which; `rendered` gives those of Python."""
     others = rendered(apart(loaded))
     suspects = {
         file: {group for scope in _scopes(text) for group in _alike(scope)} for file, text in others.items()
@@ -44,15 +44,57 @@ def clashes(
         files = rendered(apart(loaded, but=group))
         for file in (f for f in files if group in suspects[f] and _fewer(files[f], others[f])):
             found.setdefault(max(group), file)
-    return [_diagnostic(loaded, names[number], file) for number, file in sorted(found.items())]
+    return {names[number]: file for number, file in sorted(found.items())}
+
+
+def given_way(loaded: Loaded, clashing: Collection[str]) -> Loaded | None:
+    """The spec with other names within its files for those that clash; None where one does that callers use, or that
+    has given way already."""
+    from kgen.family import family
+
+    own = {name for section in SECTIONS for name in getattr(loaded.spec, section, ())}
+    if not family(loaded.spec.kernel).names_give_way or not own - {*loaded.called} >= {*clashing}:
+        return None
+    other = {name: f"{name}_arg" for name in clashing}
+    if own & {*other.values()}:
+        return None
+    called = {**loaded.called, **{inner: name for name, inner in other.items()}}
+    return replace(_renamed(loaded, other), called=called)
+
+
+def hidden(loaded: Loaded, files: Mapping[str, str]) -> dict[str, str]:
+    """The names that gave way in vain, and the file: it has what callers say as a name of its own, or stores it in the
+    function that they call."""
+    found: dict[str, str] = {}
+    for file, text in files.items():
+        tree = ast.parse(text)
+        own = {*symtable.symtable(text, "", "exec").get_identifiers()}
+        for function in (node for node in tree.body if isinstance(node, ast.FunctionDef)):
+            arguments = {argument.arg for argument in function.args.kwonlyargs}
+            own |= arguments & {
+                node.id
+                for node in ast.walk(function)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            }
+        found |= {inner: file for inner, user in loaded.called.items() if user in own}
+    return found
+
+
+def refusals(loaded: Loaded, clashing: Mapping[str, str]) -> list[Diagnostic]:
+    """What to say of names that clash in a file."""
+    return [_diagnostic(loaded, loaded.called.get(name, name), file) for name, file in clashing.items()]
 
 
 def apart(loaded: Loaded, but: Collection[int] = ()) -> Loaded:
     """The spec with names that nobody has: those of specs and templates have single underscores. Each has a number of
     its own, or `dx` would be what is made of `x` here, too. Those whose numbers are in `but` stay as they are."""
-    spec = loaded.spec
     names = enumerate(_names(loaded))
     other = {name: name if number in but else f"{name}__{number}z" for number, name in names}
+    return _renamed(loaded, other)
+
+
+def _renamed(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
+    spec = loaded.spec
 
     def rename(node: Node) -> Node:
         if isinstance(node, Var):
@@ -63,12 +105,14 @@ def apart(loaded: Loaded, but: Collection[int] = ()) -> Loaded:
             else node
         )
 
-    fields: dict[str, object] = {"name": other[spec.name]}
+    fields: dict[str, object] = {"name": other.get(spec.name, spec.name)}
     for section in SECTIONS:
         if hasattr(spec, section):
-            fields[section] = {other[name]: value for name, value in getattr(spec, section).items()}
+            values = getattr(spec, section).items()
+            fields[section] = {other.get(name, name): value for name, value in values}
     trees = {field: transform(tree, rename) for field, tree in loaded.trees.items()}
-    return replace(loaded, spec=spec.model_copy(update=fields), trees=trees)
+    called = {other.get(name, name): user for name, user in loaded.called.items()}
+    return replace(loaded, spec=spec.model_copy(update=fields), trees=trees, called=called)
 
 
 def _names(loaded: Loaded) -> list[str]:
@@ -154,6 +198,6 @@ def _diagnostic(loaded: Loaded, name: str, file: str) -> Diagnostic:
     document = Document(loaded.text, loaded.path.as_posix())
     message, hint = f"`{name}` is already a name in {file}", "choose another name"
     for section in SECTIONS:
-        if name in getattr(loaded.spec, section, ()):
+        if name in document.data.get(section, ()):
             return document.key("name-taken", message, (section, name), hint)
     return document.value("name-taken", message, ("name",), hint)

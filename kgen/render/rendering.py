@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp
-from kgen.render.names import clashes
+from kgen.render.names import clashes, given_way, hidden, refusals
 from kgen.spec.user_text import UserText
 
 if TYPE_CHECKING:
@@ -46,17 +46,20 @@ def render_spec(
     found = _single if single else _sources
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
-        sources = found(loaded, targets)
-        files = {name: _file(env, loaded, source) for name, source in sources.items()}
+        inner: Loaded | None = loaded
+        while inner is not None:
+            tried, sources = inner, found(inner, targets)
 
-        def renamed(other: Loaded) -> dict[str, str]:
-            """The files of Python of the same spec with other names, by the names that the files have here."""
-            pairs = zip(sources, found(other, targets).values(), strict=True)
-            return {name: _body(env, source) for name, source in pairs if source.comment == "#"}
+            def renamed(other: Loaded, names: Collection[str] = tuple(sources)) -> dict[str, str]:
+                """The files of Python of the same spec with other names, by the names that the files have here."""
+                pairs = zip(names, found(other, targets).values(), strict=True)
+                return {name: _body(env, source) for name, source in pairs if source.comment == "#"}
 
-        if wrong := clashes(loaded, sources, renamed):
-            raise KgenError(wrong)
-        return files
+            wrong = clashes(tried, sources, renamed) or hidden(tried, renamed(tried) if tried.called else {})
+            if not wrong:
+                return {name: _file(env, loaded, source) for name, source in sources.items()}
+            inner = given_way(tried, wrong)
+        raise KgenError(refusals(tried, wrong))
 
 
 def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Node, Read, Type, Var
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.spec.problems import SpecModel, problem
 from kgen.spec.user_text import UserText
@@ -23,6 +23,7 @@ ELEMENTS = {
     "fp16": Type.FLOAT,
     "int32": Type.INT,
     "int64": Type.LONG,
+    "uint8": Type.INT,
     "bool": Type.BOOL,
 }
 
@@ -44,6 +45,18 @@ def checked_name(name: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or len(name) > 60:
         hint = "use lower-case letters, digits and single underscores, a letter first"
         raise problem("bad-name", f"{shown(name)} is not a lower_snake_case name", hint)
+    return _free_name(name)
+
+
+def checked_own_name(name: str) -> str:
+    """A name of a user's tensor or number, which keeps its case: `DOC`, `offsets_T`."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", name) or len(name) > 60:
+        hint = "use letters, digits and single underscores, a letter first"
+        raise problem("bad-name", f"{shown(name)} is not a name in snake_case", hint)
+    return _free_name(name)
+
+
+def _free_name(name: str) -> str:
     if keyword.iskeyword(name) or hasattr(builtins, name):
         raise problem("reserved-name", f"`{name}` means something in Python", "choose another name")
     if name in TABLE:
@@ -155,6 +168,15 @@ def _param(value: Any) -> Any:
 def compiled_in(params: Mapping[str, ParamSpec]) -> dict[str, int | float]:
     """The values of the parameters that have one."""
     return {name: param.value for name, param in params.items() if param.value is not None}
+
+
+def numbers(params: Mapping[str, ParamSpec]) -> dict[Node, Node]:
+    """The same as trees, for what is to take the place of their names."""
+    return {
+        Var(name, param.scalar): Const(param.value, param.scalar)
+        for name, param in params.items()
+        if param.value is not None
+    }
 
 
 def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Loaded:
     """The model of its family."""
     trees: Mapping[str, Node]
     """By field of the spec, for the fields that are there: `score_mod`, `mask_mod`, ..."""
+    called: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What callers say for a name that gave way to one of the kernels."""
 
 
 def load(path: str | Path) -> Loaded:

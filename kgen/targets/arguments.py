@@ -14,16 +14,17 @@ NO_DERIVATIVE = "but there is no derivative with respect to it:"
 
 
 def derivative_fields(
-    tensors: Iterable[str], refused: Mapping[str, str], *, derived: bool
+    tensors: Iterable[str], refused: Mapping[str, str], *, derived: bool, called: Mapping[str, str] = {}
 ) -> dict[str, object]:
     """What `_operators.j2` and `_derivatives.j2` use.
 
     `tensors` are the floating-point ones. Those that get no gradient are `refused`, each for its reason, which goes
-    before "pass x.detach()"; `derived` says whether any gets one.
+    before "pass x.detach()"; `derived` says whether any gets one, `called` what callers say for a
+    name, if it is another.
     """
     groups: dict[str, list[str]] = {}
     for name, words in refused.items():
-        groups.setdefault(words, []).append(f"{name}={name}")
+        groups.setdefault(words, []).append(f"{called.get(name, name)}={name}")
     return {
         "real_tensors": ", ".join(tensors),
         "underived": [{"given": ", ".join(given), "words": words} for words, given in groups.items()],
@@ -32,21 +33,27 @@ def derivative_fields(
     }
 
 
-def number_fields(params: Mapping[str, ParamSpec]) -> dict[str, object]:
+def number_fields(
+    params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
+) -> dict[str, object]:
     """What `_operators.j2` uses for `scale` or `eps` and run-time parameters, and the lines that check the latter."""
     return {
         "numbers": {
             "there": True,
             "integers": any(p.type == "int" for p in params.values()),
-            "lines": number_lines(params),
+            "lines": number_lines(params, called, names),
         }
     }
 
 
-def number_lines(params: Mapping[str, ParamSpec]) -> list[str]:
-    """The checks of run-time parameters."""
+def number_lines(
+    params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
+) -> list[str]:
+    """The checks of run-time parameters, after lines that take what is `called` otherwise under its name here."""
     kinds = {"float": "_real", "int": "_integer"}
-    return [f'{n} = {kinds[p.type]}("{n}", {n})' for n, p in params.items()]
+    taken = [f"{n} = {called[n]}" for n in names if n in called and n not in params]
+    given = {n: called.get(n, n) for n in params}
+    return taken + [f'{n} = {kinds[p.type]}("{given[n]}", {given[n]})' for n, p in params.items()]
 
 
 NO_NUMBERS = {"numbers": {"there": False, "integers": False, "lines": []}}

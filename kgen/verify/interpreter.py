@@ -29,6 +29,7 @@ def mend() -> None:
     interpreter._patch_lang_tensor = patch
     interpreter._convert_float = _rounding(interpreter._convert_float)
     _calculate_with_constants()
+    _splat_truth_values(interpreter)
     _keep_layouts()
     _quicken(interpreter)
 
@@ -59,7 +60,22 @@ def _keep_layouts() -> None:
     torch.Tensor.float = kept
 
 
-_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "eq", "ne", "lt", "le", "gt", "ge")
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "and",
+    "or",
+)
 
 
 def _calculate_with_constants() -> None:
@@ -77,8 +93,20 @@ def _calculate_with_constants() -> None:
 
     for name in _OPERATORS:
         own = f"__{name}__"
-        setattr(constexpr, own, beside(getattr(constexpr, own), getattr(operator, name)))
+        setattr(constexpr, own, beside(getattr(constexpr, own), getattr(operator, own)))
     constexpr.__rmod__ = lambda self, other: constexpr(other % self.value)
+
+
+def _splat_truth_values(interpreter: Any) -> None:
+    """Let a comparison of two numbers be a truth value of each element of a tile. The interpreter has it in the type of
+    what was compared."""
+    builder = interpreter.InterpreterBuilder
+    splat = builder.create_splat
+
+    def create_splat(self: Any, ret_ty: Any, arg: Any) -> Any:
+        return splat(self, ret_ty, interpreter.TensorHandle(arg.data, ret_ty.scalar))
+
+    builder.create_splat = create_splat
 
 
 def _rounding(convert: Any) -> Any:

@@ -3,8 +3,9 @@
 A file is known by the hash of its text, so a record can never speak for another text. Each hash has a record
 per device and versions of what ran it (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device
 `interpreter`. `compiled sm_90` says that it compiled for that
-architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. A machine without
-a GPU reads here what a machine with one has found.
+architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. `proof` has what
+is proved of its index work. A machine without a GPU reads here what a machine with one has found. What an earlier
+text of a file was found to be stays until the present one was tried at the same place.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ from kgen.verify.emitted import Emitted, emitted_files, parts
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
+PROOF = "proof"
+
+STATES = ("verified", "interpreted", "compiled", "stale", "missing")
+"""Of an emitted file, the best first; `status` says what they mean."""
 
 Ledger = dict[str, dict[str, Any]]
-"""By hash: `{"file": path below generated, "records": {device: record}}`."""
+"""By hash: `{"file": path below generated, "records": {place: record}}`."""
 
 
 def file_hash(path: Path) -> str:
@@ -68,7 +73,11 @@ def _is_entry(entry: object) -> bool:
 
 def _is_record(record: object) -> bool:
     """Whether it may be one; of a kernel that ran, it has the worst error of each output."""
-    worst = record.get("worst", {}) if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not all(
+        isinstance(record.get(verdict, 0), int) for verdict in ("proved", "unknown")
+    ):
+        return False
+    worst = record.get("worst", {})
     return isinstance(worst, dict) and all(
         isinstance(entry, dict) and isinstance(entry.get("error"), int | float) for entry in worst.values()
     )
@@ -162,6 +171,33 @@ def record_sanitized(
     update(generated, change)
 
 
+def record_proved(
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    versions: Mapping[str, str],
+) -> None:
+    """Enter the rows of `prove_specs` for one file: how many are proved, how many unknown, and what is beyond the
+    proof. A row that is refuted takes away what was claimed before."""
+
+    def change(files: Ledger) -> None:
+        records = _records(files, generated, path, digest)
+        verdicts = [row["verdict"] for row in rows]
+        if not rows or "refuted" in verdicts:
+            records.pop(PROOF, None)
+            return
+        records[PROOF] = {
+            "versions": dict(versions),
+            "kernels": list(dict.fromkeys(row["kernel"] for row in rows)),
+            "beyond": sorted({row["message"] for row in rows if row["verdict"] == "unknown"}),
+            **{verdict: verdicts.count(verdict) for verdict in ("proved", "unknown")},
+        }
+
+    update(generated, change)
+
+
 def _records(files: Ledger, generated: Path, path: Path, digest: str) -> dict[str, Any]:
     name = Path(os.path.relpath(path, generated)).as_posix()
     records: dict[str, Any] = files.setdefault(digest, {"file": name, "records": {}})["records"]
@@ -179,13 +215,15 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def update(generated: Path, change: Callable[[Ledger], None]) -> None:
-    """Change the ledger under a lock, forget files that are gone, and replace it in one step."""
+    """Change the ledger under a lock, forget what `_kept` does not keep, and replace it in one step."""
     generated = Path(generated)
     with _locked(generated):
         files = read(generated)
         change(files)
-        there = {file_hash(path) for path in generated.glob("*/*.py")}
-        files = {digest: entry for digest, entry in files.items() if digest in there and entry["records"]}
+        present = {
+            path.relative_to(generated).as_posix(): file_hash(path) for path in generated.glob("*/*.py")
+        }
+        files = _kept(files, present)
         text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
         path = generated / FILENAME
         if path.exists() and path.read_text() == text:
@@ -202,6 +240,20 @@ def update(generated: Path, change: Callable[[Ledger], None]) -> None:
             raise
 
 
+def _kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
+    """Without files that are gone, and of earlier texts without the places where the present text was tried."""
+    names = {digest: name for name, digest in present.items()}
+    kept: Ledger = {}
+    for digest, entry in files.items():
+        name: str = names[digest] if digest in names else entry["file"]
+        if name not in present:
+            continue
+        newer = {} if digest in names else files.get(present[name], {}).get("records", {})
+        if records := {place: found for place, found in entry["records"].items() if place not in newer}:
+            kept[digest] = {"file": name, "records": records}
+    return kept
+
+
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     # The folder itself is the lock: the ledger is replaced, and a lock file would be litter.
@@ -214,26 +266,34 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
-    """A row for each emitted file that can be called: spec, file, state, device, error, verified.
+    """A row for each emitted file that can be called: spec, file, state, device, error, verified, earlier, proof.
 
-    `missing`: not rendered. `verified`: this text ran right somewhere; the row's own `verified` has the worst error by
+    `missing`: not rendered. `verified`: this text ran right on a GPU; the row's own `verified` has the worst error by
     device and toolchain, a GPU before the interpreter, and `device` and `error` are those of the first device.
-    `compiled`: it is for one architecture, was compiled for it, and has not run. `stale`: none of these.
+    `interpreted`: it ran right in the interpreter alone. `compiled`: it was compiled, for the architecture that it is
+    for or for any, and has not run. `stale`: none of these. `earlier` names the places where another text of the file
+    ran, and this one did not. `proof` has how many obligations are proved and unknown, where they were looked at.
     """
     files = read(generated)
-    return [_status(file, files) for one in loaded for file in emitted_files(generated, one)]
+    return [_status(file, files, generated) for one in loaded for file in emitted_files(generated, one)]
 
 
-def _status(file: Emitted, files: Ledger) -> dict[str, Any]:
+def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
     path = file.path
     row: dict[str, Any] = {"spec": file.spec, "file": str(path), "state": "missing", "device": None}
-    row |= {"error": None, "verified": {}}
+    row |= {"error": None, "verified": {}, "earlier": [], "proof": None}
     if not path.is_file():
         return row
-    records = files.get(file_hash(path), {"records": {}})["records"]
-    ran = {place: entry for place, entry in records.items() if "worst" in entry}
+    digest, name = file_hash(path), Path(os.path.relpath(path, generated)).as_posix()
+    records = files.get(digest, {"records": {}})["records"]
+    others = [entry["records"] for other, entry in files.items() if other != digest and entry["file"] == name]
+    earlier = {place for other in others for place in _ran(other) if place not in records}
+    row["earlier"] = sorted(earlier)
+    row["proof"] = _proof(records)
+    ran = _ran(records)
     if not ran:
-        compiled = f"compiled {file.arch}" in records
+        archs = [place.removeprefix("compiled ") for place in records if place.startswith("compiled ")]
+        compiled = file.arch in archs if file.arch else bool(archs)
         return row | {"state": "compiled" if compiled else "stale"}
     places = sorted(ran, key=lambda place: (ran[place]["device"] == INTERPRETER, place))
     errors = {place: _greatest_error(ran[place]) for place in places}
@@ -242,11 +302,30 @@ def _status(file: Emitted, files: Ledger) -> dict[str, Any]:
         error for place in places if ran[place]["device"] == device and (error := errors[place]) is not None
     ]
     return row | {
-        "state": "verified",
+        "state": "interpreted" if device == INTERPRETER else "verified",
         "device": device,
         "error": max(own, default=None),
         "verified": errors,
     }
+
+
+def _ran(records: Mapping[str, Any]) -> dict[str, Any]:
+    """The records of what ran, without those of what compiled or was looked through by a sanitizer."""
+    return {place: found for place, found in records.items() if "worst" in found}
+
+
+def proof_of(path: Path, generated: Path) -> dict[str, Any] | None:
+    """What is recorded of the proof of an emitted file: how many obligations are proved and unknown, and by which
+    versions."""
+    if not path.is_file():
+        return None
+    records: dict[str, Any] = read(generated).get(file_hash(path), {"records": {}})["records"]
+    return records.get(PROOF)
+
+
+def _proof(records: Mapping[str, Any]) -> dict[str, int] | None:
+    found = records.get(PROOF)
+    return None if found is None else {verdict: found[verdict] for verdict in ("proved", "unknown")}
 
 
 def _greatest_error(record: Mapping[str, Any]) -> float | None:

@@ -15,6 +15,7 @@ DTYPES: Mapping[str, Any] = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "int32": torch.int32,
     "int64": torch.int64,
+    "uint8": torch.uint8,
     "bool": torch.bool,
 }
 
@@ -67,6 +68,8 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
 
 
 def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """NaN, or an integer that no index survives, or True."""
-    value: Any = torch.nan if like.is_floating_point() else like.dtype == torch.bool or 2**30
+    """NaN, or an integer that no index survives or that has all bits, or True."""
+    value: Any = (
+        torch.nan if like.is_floating_point() else {torch.bool: True, torch.uint8: 255}.get(like.dtype, 2**30)
+    )
     return torch.full(shape, value, dtype=like.dtype, device=like.device)

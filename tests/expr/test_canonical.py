@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
+from rewriting import REWRITES, Rewrite, rewritten
 from ruamel.yaml import YAML
 from test_softmax_form import points, score_mods
 from test_tile_ranges import MASKS
@@ -17,7 +18,8 @@ from trees import bounded, evaluate, mask, score
 
 from kgen.expr.affine import affine
 from kgen.expr.canonical import canonical, condition, value
-from kgen.expr.nodes import Call, Const, Node, Type, rebuild
+from kgen.expr.fold import folded
+from kgen.expr.nodes import Const, Type, Var
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
 
@@ -131,109 +133,7 @@ def test_a_mask_may_be_written_into_the_score() -> None:
         assert body(respelled("causal", score_mod=written, mask_mod=None)) == body(respelled("causal"))
 
 
-# --- a random rewriter ------------------------
-
-Rewrite = Callable[[random.Random, Call], Node | None]
-INTEGERS = (Type.INT, Type.LONG)
-MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
-NEGATED = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-
-
-def _compares_integers(node: Call) -> bool:
-    return node.fn in MIRRORED and all(a.type in INTEGERS for a in node.args)
-
-
-def mirrored(_: random.Random, node: Call) -> Node | None:
-    return Call(MIRRORED[node.fn], node.args[::-1], node.type) if node.fn in MIRRORED else None
-
-
-def negated(_: random.Random, node: Call) -> Node | None:
-    if _compares_integers(node):
-        return Call("not", (Call(NEGATED[node.fn], node.args, node.type),), node.type)
-    if node.fn in ("and", "or"):
-        parts = tuple(Call("not", (a,), Type.BOOL) for a in node.args)
-        return Call("not", (Call({"and": "or", "or": "and"}[node.fn], parts, Type.BOOL),), Type.BOOL)
-    return None
-
-
-def stricter(_: random.Random, node: Call) -> Node | None:
-    """a <= b is a < b + 1, and so on."""
-    other = {"le": ("lt", 1), "lt": ("le", -1), "ge": ("gt", -1), "gt": ("ge", 1)}
-    if not _compares_integers(node) or node.fn not in other:
-        return None
-    fn, by = other[node.fn]
-    left, right = node.args
-    return Call(fn, (left, Call("add", (right, Const(by, Type.INT)), right.type)), Type.BOOL)
-
-
-def moved(rng: random.Random, node: Call) -> Node | None:
-    """Both sides, less what stands on one of them."""
-    if not _compares_integers(node):
-        return None
-    left, right = node.args
-    by = rng.choice((left, right, Const(rng.randrange(-9, 9), Type.INT)))
-    return Call(node.fn, tuple(Call("sub", (a, by), a.type) for a in (left, right)), node.type)
-
-
-def doubled(rng: random.Random, node: Call) -> Node | None:
-    if not _compares_integers(node):
-        return None
-    by = Const(rng.choice((2, 3)), Type.INT)
-    return Call(node.fn, tuple(Call("mul", (by, a), a.type) for a in node.args), node.type)
-
-
-def swapped(_: random.Random, node: Call) -> Node | None:
-    commutes = node.fn in ("and", "or") or (node.fn in ("add", "min", "max") and node.type in INTEGERS)
-    return rebuild(node, node.args[::-1]) if commutes else None
-
-
-def reversed_distance(_: random.Random, node: Call) -> Node | None:
-    """abs(a - b) is abs(b - a)."""
-    (inner,) = node.args if node.fn == "abs" else (None,)
-    if not isinstance(inner, Call) or inner.fn != "sub" or inner.type not in INTEGERS:
-        return None
-    return rebuild(node, (rebuild(inner, inner.args[::-1]),))
-
-
-def turned(_: random.Random, node: Call) -> Node | None:
-    """x + s * (a - b) is x - s * (b - a), and either summand may come first."""
-    if node.type is not Type.FLOAT or node.fn != "add":
-        return None
-    left, right = node.args
-    if isinstance(right, Call) and right.fn == "mul":
-        factor, distance = right.args
-        if isinstance(distance, Call) and distance.fn == "sub" and distance.type in INTEGERS:
-            return Call(
-                "sub", (left, rebuild(right, (factor, rebuild(distance, distance.args[::-1])))), node.type
-            )
-    return rebuild(node, (right, left))
-
-
-def split(_: random.Random, node: Call) -> Node | None:
-    """s * (a - b) is s * a - s * b."""
-    if node.type is not Type.FLOAT or node.fn != "mul":
-        return None
-    factor, distance = node.args
-    if not isinstance(distance, Call) or distance.fn != "sub" or distance.type not in INTEGERS:
-        return None
-    return Call("sub", tuple(rebuild(node, (factor, part)) for part in distance.args), node.type)
-
-
-REWRITES: tuple[Rewrite, ...] = (
-    *(mirrored, negated, stricter, moved, doubled, swapped, reversed_distance),
-    *(turned, split),
-)
-
-
-def rewritten(rng: random.Random, node: Node, rewrites: tuple[Rewrite, ...] = REWRITES) -> Node:
-    """The same in other words, from the leaves up."""
-    if not isinstance(node, Call):
-        return node
-    node = rebuild(node, tuple(rewritten(rng, a, rewrites) for a in node.args))
-    for _ in range(2):
-        if isinstance(node, Call) and rng.random() < 0.7:
-            node = rng.choice(rewrites)(rng, node) or node
-    return node
+# --- random words ------------------------
 
 
 def stock() -> list[Path]:
@@ -300,6 +200,78 @@ def test_scores_keep_their_value(text: str) -> None:
 def test_what_is_not_a_comparison_of_positions(text: str, wanted: str) -> None:
     """Of reals that may be NaN, of numbers beyond 32 bits, and of sums with a common factor."""
     assert condition(mask(text)) == mask(wanted)
+
+
+ONE_BLOCK = "q_idx // 5 == kv_idx // 5 and "
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (ONE_BLOCK + "q_idx % 5 >= kv_idx % 5", ONE_BLOCK + "q_idx >= kv_idx"),
+        (ONE_BLOCK + "abs(q_idx % 5 - kv_idx % 5) < 3", ONE_BLOCK + "abs(q_idx - kv_idx) < 3"),
+        (ONE_BLOCK + "(q_idx % 5 > kv_idx % 5 or h > 0)", ONE_BLOCK + "(q_idx > kv_idx or h > 0)"),
+        (
+            "kv_idx < 3 or ((kv_idx - 3) // window == q_idx // window"
+            " and (kv_idx - 3) % window <= q_idx % window)",
+            "kv_idx < 3 or ((kv_idx - 3) // window == q_idx // window and kv_idx - 3 <= q_idx)",
+        ),
+    ],
+)
+def test_places_within_a_block_compare_as_positions(text: str, wanted: str) -> None:
+    trees = {"mask_mod": mask(text)}
+    found = canonical(trees)
+    assert found == canonical({"mask_mod": mask(wanted)})
+    assert found["mask_mod"] != condition(trees["mask_mod"])
+    got, want = evaluate(found["mask_mod"], points(0)), evaluate(trees["mask_mod"], points(0))
+    assert torch.equal(*torch.broadcast_tensors(got, want))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "q_idx % 5 >= kv_idx % 5",
+        "q_idx // 4 == kv_idx // 4 and q_idx % 5 >= kv_idx % 5",
+        "q_idx // 5 == kv_idx // 5 or q_idx % 5 >= kv_idx % 5",
+        ONE_BLOCK + "2 * (q_idx % 5) >= kv_idx % 5",
+        ONE_BLOCK + "q_idx % 5 + kv_idx % 5 < 4",
+    ],
+)
+def test_other_places_stay(text: str) -> None:
+    assert canonical({"mask_mod": mask(text)})["mask_mod"] == condition(mask(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("31 <= 16 and q_idx >= kv_idx", "False"),
+        ("31 != 2 and q_idx >= kv_idx", "q_idx >= kv_idx"),
+        ("window != window or q_idx >= kv_idx", "q_idx >= kv_idx"),
+        ("q_idx - q_idx < 1 and q_idx >= kv_idx", "q_idx >= kv_idx"),
+        ("where(2.0 >= 3.0, h == 1, q_idx >= kv_idx)", "q_idx >= kv_idx"),
+        ("not (3 > 2 and gain < gain + cap)", "not (gain < gain + cap)"),
+        ("q_idx < 40 // 3", "q_idx < 13"),
+    ],
+)
+def test_conditions_on_numbers_are_decided(text: str, wanted: str) -> None:
+    assert condition(folded(mask(text), {})) == condition(mask(wanted))
+
+
+def test_conditions_on_params_are_decided_and_their_names_stay() -> None:
+    numbers = {Var("window", Type.INT): Const(7, Type.INT), Var("gain", Type.FLOAT): Const(2.0, Type.FLOAT)}
+    trees = {
+        "mask_mod": mask("q_idx - kv_idx < window and (gain <= 1.0 or window > 3)"),
+        "score_mod": score("score * (gain if window == 7 else cap) + tanh(3.0)"),
+    }
+    found = canonical(trees, numbers)
+    assert found["mask_mod"] == condition(mask("q_idx - kv_idx < window"))
+    assert found["score_mod"] == value(score(f"score * gain + {math.tanh(3.0)!r}"))
+    assert "mask_mod" not in canonical({"mask_mod": mask("window > 3 or q_idx > 5")}, numbers)
+
+
+def test_numbers_that_kernels_do_not_have_stay_expressions() -> None:
+    for text in ("exp(100.0)", "exp(-100.0)", "log(0.0)", "1e30 * 1e30"):
+        assert folded(score(f"score * ({text})"), {}) == score(f"score * ({text})"), text
 
 
 def test_only_what_a_mask_has_above_zero_loses_its_abs() -> None:

@@ -37,10 +37,11 @@ from kgen.verify.evaluate import evaluate
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(TABLE)
 ARITHMETIC = {"add", "sub", "mul", "neg", "min", "max", "abs", "clamp"}
-INTEGRAL = {"floordiv", "mod"}
+BITS = {"bitand", "bitor", "bitxor", "invert", "lshift", "rshift"}
+INTEGRAL = {"floordiv", "mod", *BITS}
 COMPARISONS = {"lt", "le", "gt", "ge", "eq", "ne"}
 LOGICAL = {"and", "or", "not"}
-REAL = {*NAMES} - ARITHMETIC - INTEGRAL - COMPARISONS - LOGICAL - {"where"}
+REAL = {*NAMES} - ARITHMETIC - INTEGRAL - COMPARISONS - LOGICAL - {"where", "int"}
 
 
 def arity(name: str) -> int:
@@ -58,6 +59,8 @@ def expected_type(name: str, types: tuple[Type, ...]) -> Type | None:
         return BOOL if BOOL in values else FLOAT if FLOAT in values else wider(*values)
     if BOOL in types:
         return None
+    if name == "int":
+        return INT if types in ((FLOAT,), (INT,)) else None
     if name in INTEGRAL:
         return wider(*types) if set(types) <= {INT, LONG} else None
     if name in COMPARISONS:
@@ -96,11 +99,14 @@ def operands(name: str, types: tuple[Type, ...], seed: int = 0) -> list[torch.Te
             values = torch.randint(-9, 10, (POINTS,), generator=make)
             if name in ("floordiv", "mod", "div") and i == 1:
                 values = torch.where(values == 0, 3, values)
+            if name in ("lshift", "rshift") and i == 1:
+                result.append(values.abs())
+                continue
             if type_ is LONG and name not in REAL:
                 values = values * 2**20  # past 32 bits as products, and no more than a float has
         else:
             values = torch.randn(POINTS, generator=make, dtype=torch.float64) * 2
-            values = torch.where(values.abs() < 0.05, 0.5, values)
+            values = torch.where(values.abs() < 0.05, 0.3, values)
             if name == "div" and i == 1:
                 values = values + values.sign()
         if TABLE[name].callable and TABLE[name].finite in (Finite.WHERE_DEFINED, Finite.AWAY_FROM_POLES):
@@ -216,7 +222,12 @@ def test_without_a_derivative_a_row_is_flat(name: str) -> None:
 
 
 # Triton's own functions take no integers: who prints `log2(kv_idx)` converts the operand.
-INTEGERS = [(name, (type_,)) for name in sorted(REAL - {"div", "float"}) for type_ in (INT, LONG)]
+INTEGERS = [
+    (name, types)
+    for name in sorted(REAL - {"div", "float"})
+    for types in typings(name)
+    if any(type_.integral for type_ in types)
+]
 
 
 def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:

@@ -199,6 +199,7 @@ EXACT = {
     "padding": "kv_idx < lens[b]",
     "strided": "3 * q_idx >= 2 * kv_idx + 1",
     "chunks": "kv_idx // window == q_idx // window",
+    "chunks behind a prefix": "(kv_idx - 3) // window == q_idx // window",
     "documents": "doc[q_idx] == doc[kv_idx]",
     "documents of a batch": "docs[b, kv_idx] <= docs[b, q_idx] and q_idx >= kv_idx",
     "head-dependent": "q_idx - kv_idx >= h * 2",

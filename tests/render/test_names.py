@@ -105,26 +105,39 @@ def test_no_name_is_an_argument_too(text: str) -> None:
         for name, other in names.items():
             # What expressions are cut into gets other names by itself: then each function has as many as before.
             if other not in told and not refused(text, {name: other}):
-                sizes = [len(all_names) for _, all_names in functions(rendered(text, {name: other}))]
+                sizes = [
+                    # What gave way has two names in the function that callers call.
+                    len(all_names) - ({other, "return_lse"} <= arguments and f"{other}_arg" in all_names)
+                    for arguments, all_names in functions(rendered(text, {name: other}))
+                ]
                 assert sizes == [len(all_names) for _, all_names in functions(files)], other
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("slopes", "arg"), ("slopes", "D"), ("reach", "Tensor"), ("sample", "os")]
+)
+def test_names_of_the_function_and_of_modules_are_taken(name: str, other: str) -> None:
+    assert refused(ATTENTION, {name: other}) == [other]
 
 
 @pytest.mark.parametrize(
     ("name", "other"),
     [
-        *(
-            ("slopes", "dq"),
-            ("slopes", "delta"),
-            ("slopes", "arg"),
-            ("reach", "m_i"),
-            ("reach", "dslopes"),
-            ("cap", "log2e"),
-        ),
-        ("sample", "os"),
+        *(("slopes", "dq"), ("slopes", "delta"), ("reach", "m_i"), ("reach", "dslopes"), ("reach", "i")),
+        *(("cap", "log2e"), ("reach", "acc"), ("reach", "mask"), ("slopes", "W"), ("reach", "block_size")),
     ],
 )
-def test_names_of_kernels_launchers_and_modules(name: str, other: str) -> None:
-    assert refused(ATTENTION, {name: other}) == [other]
+def test_names_of_kernels_give_way(name: str, other: str) -> None:
+    """Callers say what the spec says; in the file it is another name, or the same."""
+    (function,) = [
+        node
+        for node in ast.parse(rendered(ATTENTION, {name: other})["triton.py"]).body
+        if isinstance(node, ast.FunctionDef) and node.name == "sample"
+    ]
+    arguments = {argument.arg for argument in function.args.kwonlyargs}
+    assert (other in arguments) == (name != "cap")
+    assert f"{other}_arg" not in arguments
+    assert f"{other}_arg" not in (ast.get_docstring(function) or "")
 
 
 def test_names_of_functions_without_the_specs_are_free() -> None:

@@ -23,7 +23,7 @@ from kgen.expr.scope import Scope
 from kgen.family import NAMES, family
 from kgen.render import header
 from kgen.render.rendering import render_spec
-from kgen.spec.common import checked_name
+from kgen.spec.common import checked_name, checked_own_name
 from kgen.spec.load import Loaded, loads
 from kgen.spec.user_text import UserText
 
@@ -143,7 +143,8 @@ def _parts(annotation: typing.Any, metadata: list[typing.Any]) -> Iterator[typin
         yield from (part for _, part in _texts(annotation))
     elif annotation in (str, UserText):
         checks = [getattr(m, "func", None) for m in metadata]
-        yield "name" if annotation is str and checked_name in checks else annotation
+        is_name = annotation is str and {checked_name, checked_own_name} & {*checks}
+        yield "name" if is_name else annotation
     elif typing.get_origin(annotation) is typing.Annotated:
         inner, *more = typing.get_args(annotation)
         yield from _parts(inner, [*metadata, *more])
@@ -154,7 +155,7 @@ def _parts(annotation: typing.Any, metadata: list[typing.Any]) -> Iterator[typin
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_free_text_of_a_spec_is_user_text(name: str) -> None:
-    """A name is lower_snake_case, and one of a list of words is one of kgen's own."""
+    """A name is snake_case, and one of a list of words is one of kgen's own."""
     texts = list(_texts(family(name).model.get()))
     assert {"name", UserText} <= {kind for _, kind in texts}
     assert [field for field, kind in texts if kind is str] == []

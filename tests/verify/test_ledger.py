@@ -123,17 +123,33 @@ def test_compiled_is_not_verified(tmp_path, emitted):
     rows = [{"ok": True, "kernel": "_k", "registers": n, "spills": 0, "shared": 1024} for n in (90, 120)]
     digest = ledger.file_hash(emitted)
     ledger.record_compiled(tmp_path, emitted, digest, rows, arch="sm_90", versions=VERSIONS)
-    assert state(tmp_path)[0] == "stale"
+    assert state(tmp_path) == ("compiled", None, None)
     records = ledger.read(tmp_path)[digest]["records"]
     assert records["compiled sm_90"]["kernels"] == {"_k": {"registers": 120, "spills": 0, "shared": 1024}}
 
 
-def test_files_that_are_gone_are_forgotten(tmp_path, emitted):
+def test_an_earlier_text_is_kept_until_the_present_one_ran_there(tmp_path, emitted):
     enter(tmp_path, emitted, [row()])
+    enter(tmp_path, emitted, [row()], CPU)
     old = ledger.file_hash(emitted)
     emitted.write_text("# other\n")
+    enter(tmp_path, emitted, [row(error=0.5)], CPU)
+    (found,) = ledger.status([plain()], tmp_path)
+    assert (found["state"], found["device"], found["error"]) == ("interpreted", ledger.INTERPRETER, 0.5)
+    assert found["earlier"] == [f"NVIDIA H200, {TOOLCHAIN}"]
+    assert list(ledger.read(tmp_path)[old]["records"]) == found["earlier"]
     enter(tmp_path, emitted, [row()])
     assert set(ledger.read(tmp_path)) == {ledger.file_hash(emitted)} != {old}
+    assert state(tmp_path)[0] == "verified"
+
+
+def test_files_that_are_gone_are_forgotten(tmp_path, emitted):
+    enter(tmp_path, emitted, [row()])
+    other = tmp_path / "other" / "triton.py"
+    other.parent.mkdir()
+    emitted.rename(other)
+    enter(tmp_path, other, [row()], CPU)
+    assert [entry["file"] for entry in ledger.read(tmp_path).values()] == ["other/triton.py"]
 
 
 def test_garbage_is_an_error(tmp_path, emitted):

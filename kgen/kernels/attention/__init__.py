@@ -22,4 +22,5 @@ FAMILY = Family(
         plot=Lazy("kgen.kernels.attention.bench.plot:plot"),
     ),
     tune=Lazy("kgen.kernels.attention.tune.tuning:tune_specs"),
+    names_give_way=True,
 )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_serializer, model_validator
 from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import did_you_mean, shown
-from kgen.expr.nodes import Node, Type, Var, reads, variables
+from kgen.expr.canonical import canonical
+from kgen.expr.mask_form import FALSE
+from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.spec.common import (
     ELEMENTS,
@@ -18,9 +21,11 @@ from kgen.spec.common import (
     Param,
     Summary,
     checked_name,
+    checked_own_name,
     compiled_in,
     differentiable,
     is_integer,
+    numbers,
     refuse,
     taken_names,
 )
@@ -28,12 +33,18 @@ from kgen.spec.problems import SpecModel, problem
 from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
+KV_LENS = "kv_lens"
+"""The argument that says how many keys each sequence has."""
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
+ANY = "any"
+"""An extent of a buffer that each call's tensor has of its own."""
+MEANINGS = ("h_kv",)
 INDICES = ("b", "h", "q_idx", "kv_idx")
 RESERVED = frozenset(
     {
         *SIZES,
         *INDICES,
+        *MEANINGS,
         "score",
         "inf",
         "q",
@@ -70,6 +81,7 @@ PASSES = ("forward", "backward", "decode")
 MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
+OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
 
 # --- parts ------------------------
 
@@ -146,18 +158,17 @@ class PagedKV(SpecModel):
 
 
 def _extent(value: Any) -> Any:
-    if value in SIZES or (is_integer(value) and 1 <= value < 2**31):
+    if value in (*SIZES, ANY) or (is_integer(value) and 1 <= value < 2**31):
         return value
     hint = did_you_mean(value.upper(), SIZES) if isinstance(value, str) else None
-    message = f"{shown(value)} is not a size"
-    raise problem("bad-shape", message, hint or f"a size is a positive integer or one of {', '.join(SIZES)}")
+    hint = hint or f"a size is a positive integer, one of {', '.join(SIZES)}, or `{ANY}`"
+    raise problem("bad-shape", f"{shown(value)} is not a size", hint)
 
 
+_Named = Literal["B", "HQ", "HKV", "SQ", "SK", "any"]
 Extent = Annotated[
-    int | Literal["B", "HQ", "HKV", "SQ", "SK"],
-    BeforeValidator(
-        _extent, json_schema_input_type=Annotated[int, Field(ge=1)] | Literal["B", "HQ", "HKV", "SQ", "SK"]
-    ),
+    int | _Named,
+    BeforeValidator(_extent, json_schema_input_type=Annotated[int, Field(ge=1)] | _Named),
 ]
 
 
@@ -167,8 +178,11 @@ class Buffer(SpecModel):
     shape: Annotated[
         tuple[Extent, ...], Field(strict=False, min_length=1, max_length=MAX_RANK, examples=[["HQ"]])
     ]
-    """Integers and the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys)."""
-    dtype: Annotated[Literal["fp32", "bf16", "fp16", "int32", "int64", "bool"], Field(examples=["fp32"])]
+    """Integers, the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys), and `any`: what the
+    tensor of a call has."""
+    dtype: Annotated[
+        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool"], Field(examples=["fp32"])
+    ]
     """Of the elements in memory; kernels compute in fp32 and int32."""
     grad: bool = False
     """Whether the backward pass gives a gradient for it."""
@@ -187,8 +201,8 @@ class Buffer(SpecModel):
             raise problem(
                 "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
             )
-        if self.sorted and not self.element.integral:
-            message = f"only buffers of integers can be sorted, this one is {self.dtype}"
+        if self.sorted and self.dtype not in ("int32", "int64"):
+            message = f"only buffers of int32 and int64 can be sorted, this one is {self.dtype}"
             raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
         return self
 
@@ -260,9 +274,9 @@ class AttentionSpec(SpecModel):
     """Sequences lie end to end: q [TQ, HQ, D], k and v [TK, HKV, D], as `cu_seqlens_q` and `cu_seqlens_k` say."""
     lengths: Lengths = Lengths()
     """What is known about the lengths of the sequences."""
-    buffers: dict[Name, Buffer] = Field(default_factory=dict)
+    buffers: dict[OwnName, Buffer] = Field(default_factory=dict)
     """Tensors that the expressions may index, by name."""
-    params: dict[Name, Param] = Field(default_factory=dict)
+    params: dict[OwnName, Param] = Field(default_factory=dict)
     """Scalars that the expressions may use, by name."""
     score_mod: Expression = None
     """The new score, from `score`, `b`, `h`, `q_idx`, `kv_idx`, sizes, params and buffers."""
@@ -322,7 +336,7 @@ class AttentionSpec(SpecModel):
                 hint = "remove the target: the Triton file computes its delta itself"
                 raise problem("unsupported-pass", message, hint, at=("targets", "cuda"), key=True)
         arguments = ("cu_seqlens_q", "cu_seqlens_k") * self.varlen + ("sinks",) * self.sinks
-        arguments += ("kv_lens",) * self.per_batch + ("block_table",) * (self.paged_kv is not None)
+        arguments += (KV_LENS,) * self.per_batch + ("block_table",) * (self.paged_kv is not None)
         for section, names in (("buffers", self.buffers), ("params", self.params)):
             for name in names:
                 if name in arguments:
@@ -375,17 +389,28 @@ class AttentionSpec(SpecModel):
             dumped.pop("block_mask", None)
         return dumped
 
+    def _kv_head(self) -> Node:
+        """The head of K and V that a query head reads."""
+        h, hq, hkv = (Var(name, Type.INT) for name in ("h", "HQ", "HKV"))
+        if self.gqa == 1:
+            return h
+        group = Call("floordiv", (hq, hkv), Type.INT) if self.gqa == "any" else Const(self.gqa, Type.INT)
+        return Call("floordiv", (h, group), Type.INT)
+
     def expressions(self) -> Mapping[str, tuple[str, Scope, Type]]:
         """By field: the text, the names that it may use, and the type that its value must have."""
         scalars = dict.fromkeys((*INDICES, *SIZES), Type.INT) | {n: p.scalar for n, p in self.params.items()}
         buffers = {n: BufferType(b.element, len(b.shape)) for n, b in self.buffers.items()}
-        mask = Scope(
-            scalars,
+        if self.per_batch:
+            buffers[KV_LENS] = BufferType(Type.INT, 1)
+        score = Scope(
+            {"score": Type.FLOAT, **scalars},
             buffers,
-            {"score": "a mask sees positions, not scores: use `score` in `score_mod`"},
-            compiled_in(self.params),
+            constants=compiled_in(self.params),
+            meanings={"h_kv": self._kv_head()},
         )
-        score = Scope({"score": Type.FLOAT, **scalars}, buffers, constants=compiled_in(self.params))
+        only_scores = {"score": "a mask sees positions, not scores: use `score` in `score_mod`"}
+        mask = replace(score, variables=scalars, elsewhere=only_scores)
         texts = (
             ("score_mod", self.score_mod, score, Type.FLOAT),
             ("mask_mod", self.mask_mod, mask, Type.BOOL),
@@ -412,6 +437,10 @@ class AttentionSpec(SpecModel):
                 message = f"the gradient of `{name}` needs the backward pass"
                 hint = "remove `grad`, or add `backward` to `passes`"
                 yield problem("bad-grad", message, hint, at=(*at, "grad"), key=True)
+        if self._leaves_nothing(trees):
+            field = "mask_mod" if "mask_mod" in trees else "score_mod"
+            hint = "some condition of it can never hold: look at its numbers and params"
+            yield problem("empty-mask", f"`{field}` leaves no pair of positions", hint, at=(field,))
         yield from self._check_alignment(trees)
         for name in self.params:
             if name not in used:
@@ -420,14 +449,20 @@ class AttentionSpec(SpecModel):
                     "unused-param", f"no expression uses `{name}`", hint, at=("params", name), key=True
                 )
 
+    def _leaves_nothing(self, trees: Mapping[str, Node]) -> bool:
+        try:
+            return canonical(trees, numbers(self.params)).get("mask_mod") == FALSE
+        except RecursionError:
+            return False  # too large, as is said where it is planned
+
     def _check_alignment(self, trees: Mapping[str, Node]) -> Iterator[PydanticCustomError]:
         """With queries at the end, `q_idx` is a position among the keys, not a row of a buffer with SQ rows."""
         if not self.aligned_to_end:
             return
         position = Var("q_idx", Type.INT)
         for read in (r for tree in trees.values() for r in reads(tree)):
-            shape = self.buffers[read.buffer].shape
-            wrong = [i for i, at in enumerate(read.indices) if at == position and shape[i] == "SQ"]
+            shape = self.buffers[read.buffer].shape if read.buffer in self.buffers else ()
+            wrong = [i for i, at in enumerate(read.indices) if at == position and shape[i : i + 1] == ("SQ",)]
             if wrong:
                 message = (
                     f"`q_idx` is a position among the SK keys here, but `{read.buffer}` has SQ elements there"

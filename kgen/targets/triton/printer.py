@@ -40,6 +40,17 @@ SEARCH = dedent('''
 """What searches a sorted buffer in a kernel."""
 
 
+KV_HEAD = Call(
+    "floordiv",
+    (
+        Var("h", Type.INT),
+        Call("floordiv", (Var("HQ", Type.INT), Var("HKV", Type.INT)), Type.INT),
+    ),
+    Type.INT,
+)
+"""The head of keys of a query head, where kernels are given how many share one."""
+
+
 @dataclass(frozen=True)
 class BufferLayout:
     """What a load of a declared buffer needs: its element type and its dimensions."""
@@ -102,6 +113,8 @@ class Printer:
         return column(name) if own[0] == self.rows else along_row(name)
 
     def _call(self, node: Call, axes: tuple[str, ...]) -> Code:
+        if node == KV_HEAD:
+            return op("{0} // {1}", "h", "GQA", fn="over", binds=MUL, operand=MUL)
         if node.fn in ("floordiv", "mod") and (short := self._power_of_two(node, axes)):
             return short
         if node.fn == "float" and node.args[0].type.integral:
@@ -165,6 +178,8 @@ class Printer:
         dtype = self.buffers[buffer].dtype
         if dtype in ("bf16", "fp16"):
             return as_type(value, "float32")
+        if dtype == "uint8":
+            return as_type(value, "int32")
         return row("ne", value, 0) if dtype == "bool" else value
 
     def search(self, first: Read, second: Read) -> Op:

@@ -8,5 +8,6 @@ TORCH_DTYPES = {
     "fp32": "float32",
     "int32": "int32",
     "int64": "int64",
+    "uint8": "uint8",
     "bool": "bool",
 }

@@ -29,6 +29,9 @@ SLOW = {
         ("documents_of_64_bits", "lengths_of_64_bits", "mixed_widths", "searched_for_64_bits"), 99
     ),
     "hashed": 16,
+    "open_extents": 25,
+    "key_tables": 25,
+    "read_lengths": 9,
     **dict.fromkeys(("broad", "filled", "filled_broad", "filled_narrow", "promised_full"), 9),
     **dict.fromkeys(("learned_slopes", "packed_table", "promised_window", "steps"), 5),
     **dict.fromkeys(("clusters", "listed_heads", "packed"), 5),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kgen.expr.nodes import variables
 from kgen.kernels.attention.bench.packed import Packing, flattened, packing, ragged, token_buffers
+from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.problem import Buffer, Problem
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES
@@ -111,8 +112,9 @@ def _ordinary(name: str, type_: str, length: int) -> int | float:
 
 def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False) -> Tensor:
     """Ordinary contents; `in_blocks`, what a mask reads leaves whole blocks out."""
-    shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     dtype, length = DTYPES[buffer.dtype], sizes["SK"]
+    sizes = {**sizes, ANY: length}
+    shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     per_token = any(n in ("SQ", "SK") for n in buffer.shape)
     if dtype.is_floating_point:
         if per_token or not shape:

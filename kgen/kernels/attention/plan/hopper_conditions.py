@@ -15,6 +15,7 @@ from kgen.expr.mask_form import conjuncts
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.spec import ANY
 
 WIDTHS = (64, 128)
 WIDE = 256
@@ -181,7 +182,8 @@ def pair_of(plan: AttentionPlan) -> Binding | None:
     (pair,) = found
     if pair.roots & {"mask", "inner_live"} or not isinstance(pair.node, Read):
         return None
-    if spec.buffers[pair.node.buffer].dtype not in PAIR_BYTES:
+    buffer = spec.buffers[pair.node.buffer]
+    if buffer.dtype not in PAIR_BYTES or ANY in buffer.shape:
         return None
     before, last = pair.node.indices[:-2], pair.node.indices[-2:]
     simple = len(before) <= 2 and all(isinstance(i, Const) or i in HEADS for i in before)
@@ -209,7 +211,7 @@ def _clears_for_all(plan: AttentionPlan) -> bool:
     known = all(
         not isinstance(end, Call) and all(isinstance(n, (Const, Var)) for n in children(end)) for end in ends
     )
-    return known and (plan.spec.gqa == 1 or "h" not in variables(plan.kv.live))
+    return known and (not plan.grouped or "h" not in variables(plan.kv.live))
 
 
 def _ends_the_keys(plan: AttentionPlan) -> bool:

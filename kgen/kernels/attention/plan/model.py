@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -123,6 +124,8 @@ class AttentionPlan:
     choice: Choice
     """Why there is a block mask, or none."""
     block_mask: BlockMask | None
+    called: Mapping[str, str]
+    """What callers say for a name of the spec that gave way to one of the kernels."""
 
     @cached_property
     def gradients(self) -> tuple[ReadGradient, ...]:
@@ -137,9 +140,14 @@ class AttentionPlan:
 
     @property
     def grouped(self) -> bool:
-        """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a
-        tile, also where a group is one head."""
-        return self.spec.gqa != 1 or "decode" in self.spec.passes or self.spec.paged_kv is not None
+        """Whether heads of queries and of keys are told apart."""
+        return grouped(self.spec)
+
+
+def grouped(spec: AttentionSpec) -> bool:
+    """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a
+    tile, also where a group is one head."""
+    return spec.gqa != 1 or "decode" in spec.passes or spec.paged_kv is not None
 
 
 def chunks(head_dim: int, columns: str) -> tuple[Chunk, ...]:

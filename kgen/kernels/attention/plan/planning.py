@@ -43,9 +43,11 @@ from kgen.kernels.attention.plan.model import (
     ReadGradient,
     TileLoop,
     chunks,
+    grouped,
 )
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, tile_tables
+from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
 
@@ -55,7 +57,8 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
     alone is planned then.
     """
-    return _Planner(positioned(replace(loaded, trees=canonical(loaded.trees))), packed).plan()
+    trees = canonical(loaded.trees, numbers(loaded.spec.params))
+    return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()
 
 
 def without_promises(loaded: Loaded) -> Loaded:
@@ -77,13 +80,14 @@ def ties_lengths(
         (size, index) in tied
         for tree in trees
         for read in reads(tree)
-        for size, index in zip(shapes[read.buffer], read.indices, strict=True)
+        for size, index in zip(shapes.get(read.buffer, ()), read.indices, strict=False)
     )
 
 
 class _Planner:
     def __init__(self, loaded: Loaded, packed: bool = False) -> None:
         self.spec = loaded.spec
+        self.called = loaded.called
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
         self.mask_mod = loaded.trees.get("mask_mod")
@@ -110,7 +114,7 @@ class _Planner:
         by_distance = tuple(g for g in gradients if g.along == "distance")
         dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
         # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
-        by_head = () if spec.gqa == 1 else (Var("h", Type.INT),)
+        by_head = (Var("h", Type.INT),) if grouped(spec) else ()
         forward = self._loop(*outer_q)
         loops = {
             "dq": self._loop(*outer_q, peel_scalar(dscore, self.algebra), by_query),
@@ -139,6 +143,7 @@ class _Planner:
             block_mask=plan_block_mask(self._whole_mask(), forward.spans, self._number)
             if self.choice.listed
             else None,
+            called=self.called,
         )
 
     def _tile_problem(self, qk: tuple[Chunk, ...], v: tuple[Chunk, ...], forward: TileLoop) -> Problem:
@@ -197,12 +202,7 @@ class _Planner:
 
     def _number(self, node: Node) -> int | None:
         """The value of what is made of numbers and compile-time params."""
-        values: dict[Node, Node] = {
-            Var(n, p.scalar): Const(p.value, p.scalar)
-            for n, p in self.spec.params.items()
-            if p.value is not None
-        }
-        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, values)))
+        known = self.algebra.to_tree(self.algebra.to_sympy(substitute(node, numbers(self.spec.params))))
         return known.value if isinstance(known, Const) and isinstance(known.value, int) else None
 
     def _whole_mask(self) -> Node:
@@ -210,9 +210,9 @@ class _Planner:
         return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
     def _is_sorted(self, buffer: str) -> bool:
-        """Whether a buffer is searched. One whose length is a number may end first, and reads as zeros there."""
+        """Whether a buffer is searched. One whose length is no other size may end first, and reads as zeros there."""
         own = self.spec.buffers[buffer]
-        return bool(own.sorted) and isinstance(own.shape[-1], str)
+        return bool(own.sorted) and own.shape[-1] in SIZES
 
     # --- loops ---------------------------------------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class _Planner:
         return IndexRanges(greatest, SIZES)
 
 
-_WORDS = {"bool": 0, "int64": 2}
+_WORDS = {"bool": 0, "uint8": 0, "int64": 2}
 """Of four bytes: how many an element takes that is copied ahead of the loop, if not one. Booleans stay in registers."""
 
 # Names of the emitted kernels' own variables.

@@ -15,10 +15,8 @@ from dataclasses import replace
 from kgen.expr.algebra import call
 from kgen.expr.nodes import Node, Read, Type, Var, substitute
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.spec import AttentionSpec, Buffer
+from kgen.kernels.attention.spec import KV_LENS, AttentionSpec, Buffer
 from kgen.spec.load import Loaded
-
-KV_LENS = "kv_lens"
 
 
 def positioned(loaded: Loaded) -> Loaded:

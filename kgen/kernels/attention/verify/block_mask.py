@@ -85,7 +85,7 @@ def pairs(problem: Problem, inputs: Inputs, b: int, h: int) -> Tensor:
     first = length - sq if problem.aligned_to_end else 0
     index = {"q_idx": first + torch.arange(sq)[:, None], "kv_idx": torch.arange(sk)[None, :]}
     env: dict[str, Any] = {**size, **inputs.params, "inf": torch.inf, "b": b, "h": h, **index}
-    env |= {name: value.cpu() for name, value in inputs.buffers.items()}
+    env |= {name: value.cpu() for name, value in (inputs.buffers | inputs.cache).items()}
     allowed = (index["kv_idx"] < length).expand(sq, sk)
     return allowed if problem.mask_mod is None else allowed & evaluate(problem.mask_mod, env, torch)
 

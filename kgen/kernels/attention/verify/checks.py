@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.verify import compare
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
@@ -107,7 +108,9 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
     for buffer in problem.buffers:
         value = inputs.buffers[buffer.name]
         if buffer.shape:
-            found[f"{buffer.name} of another shape"] = {buffer.name: torch.cat([value, value])}
+            told = next((axis for axis, size in enumerate(buffer.shape) if size != ANY), None)
+            other = value[None] if told is None else torch.cat([value, value], told)
+            found[f"{buffer.name} of another shape"] = {buffer.name: other}
         found[f"{buffer.name} of another dtype"] = {buffer.name: value.to(torch.complex64)}
     offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
     found |= elsewhere({"k": k, "v": v, **offsets, **inputs.cache, **inputs.buffers}, subject.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kgen.expr.nodes import Node, reads, variables
+from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.deciding import decided, decisions
 from kgen.verify.evaluate import evaluate
@@ -82,7 +83,7 @@ def _smallest(problem: Problem, node: Node, way: int) -> tuple[int, int] | None:
 def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
     """The ways of a node among pairs of the first and of the last positions, whatever buffers hold."""
     params = {p.name: 1 if p.value is None else p.value for p in problem.params}
-    sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": sq, "SK": sk, "b": 0, "h": 0}
+    sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": sq, "SK": sk, ANY: max(sq, sk), "b": 0, "h": 0}
     random = torch.Generator().manual_seed(0)
     buffers = {}
     for b in problem.buffers:
@@ -90,7 +91,7 @@ def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
         # Integers and truth values are the same everywhere: what they decide does not depend on positions.
         real = DTYPES[b.dtype].is_floating_point
         buffers[b.name] = torch.rand(shape, generator=random) if real else torch.ones(shape)
-    env = {**sizes, **params, **buffers, "score": 1.0}
+    env = {**sizes, **params, **buffers, "kv_lens": torch.tensor([sk]), "score": 1.0}
     queries, keys = (
         torch.tensor(sorted({*range(min(n, NEAR)), *range(max(0, n - NEAR), n)})) for n in (sq, sk)
     )

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
 from kgen.kernels.attention.verify.deciding import shapes_that_decide
 from kgen.kernels.attention.verify.problem import Buffer, Problem
@@ -143,7 +144,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("stepped", 50, 34, layout="stepped")
     yield Case("large", 66, 66, magnitude=16.0)
     yield Case("scale", 67, 67, scale=0.37, lse=True)
-    ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "bool") and not b.sorted]
+    ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted]
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
         yield Case("ints-past", 70, 70, batch=2, ints="past")
@@ -313,7 +314,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         # In the page that all sequences share, a key is hidden if it is from all of them.
         hidden[:, :, : problem.page_size] = hidden[:, :, : problem.page_size].all(0)
     if problem.per_batch:
-        cache["kv_lens"] = lengths(case.batch, case.sk, len(case.name))
+        cache["kv_lens"] = kv_lens(case)
         hidden = hidden | beyond(cache["kv_lens"], case.sk)
     clean = k, v
     if hidden.any():
@@ -352,6 +353,11 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     )
 
 
+def kv_lens(case: Case) -> Tensor:
+    """Keys per sequence; the name says with which length they begin."""
+    return lengths(case.batch, case.sk, len(case.name))
+
+
 def _by_token(dlse: Tensor) -> Tensor:
     """The same, the heads of a token side by side: autograd makes dense what is not, and keeps what is."""
     return dlse.mT.contiguous().mT
@@ -364,7 +370,10 @@ def _edge(type_: str, case: Case) -> int | float:
 
 def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
     """Values that make sense for what a buffer seems to be, in its own dtype."""
-    shape = tuple(n if isinstance(n, int) else case.sizes[n] for n in buffer.shape)
+    longest = max(case.sq, case.sk)
+    # Of an open extent some indices are outside.
+    sizes = case.sizes | {ANY: longest // 2 + 2}
+    shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     per_token = buffer.per_token
     dtype = DTYPES[buffer.dtype]
     wide = dtype == torch.int64 and case.ints == "wide"
@@ -378,10 +387,12 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
         documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
         return (documents - 1) * 2**32 + 5 if wide else documents
+    if dtype == torch.uint8:
+        low, high = {"zero": (0, 1), "past": (255, 256)}.get(case.ints, (0, 256))
+        return torch.randint(low, high, shape, generator=random, dtype=dtype)
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
-    longest = max(case.sq, case.sk)
     values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
     if not per_token and values.numel() > 1:
         values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
@@ -404,6 +415,7 @@ def _hidden(
     """The keys [B, HKV, SK] that the mask hides from every query whatever its position."""
     size = case.sizes
     env: dict[str, Any] = {**size, **params, **buffers, "inf": torch.inf}
+    env |= {"kv_lens": kv_lens(case)} if problem.per_batch else {}
     env["b"] = torch.arange(size["B"])[:, None, None]
     env["h"] = torch.arange(size["HQ"])[None, :, None]
     env["kv_idx"] = torch.arange(size["SK"])[None, None, :]

@@ -15,7 +15,7 @@ from kgen.kernels.attention.plan.planning import plan_attention, ties_lengths
 
 @dataclass(frozen=True)
 class Buffer:
-    """A declared tensor. `shape` holds numbers and the names `B HQ HKV SQ SK`."""
+    """A declared tensor. `shape` holds numbers and the names `B HQ HKV SQ SK any`."""
 
     name: str
     shape: tuple[int | str, ...]

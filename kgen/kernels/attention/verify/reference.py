@@ -196,6 +196,7 @@ def _slices(
     env: dict[str, Any] = {"B": batch, "HQ": heads, "HKV": heads_kv, "inf": torch.inf}
     env |= dict(params)
     env |= {name: value.detach() for name, value in buffers.items()}
+    env |= {} if kv_lens is None else {"kv_lens": kv_lens}
     leaves = {}
     for name in (n for n in wanted if differentiate and n in buffers):
         leaves[name] = env[name] = buffers[name].detach().to(real).requires_grad_()
@@ -324,8 +325,14 @@ def _accumulate(
     cotangents: list[Tensor],
 ) -> None:
     """Add the gradients of one slice to the sums of the whole."""
+    # A log-sum-exp of scores without `score` depends on none of them.
+    pairs = [(o, c) for o, c in zip(outputs, cotangents, strict=True) if o.requires_grad]
     grads = torch.autograd.grad(
-        outputs, list(sources.values()), cotangents, retain_graph=True, allow_unused=True
+        [o for o, _ in pairs],
+        list(sources.values()),
+        [c for _, c in pairs],
+        retain_graph=True,
+        allow_unused=True,
     )
     for name, grad in zip(sources, grads, strict=True):
         if grad is not None:

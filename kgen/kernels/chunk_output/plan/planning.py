@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.differentiate import derivative
+from kgen.expr.fold import folded
 from kgen.expr.nodes import Node, Read, Type, Var, reads, substitute
 from kgen.kernels.chunk_output.spec import GATES, ChunkOutputSpec
 from kgen.spec.load import Loaded
@@ -67,7 +68,7 @@ def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
     algebra = Algebra()
     read = {r.buffer for r in reads(decay)}
     gates = tuple(name for name in GATES if name in read)
-    written = substitute(decay, _values())
+    written = substitute(folded(decay, {}), _values())
     exponent = written
     if algebra.takes(written):
         exponent = algebra.simplified(algebra.to_sympy(written), written)

@@ -138,6 +138,9 @@ def _output(
         env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
         exponent = evaluate(substitute(decay, _VALUES), env, torch, real)
         exponent = exponent * (1.0 if base == "e" else math.log(2.0))
+        exponent = exponent.expand(
+            torch.broadcast_shapes(exponent.shape, (HV, BT))
+        )  # also where it is one number
     # A row behind the end has no exponent: its difference to one far down would be a power that overflows.
     pair = (i[:, None] >= i[None, :]) & chunks.live[:, None, :, None]
     gamma = torch.where(pair, exponent[..., :, None] - exponent[..., None, :], -torch.inf).exp()

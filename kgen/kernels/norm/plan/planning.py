@@ -28,8 +28,10 @@ from dataclasses import dataclass
 
 from kgen.expr.algebra import Algebra, call
 from kgen.expr.differentiate import derivative, is_one, is_zero
+from kgen.expr.fold import folded
 from kgen.expr.nodes import Const, Node, Type, Var, variables
 from kgen.kernels.norm.spec import NormSpec
+from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
 ZERO, ONE = Const(0, Type.INT), Const(1, Type.INT)
@@ -179,9 +181,9 @@ class _Planner:
     def __init__(self, loaded: Loaded) -> None:
         spec = self.spec = loaded.spec
         self.algebra = Algebra()
-        default = call("add", X, RESIDUAL) if spec.residual else X
-        self.input_mod = loaded.trees.get("input_mod", default)
-        self.output_mod = loaded.trees.get("output_mod", Y)
+        default, known = call("add", X, RESIDUAL) if spec.residual else X, numbers(spec.params)
+        self.input_mod = folded(loaded.trees.get("input_mod", default), known)
+        self.output_mod = folded(loaded.trees.get("output_mod", Y), known)
         self.operands = tuple(self._operands())
         self.centred: Node = call("sub", H, MEAN) if spec.norm == "layer" else H
 

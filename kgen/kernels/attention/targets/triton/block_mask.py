@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+from typing import Any
 
 from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, buffer_arguments
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.arguments import number_lines
@@ -24,15 +25,18 @@ _TYPES = {"int": "int", "float": "float"}
 
 def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: LauncherFields) -> dict[str, object]:
     """The names of the kernels that list blocks, and of the functions around them."""
-    kernel, used = _kernel(mask, kernels)
+    lines, used = kernel_fields(mask, kernels)
+    kernel: dict[str, object] = printed(lines)
     buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
     scalars = [n for n in kernels.runtime if n in variables(mask.condition)]
     words = used | {"SQ", "SK"}
     sizes = [n for n in (*kernels.sizes, *scalars) if n in words]
     grouped = "GQA" in words
-    strides = [p for b in buffers for p in kernels.problem if p == f"{b}_ptr" or p.startswith(f"stride_{b}_")]
+    open_sizes = [size for b in buffers for size in kernels.open[b].values()]
+    strides = [p for b in buffers for p in kernels.of_buffer(b)]
     params = [f"{p}{kernels.problem[p]}" for p in (*strides, *sizes, *["GQA"] * grouped)]
-    args = [a for b in buffers for a in (b, f"*{b}.stride()")] + sizes + ["GQA=HQ // HKV"] * grouped
+    args = [a for b in buffers for a in buffer_arguments(b, kernels.spec.buffers[b].shape)]
+    args += sizes + ["GQA=HQ // HKV"] * grouped
     lists = [n for inner in ("kv", "q")[: 1 + kernels.plan.backward] for n in lists_of(inner)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"
     sharing = [w for w, own in (("batches", mask.by_batch), ("heads", mask.by_head)) if not own]
@@ -43,7 +47,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     return kernel | {
         "name": f"{kernels.spec.name}_block_mask",
         "size": BLOCK_SIZE,
-        "no_specialize": f"do_not_specialize={json.dumps(sizes)}",
+        "no_specialize": f"do_not_specialize={json.dumps([*sizes, *open_sizes])}",
         "kernel_params": params,
         "kernel_args": ", ".join(args),
         "q_last": "q_last" in words,
@@ -55,11 +59,13 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "op_params": ", ".join([*op_params, "device: torch.device"]),
         "op_type": f"tuple[{', '.join(['Tensor'] * len(lists))}]",
         "op_names": ", ".join([*buffers, *SIZES, *scalars]),
-        "signature": ["*", *buffers, *scalars, *['device="cuda"'] * (not buffers)],
+        "signature": ["*", *map(launcher.called, [*buffers, *scalars]), *['device="cuda"'] * (not buffers)],
         "device": device,
         "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
         "argument_words": launcher.argument_words(buffers, scalars),
-        "numbers": number_lines({n: kernels.runtime[n] for n in scalars}),
+        "numbers": number_lines(
+            {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
+        ),
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),
@@ -67,7 +73,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
     }
 
 
-def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], frozenset[str]]:
+def kernel_fields(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, Any], frozenset[str]]:
     """The lines of the kernel that decides what is left of each block, and the names that they use."""
 
     def printer(program: Program) -> Printer:
@@ -100,7 +106,7 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], 
     columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True, used=deciding)
     plane = _plane(mask)
     used = uses_of([*plane, *rows, *columns, *pair_lines, result, *decided]) | {*passed}
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "plane": plane,
         "rows": rows,
         "columns": columns,
@@ -113,7 +119,7 @@ def _kernel(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, object], 
         "pair_lines": pair_lines,
         "mask": result,
     }
-    return printed(fields), used
+    return fields, used
 
 
 @dataclass

@@ -45,7 +45,7 @@ def decode_fields(plan: DecodePlan, kernels: KernelFields) -> dict[str, Any]:
     seen = [_SEEN] if plan.hidden_by_head else []
     guard = column("kv_live") if seen or attention.kv.live != TRUE else None
     runtime = [n for n in kernels.problem if n in kernels.runtime]
-    fixed = ["B", "HQ", "SQ", "SK", *runtime, "splits"]
+    fixed = ["B", "HQ", "SQ", "SK", *kernels.open_sizes, *runtime, "splits"]
     return loop | {
         "paged": plan.page_size is not None,
         "rows_known": not plan.page_size or plan.page_per_tile,

@@ -7,7 +7,7 @@ the index vectors that the templates make.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,7 +36,7 @@ from kgen.kernels.attention.targets.triton.hopper_reads import (
     from_first_key,
     pages,
 )
-from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
+from kgen.kernels.attention.targets.triton.hopper_streams import Stream, streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.placement import programs
 from kgen.targets.code import (
@@ -58,42 +58,10 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
     hopper = plan_hopper(plan)
     if hopper is None:
         return None
-    problem = list(kernels.problem)
     tiles_of = partial(programs, kernels.packed, plan.grouped)
     listed = plan.forward.listed
-    # Lengths of packed sequences are told with each tile.
-    known = [*problem, *("SQ", "SK") * kernels.packed]
-    loops: dict[str, Fields] = {}
     streams = streams_of(hopper, kernels) if hopper.forward is not None else []
-    if hopper.forward is not None:
-        fields = context["forward"]
-        if streams:
-            given = [s.binding for s in streams]
-            scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=given)
-            fields = fields | {"score_lines": [*(s.line for s in streams), *scores["score_lines"]]}
-        rings = [f"{s.name}_ring" for s in streams]
-        loops["forward"] = forward_loop(fields, plan.forward, kernels, [*known, *rings], hopper)
-        loops["forward"] |= {
-            "ring": "kv_ring",
-            "beside": [{"name": ring, "at": "n_used - i"} for ring in rings],
-        }
-    if hopper.dq is not None:
-        assert plan.dq is not None
-        fields, found = context["dq"], hopper.idioms["dq"]
-        if found.documents is not None:
-            fields = fields | from_first_key(fields, found.documents, plan.dq, kernels)
-        begun, roped = not hopper.wide, hopper.rope > 0
-        bias = bias_of(found.bias, plan.dq, kernels)
-        loops["dq"] = queries_loop(fields, known, hopper.dq, bias, split=False, begun=begun, roped=roped)
-        loops["dq"] |= rings_of_dq(hopper, fields)
-        # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
-        late = fields["masked"] and (kernels.packed or fields["open_ended"])
-        loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
-    if hopper.dkdv is not None:
-        keys = with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
-        hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
-        loops["dkdv"] = keys_loop(keys, known, hopper, set(hidden["names"]) if hidden else set())
-        loops["dkdv"] |= key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
+    loops = hopper_loops(hopper, plan, kernels, context, streams)
     for name, fields in loops.items():
         begin = begin_of_keys if name == "dkdv" else begin_of_queries
         fields |= {"begin": begin(fields, kernels)}
@@ -154,6 +122,50 @@ def hopper_fields(plan: AttentionPlan, kernels: KernelFields, context: Mapping[s
         # Tiles of one length need no counter.
         "dynamic": hopper.dynamic,
     }
+
+
+def hopper_loops(
+    hopper: HopperPlan,
+    plan: AttentionPlan,
+    kernels: KernelFields,
+    context: Mapping[str, Any],
+    streams: Sequence[Stream],
+) -> dict[str, Fields]:
+    """What each kernel's loop is made of, from the fields of the portable ones in `context`."""
+    problem = list(kernels.problem)
+    # Lengths of packed sequences are told with each tile.
+    known = [*problem, *("SQ", "SK") * kernels.packed]
+    loops: dict[str, Fields] = {}
+    if hopper.forward is not None:
+        fields = context["forward"]
+        if streams:
+            given = [s.binding for s in streams]
+            scores = kernels.tile_fields(plan.forward, kernels.printer(plan.forward), given=given)
+            fields = fields | {"score_lines": [*(s.line for s in streams), *scores["score_lines"]]}
+        rings = [f"{s.name}_ring" for s in streams]
+        loops["forward"] = forward_loop(fields, plan.forward, kernels, [*known, *rings], hopper)
+        loops["forward"] |= {
+            "ring": "kv_ring",
+            "beside": [{"name": ring, "at": "n_used - i"} for ring in rings],
+        }
+    if hopper.dq is not None:
+        assert plan.dq is not None
+        fields, found = context["dq"], hopper.idioms["dq"]
+        if found.documents is not None:
+            fields = fields | from_first_key(fields, found.documents, plan.dq, kernels)
+        begun, roped = not hopper.wide, hopper.rope > 0
+        bias = bias_of(found.bias, plan.dq, kernels)
+        loops["dq"] = queries_loop(fields, known, hopper.dq, bias, split=False, begun=begun, roped=roped)
+        loops["dq"] |= rings_of_dq(hopper, fields)
+        # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
+        late = fields["masked"] and (kernels.packed or fields["open_ended"])
+        loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
+    if hopper.dkdv is not None:
+        keys = with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
+        hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None
+        loops["dkdv"] = keys_loop(keys, known, hopper, set(hidden["names"]) if hidden else set())
+        loops["dkdv"] |= key_products(hopper, looked_up=bool(loops["dkdv"]["factor_lines"]))
+    return loops
 
 
 def _shared(loops: Fields, kernels: KernelFields, plan: AttentionPlan) -> list[str]:

@@ -17,6 +17,7 @@ from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, ReadGradient, TileLoop
 from kgen.kernels.attention.plan.tile_reads import asked_ahead
+from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.targets.triton.loads import LETTERS, SIDES, load_of, tile_loads
 from kgen.kernels.attention.targets.triton.placement import tma_row
 from kgen.kernels.attention.targets.triton.ranges import listed_loops, range_fields, searches_of, span_loops
@@ -47,7 +48,11 @@ class KernelFields:
         self.plan = plan
         self.spec = plan.spec
         self.helpers: set[str] = set()
-        self.layouts = {n: BufferLayout(b.dtype, tuple(b.shape)) for n, b in self.spec.buffers.items()}
+        self.open = {n: _open(n, b.shape) for n, b in self.spec.buffers.items()}
+        self.layouts = {
+            n: BufferLayout(b.dtype, tuple(self.open[n].get(d, s) for d, s in enumerate(b.shape)))
+            for n, b in self.spec.buffers.items()
+        }
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
@@ -59,13 +64,22 @@ class KernelFields:
     def _problem(self) -> dict[str, str]:
         """Parameters that every kernel takes, with their annotations."""
         params: dict[str, str] = {}
-        for name, buffer in self.spec.buffers.items():
-            params[f"{name}_ptr"] = ""
-            last = len(buffer.shape) - 1
-            params |= {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
+        for name in self.spec.buffers:
+            params |= self.of_buffer(name)
         lengths = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr") if self.packed else ()
         params |= dict.fromkeys((*lengths, *self.sizes, "scale", *self.runtime), "")
         return params | ({"GQA": ": tl.constexpr"} if self.plan.grouped else {})
+
+    @property
+    def open_sizes(self) -> list[str]:
+        """The extents that tensors have of their own."""
+        return [size for sizes in self.open.values() for size in sizes.values()]
+
+    def of_buffer(self, name: str) -> dict[str, str]:
+        """The parameters that are of a buffer, with their annotations."""
+        last = len(self.spec.buffers[name].shape) - 1
+        strides = {f"stride_{name}_{d}": "" if d == last else ": tl.int64" for d in range(last + 1)}
+        return {f"{name}_ptr": ""} | strides | dict.fromkeys(self.open[name].values(), "")
 
     def loop(self, loop: TileLoop, state: list[str], descriptors: bool = True) -> dict[str, Any]:
         """The names that one kernel and its tile function use; without `descriptors` it loads by pointers alone."""
@@ -284,7 +298,7 @@ class KernelFields:
         self, loop: TileLoop, before: list[Statement]
     ) -> tuple[list[Statement], list[Statement]]:
         """What depends on the query head, and what does not; without groups there is nothing to split."""
-        if self.spec.gqa == 1:
+        if not self.plan.grouped:
             return [], before
         changing = {"h"}
         by_head, shared = list[Statement](), list[Statement]()
@@ -404,6 +418,16 @@ class KernelFields:
     def _scalar_product(self, factors: list[Node], printer: Printer) -> Code:
         first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
         return atom(reduce(times, rest, first))
+
+
+def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
+    """How kernels call the extents that a tensor has of its own, by axis."""
+    return {axis: f"size_{buffer}_{axis}" for axis, size in enumerate(shape) if size == ANY}
+
+
+def buffer_arguments(buffer: str, shape: Sequence[int | str]) -> list[str]:
+    """What a launch is given of a buffer, as the kernels' parameters have it."""
+    return [buffer, f"*{buffer}.stride()", *(f"{buffer}.shape[{axis}]" for axis in _open(buffer, shape))]
 
 
 def _where_masked(name: str) -> Assign:

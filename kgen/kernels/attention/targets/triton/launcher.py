@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
-from kgen.kernels.attention.plan.positions import KV_LENS
+from kgen.kernels.attention.spec import ANY, KV_LENS
+from kgen.kernels.attention.targets.triton.kernels import buffer_arguments
 from kgen.kernels.attention.targets.triton.ranges import lists_of
-from kgen.kernels.attention.targets.triton.torch_indices import torch_index
+from kgen.kernels.attention.targets.triton.torch_indices import POSITIONS, torch_index
 from kgen.spec.common import differentiable
 from kgen.targets.arguments import (
     NO_BACKWARD,
@@ -28,6 +29,15 @@ def _check(wrong: str, message: str, error: str = "ValueError") -> Check:
     return {"wrong": wrong, "message": message, "error": error}
 
 
+def _differs(name: str, sizes: Sequence[str]) -> str:
+    """That a tensor has another shape; an open extent may be anything."""
+    if ANY not in sizes:
+        return f"{name}.shape != ({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+    wrong = [f"{name}.dim() != {len(sizes)}"]
+    wrong += [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes) if size != ANY]
+    return " or ".join(wrong)
+
+
 class LauncherFields:
     """Spells the launcher of one plan."""
 
@@ -36,6 +46,10 @@ class LauncherFields:
         self.spec = plan.spec
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+
+    def called(self, name: str) -> str:
+        """What callers say for a name."""
+        return self.plan.called.get(name, name)
 
     def _folded(self, node: Node) -> Node:
         """A tree with compile-time parameters as numbers."""
@@ -63,15 +77,15 @@ class LauncherFields:
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*tables, *spec.buffers, *sinks, *self.runtime]
+        keywords = [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
         keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
-        learned = [*dict.fromkeys(g.buffer for g in plan.gradients), *sinks] if plan.backward else []
+        # In the order in which the score reads them; then those of which nothing is left in it.
+        asked = (*(g.buffer for g in plan.gradients), *(n for n, b in spec.buffers.items() if b.grad))
+        learned = [*dict.fromkeys(asked), *sinks] if plan.backward else []
         sources_of_gradient = ["q", "k", "v", *learned]
         gradients = plan.gradients if plan.backward else ()
         scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
-        problem_args = [
-            a for n in spec.buffers for a in (n, f"*{n}.stride()" if len(spec.buffers[n].shape) else "") if a
-        ]
+        problem_args = [a for n, b in spec.buffers.items() for a in buffer_arguments(n, b.shape)]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
         needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
@@ -112,7 +126,7 @@ class LauncherFields:
                 ]
             ),
             **self._derivatives(sources_of_gradient),
-            **number_fields(self.runtime),
+            **number_fields(self.runtime, plan.called, [*spec.buffers, *self.runtime]),
             "scatters": bool(scattered),
             "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
@@ -126,7 +140,7 @@ class LauncherFields:
             words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
         else:
             words = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
-        return derivative_fields(real, words, derived=plan.backward)
+        return derivative_fields(real, words, derived=plan.backward, called=plan.called)
 
     def kv_sizes(self) -> str:
         """Heads of K and V, and the number of keys."""
@@ -186,8 +200,8 @@ class LauncherFields:
             b = self.spec.buffers[name]
             shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
-            words.append(f"{name}: {shape}{', ascending' if b.sorted else ''}{role}.")
-        return words + [f"{n}: {self.runtime[n].type}." for n in scalars]
+            words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        return words + [f"{self.called(n)}: {self.runtime[n].type}." for n in scalars]
 
     def _checks(self) -> list[Check]:
         spec = self.spec
@@ -248,7 +262,9 @@ class LauncherFields:
         """Of run-time params."""
         # Tile ranges add it to positions in 32 bits.
         return [
-            _check(f"abs({name}) > 2**30", f"{name} must lie within 2**30 of zero, got {{{name}}}")
+            _check(
+                f"abs({name}) > 2**30", f"{self.called(name)} must lie within 2**30 of zero, got {{{name}}}"
+            )
             for name in names
             if self.runtime[name].type == "int"
         ]
@@ -258,33 +274,32 @@ class LauncherFields:
         checks = []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:
-            buffer = self.spec.buffers[name]
+            buffer, called = self.spec.buffers[name], self.called(name)
             # Packed tensors have no batch dimension.
             sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
-            shape = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
-            words = ", ".join(s if s.isdecimal() else f"{{{s}}}" for s in sizes)
+            words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
             checks.append(
                 _check(
                     f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
-                    f"{name} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
+                    f"{called} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
                     "TypeError",
                 )
             )
             checks.append(
                 _check(
-                    f"{name}.shape != ({shape}) or {name}.device != {device}",
-                    f"{name} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
+                    f"{_differs(name, sizes)} or {name}.device != {device}",
+                    f"{called} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
                 )
             )
-            if sizes:
-                last = str(int(sizes[-1]) - 1) if sizes[-1].isdecimal() else f"({sizes[-1]} - 1)"
-                # As columns of q, k and v.
-                checks.append(
-                    _check(
-                        f"{last} * {name}.stride(-1) >= 2**31",
-                        f"a row of {name} may not span 2**31 elements, make it contiguous",
-                    )
+            length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
+            last = str(int(length) - 1) if length.isdecimal() else f"({length} - 1)"
+            # As columns of q, k and v.
+            checks.append(
+                _check(
+                    f"{last} * {name}.stride(-1) >= 2**31",
+                    f"a row of {called} may not span 2**31 elements, make it contiguous",
                 )
+            )
         return checks
 
     def _check_packed(self, check: Callable[..., None]) -> None:
@@ -335,7 +350,9 @@ class LauncherFields:
                 lines += self._by_distance(g)
                 continue
             if g.summed is None:
-                index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
+                # Of packed sequences each token has its own lengths.
+                tensors = POSITIONS | {"SQ", "SK"} if packed else POSITIONS
+                index = ", ".join(torch_index(self._folded(i), tensors) for i in g.indices)
                 if packed:
                     lines += self._tokens(g)
                     lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
@@ -361,7 +378,13 @@ class LauncherFields:
         if self.spec.sinks:
             lines.append(f"d_sinks = d_sinks.sum({'1' if packed else '(0, 2)'})")
         for buffer in learned:
-            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer] or [f"d_{buffer}"]
+            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
+            parts += ["d_sinks"] if self.spec.sinks and buffer == "sinks" else []
+            if not parts:
+                lines.append(
+                    f"grad_{buffer} = torch.zeros_like({buffer}, memory_format=torch.contiguous_format)"
+                )
+                continue
             total = " + ".join(parts)
             lines.append(
                 f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"

@@ -70,7 +70,10 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "head_dim": spec.head_dim,
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "usage_args": [f"{n}={n}" for n in (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime)],
+        "usage_args": [
+            f"{n}={n}"
+            for n in map(launcher.called, (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime))
+        ],
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
         "typing": ", ".join(["NamedTuple"] * (plan.block_mask is not None) + ["Optional"] * plan.backward),
@@ -103,7 +106,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
         "delta_loads": [load_of(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks],
         "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
-        "no_specialize": f"do_not_specialize={json.dumps([*kernels.sizes, *kernels.runtime])}",
+        "no_specialize": f"do_not_specialize={json.dumps([*kernels.sizes, *kernels.open_sizes, *kernels.runtime])}",
         **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
         "sinks": sinks,
         "tile_tables": _tile_tables(plan, decode),
@@ -135,7 +138,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
     context |= launcher.fields() | FIELDS
     context["decode_kernels"] = decode is not None
-    context["asked"] = _asked(hopper, without_kernels(on_hopper), decode, plan.backward)
+    context["asked"] = _asked(hopper, without_kernels(on_hopper), decode, plan)
     context["helpers"] = in_order(helpers)
     context["tf32"] = kernels.tf32
     return context
@@ -157,12 +160,17 @@ def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
 
 
 def _asked(
-    hopper: Mapping[str, Any] | None, missing: Mapping[str, str], decode: DecodePlan | None, backward: bool
+    hopper: Mapping[str, Any] | None,
+    missing: Mapping[str, str],
+    decode: DecodePlan | None,
+    plan: AttentionPlan,
 ) -> dict[str, object]:
     """The tensors on which it depends which kernels a call takes, and what each pass takes."""
     asked = {name: name for name in ("q", "k", "v")}
     if hopper is not None:
-        asked |= {stream.buffer: stream.tensor for stream in hopper["streams"]}
+        for stream in hopper["streams"]:
+            name = plan.called.get(stream.buffer, stream.buffer)
+            asked[name] = name + stream.tensor.removeprefix(stream.buffer)
     quoted = ", ".join(f'"{name}"' for name in asked)
     passes = {
         name: f'"portable: no kernels for Hopper: {missing[name]}"' if name in missing else "kernels"
@@ -174,7 +182,7 @@ def _asked(
             few += " or why"
         forward = f'"decode" if {few} else {many}'
         passes["forward"] = '"decode"' if decode.alone and many != "kernels" else forward
-    if not backward:
+    if not plan.backward:
         del passes["backward"]
     return {
         "names": ", ".join(asked),

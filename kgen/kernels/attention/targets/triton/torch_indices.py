@@ -2,41 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Var
+from kgen.expr.nodes import Call, Const, Node, Read, Var, reads, variables
 from kgen.expr.spelling import ATOM
 from kgen.targets.code import TORCH, Code, Name, number, op, row, spell
 
-
-def torch_index(node: Node) -> str:
-    """An integer expression over tensors `b, h, q_idx, kv_idx`."""
-    return spell(_tensor(node), TORCH)
+POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "distance"})
+"""What the launcher has as tensors; sizes and params are Python's numbers."""
 
 
-def _tensor(node: Node) -> Code:
-    """An expression that is a tensor even where it is a constant."""
-    found = _value(node)
-    # Not torch.tensor: that copies from the host, and waits for the device.
-    return op("torch.full((), {0}, device=q.device)", found) if isinstance(node, Const) else found
+def torch_index(node: Node, tensors: frozenset[str] = POSITIONS) -> str:
+    """An integer expression over `tensors`, as a tensor."""
+    return spell(_Indices(tensors).tensor(node), TORCH)
 
 
-def _value(node: Node) -> Code:
-    """An expression as an operator takes it, which Python's numbers are good enough for."""
-    if isinstance(node, Const):
-        return number(node)
-    if isinstance(node, Var):
-        return Name(node.name)
-    if isinstance(node, Read):
-        holes = ", ".join(f"{{{at}}}" for at in range(len(node.indices) + 1))
-        return op(f"_read({holes})", node.buffer, *map(_tensor, node.indices))
-    of = TABLE[node.fn].spelled[TORCH]
-    if of.binds == ATOM:
-        return row(node.fn, *map(_tensor, node.args))
-    return row(node.fn, *(_operand(a, of.operand) for a in node.args))
+@dataclass(frozen=True)
+class _Indices:
+    tensors: frozenset[str]
 
+    def tensor(self, node: Node) -> Code:
+        """An expression that is a tensor even where it is made of numbers."""
+        found = self.value(node)
+        # Not torch.tensor: that copies from the host, and waits for the device.
+        return op("torch.full((), {0}, device=q.device)", found) if self._is_number(node) else found
 
-def _operand(node: Node, context: int) -> Code:
-    """An operand, in brackets also where it binds as its operator does: `(a + b) - c`."""
-    found = _value(node)
-    as_tight = isinstance(node, Call) and TABLE[node.fn].spelled[TORCH].binds == context
-    return op("({0})", found) if as_tight else found
+    def _is_number(self, node: Node) -> bool:
+        if isinstance(node, Call) and TABLE[node.fn].spelled[TORCH].binds == ATOM:
+            return False  # a function of torch, of tensors
+        return not variables(node) & self.tensors and not reads(node)
+
+    def value(self, node: Node) -> Code:
+        """An expression as an operator takes it, which Python's numbers are good enough for."""
+        if isinstance(node, Const):
+            return number(node)
+        if isinstance(node, Var):
+            return Name(node.name)
+        if isinstance(node, Read):
+            holes = ", ".join(f"{{{at}}}" for at in range(len(node.indices) + 1))
+            return op(f"_read({holes})", node.buffer, *map(self.tensor, node.indices))
+        of = TABLE[node.fn].spelled[TORCH]
+        if of.binds == ATOM:
+            return row(node.fn, *map(self.tensor, node.args))
+        return row(node.fn, *(self._operand(a, of.operand) for a in node.args))
+
+    def _operand(self, node: Node, context: int) -> Code:
+        """An operand, in brackets also where it binds as its operator does: `(a + b) - c`."""
+        found = self.value(node)
+        as_tight = isinstance(node, Call) and TABLE[node.fn].spelled[TORCH].binds == context
+        return op("({0})", found) if as_tight else found

@@ -1,0 +1,47 @@
+"""The verb `prove`."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from typing import Annotated
+
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.terminal import Format
+from kgen.cli.verbs import GENERATED, Form, Generated, Specs, load_specs, verb
+from kgen.diagnostics import EXIT_WRONG
+
+
+@verb("prove")
+def prove(
+    specs: Specs = None,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one obligation may take.")] = 10.0,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on what is unknown, too.")] = False,
+    record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
+    generated: Generated = GENERATED,
+    form: Form = Format.TEXT,
+) -> int:
+    """Prove what kernels do with indices: which tiles they visit, what they load, that no integer overflows."""
+    from kgen.prove.proving import prove_specs
+
+    loaded = load_specs(specs)
+    with terminal.progress_bar() as progress:
+        rows = prove_specs(
+            loaded,
+            generated,
+            timeout,
+            progress,
+            record,
+            lambda one: terminal.line(
+                f"no obligations: {one.spec.name}: none are stated of {one.spec.kernel} kernels", sys.stderr
+            ),
+        )
+    columns = ("spec", "target", "kernel", "obligation", "verdict", "seconds", "message")
+    shown = rows if form is Format.JSON else [row for row in rows if row["verdict"] != "proved"]
+    terminal.table(shown, columns, form)
+    verdicts = Counter(row["verdict"] for row in rows)
+    last = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in ("proved", "refuted", "unknown"))
+    terminal.summary(last, form)
+    return EXIT_WRONG if verdicts["refuted"] or (strict and verdicts["unknown"]) else 0

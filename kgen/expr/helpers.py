@@ -1,0 +1,177 @@
+"""Texts of functions that kernels call where a language has none of its own, or a slower one."""
+
+from __future__ import annotations
+
+from kgen.expr.spelling import helped, helped_in_modules
+
+TANH = {
+    "triton": helped(
+        "_tanh({0})",
+        """
+            @triton.jit
+            def _tanh(x):
+                # 1 - 2 / (1 + e^2x) is exact at both ends and has no branch. The quotient is a reciprocal root squared, two
+                # instructions for the eight of a division; the absolute error stays below 6e-7.
+                root = tl.rsqrt(1.0 + tl.exp2(x * 2.8853900817779268))
+                return 1.0 - 2.0 * root * root
+            """,  # noqa: E501
+    ),
+    "gluon": helped(
+        "_tanh_hopper({0})",
+        '''
+            @gluon.jit
+            def _tanh_hopper(x):
+                """As `_tanh`, four at a time: of 1 / abcd their reciprocals are made, for a soft cap waits for the special-function unit.
+                Powers of two end at 2^30, where tanh is 1 and abcd does not overflow yet. The absolute error stays below 8e-7."""
+                return gl.inline_asm_elementwise(
+                    """
+                    {
+                    .reg .f32 a, b, c, d, ab, cd, r, s;
+                    mul.ftz.f32 a, $4, 0f4038AA3B;  // 2 log2(e)
+                    mul.ftz.f32 b, $5, 0f4038AA3B;
+                    mul.ftz.f32 c, $6, 0f4038AA3B;
+                    mul.ftz.f32 d, $7, 0f4038AA3B;
+                    min.NaN.ftz.f32 a, a, 0f41F00000;  // 30
+                    min.NaN.ftz.f32 b, b, 0f41F00000;
+                    min.NaN.ftz.f32 c, c, 0f41F00000;
+                    min.NaN.ftz.f32 d, d, 0f41F00000;
+                    ex2.approx.ftz.f32 a, a;
+                    ex2.approx.ftz.f32 b, b;
+                    ex2.approx.ftz.f32 c, c;
+                    ex2.approx.ftz.f32 d, d;
+                    add.ftz.f32 a, a, 0f3F800000;  // 1
+                    add.ftz.f32 b, b, 0f3F800000;
+                    add.ftz.f32 c, c, 0f3F800000;
+                    add.ftz.f32 d, d, 0f3F800000;
+                    mul.ftz.f32 ab, a, b;
+                    mul.ftz.f32 cd, c, d;
+                    mul.ftz.f32 r, ab, cd;
+                    rcp.approx.ftz.f32 r, r;
+                    mul.ftz.f32 r, r, 0fC0000000;  // -2
+                    mul.ftz.f32 s, r, cd;
+                    mul.ftz.f32 r, r, ab;
+                    fma.rn.ftz.f32 $0, s, b, 0f3F800000;  // 1 - 2 / a
+                    fma.rn.ftz.f32 $1, s, a, 0f3F800000;
+                    fma.rn.ftz.f32 $2, r, d, 0f3F800000;
+                    fma.rn.ftz.f32 $3, r, c, 0f3F800000;
+                    }
+                    """,
+                    "=f,=f,=f,=f,f,f,f,f", [x], dtype=gl.float32, is_pure=True, pack=4,
+                )
+            ''',  # noqa: E501
+    ),
+}
+TANH_APPROX_TRITON = helped(
+    "_tanh_approx({0})",
+    """
+    @triton.jit
+    def _tanh_approx(x):
+        # One instruction, absolute error below 5e-4.
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    """,
+)
+
+GELU = helped_in_modules(
+    "_gelu{hopper}({0})",
+    """
+    {jit}
+    def _gelu{hopper}(x):
+        return 0.5 * x * (1.0 + {tl}.erf(x * 0.7071067811865476))
+    """,
+)
+LOG1P = helped_in_modules(
+    "_log1p{hopper}({0})",
+    """
+    {jit}
+    def _log1p{hopper}(x):
+        # What rounding takes from 1 + x comes back in the quotient.
+        u = 1.0 + x
+        return {tl}.where(u == 1.0, x, {tl}.log(u) * (x / (u - 1.0)))
+    """,
+)
+EXPM1 = helped_in_modules(
+    "_expm1{hopper}({0})",
+    """
+    {jit}
+    def _expm1{hopper}(x):
+        # Near zero e^x - 1 would lose what it is made of: there it is a series.
+        near = 1.0 + x / 4 * (1.0 + x / 5 * (1.0 + x / 6 * (1.0 + x / 7)))
+        near = x * (1.0 + x / 2 * (1.0 + x / 3 * near))
+        return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
+    """,
+)
+ROUND = helped_in_modules(
+    "_round{hopper}({0})",
+    """
+    {jit}
+    def _round{hopper}(x):
+        low = {tl}.floor(x)
+        rest = x - low
+        up = (rest > 0.5) | ((rest == 0.5) & (low * 0.5 != {tl}.floor(low * 0.5)))
+        return {tl}.where(up, low + 1.0, low)
+    """,
+)
+SIGN = helped_in_modules(
+    "_sign{hopper}({0})",
+    """
+    {jit}
+    def _sign{hopper}(x):
+        return {tl}.where(x > 0.0, 1.0, {tl}.where(x < 0.0, -1.0, 0.0))
+    """,
+)
+POW = helped_in_modules(
+    "_pow{hopper}({0}, {1})",
+    """
+    {jit}
+    def _pow{hopper}(x, y):
+        # Of a negative x only whole powers are real, and the odd ones are negative.
+        size = {tl}.where(y == 0.0, 1.0, {tl}.exp2(y * {tl}.log2({tl}.abs(x))))
+        odd = y * 0.5 != {tl}.floor(y * 0.5)
+        below = {tl}.where(y != {tl}.floor(y), float("nan"), {tl}.where(odd, -size, size))
+        return {tl}.where(x < 0.0, below, size)
+    """,
+)
+
+MOD_TRITON = helped(
+    "_floor_mod({0}, {1})",
+    """
+    @triton.jit
+    def _floor_mod(a, b):
+        # Python's remainder: it has the sign of b.
+        r = a % b
+        return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+    """,
+)
+MOD_CUDA = helped(
+    "_floor_mod({0}, {1})",
+    """
+    // Python's remainder: it has the sign of b.
+    template <typename T>
+    __device__ __forceinline__ T _floor_mod(T a, T b) {
+        const T r = a % b;
+        return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+    }
+    """,
+)
+FLOORDIV_TRITON = helped(
+    "_floor_div({0}, {1})",
+    """
+    @triton.jit
+    def _floor_div(a, b):
+        # Python's quotient: rounded towards minus infinity.
+        r = a % b
+        r = tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+        return (a - r) // b
+    """,
+)
+FLOORDIV_CUDA = helped(
+    "_floor_div({0}, {1})",
+    """
+    // Python's quotient: rounded towards minus infinity.
+    template <typename T>
+    __device__ __forceinline__ T _floor_div(T a, T b) {
+        const T q = a / b, r = a % b;
+        return r != 0 && (r < 0) != (b < 0) ? q - 1 : q;
+    }
+    """,
+)

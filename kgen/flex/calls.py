@@ -1,0 +1,458 @@
+"""Calls of torch, of Python's own functions, and of functions that are known by name, on terms and tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from kgen.flex import numbers, tables, tensors
+from kgen.flex.source import Place
+from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
+from kgen.flex.values import (
+    DtypeOf,
+    External,
+    Method,
+    Part,
+    Partial,
+    Tensor,
+    Term,
+    Unknown,
+    is_callable,
+    is_number,
+    kind,
+)
+
+if TYPE_CHECKING:
+    from kgen.flex.evaluating import Evaluator
+
+Keywords = dict[str, Any]
+
+_KNOWN_MASKS = {"and_masks": "bitand", "or_masks": "bitor"}
+_TRANSPARENT = frozenset(
+    {
+        *("compile", "script", "ignore", "lru_cache", "cache", "no_grad", "staticmethod", "wraps"),
+        *("disable", "jit"),
+    }
+)
+"""Decorators that leave what a function computes."""
+JOINED = "kgen.joined"
+
+
+# --- operations of elements ------------------------
+
+
+def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
+    """An operation of elements: a term, or a tensor where whole tensors are computed ahead of the mods."""
+    if any(isinstance(a, Tensor) for a in args):
+        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
+            return tensors.computed(fn, args, place)
+        whole = next(a for a in args if isinstance(a, Tensor))
+        message = f"{tensors.called(whole)} is a whole tensor here"
+        place.refuse("whole-tensor", message, "index it, so that one element is left")
+    return Term(fn, [operand(ev, a, place) for a in args], place)
+
+
+def operand(ev: Evaluator, value: Any, place: Place) -> Term | int | float | bool:
+    """What an operation of a pair may be applied to."""
+    if isinstance(value, Part):
+        return tensors.element(value)
+    if isinstance(value, Tensor):
+        message = f"{tensors.called(value)} is a whole tensor here"
+        place.refuse("whole-tensor", message, "index it, so that one element is left")
+    if isinstance(value, Unknown):
+        ev.untold(value)
+    if isinstance(value, Term) or is_number(value):
+        return value  # type: ignore[no-any-return]
+    place.refuse("bad-call", f"{kind(value)} is used as a number", "use numbers and tensors")
+
+
+def _elementwise(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    fn, parameters = ELEMENTWISE[name]
+    for ignored in ("out", "inplace", "device"):
+        keywords.pop(ignored, None)
+    if name in ("max", "min") and len(args) == 1:
+        place.refuse("reduction", f"`{name}` is a reduction", _NO_REDUCTION)
+    given = dict(zip(parameters, args, strict=False))
+    mode = keywords.pop("rounding_mode", None)
+    scale = keywords.pop("alpha", 1) if fn in ("add", "sub") else 1
+    scale = keywords.pop("value", 1) if fn == "addcmul" else scale
+    tanh = keywords.pop("approximate", "none") == "tanh"
+    if len(args) > len(parameters) or set(keywords) - {*parameters}:
+        place.refuse("bad-call", f"`{name}` is not called so", f"write `{name}({', '.join(parameters)})`")
+    given |= keywords
+    if fn == "clamp":
+        return _clamped(ev, given, place)
+    defaults = {"negative_slope": 0.01, "alpha": 1.0}
+    missing = [p for p in parameters if p not in given and p not in defaults]
+    if missing:
+        place.refuse("bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`")
+    values = tuple(given.get(p, defaults.get(p)) for p in parameters)
+    if any(isinstance(v, Unknown) for v in values) and not ev.of_a_pair:
+        return next(v for v in values if isinstance(v, Unknown))
+    if fn == "gelu" and tanh:
+        fn = "gelu_tanh"
+    if fn == "div" and mode is not None:
+        fn = "floordiv" if mode == "floor" else "truncdiv"
+    if scale != 1:
+        values = (*values[:-1], applied(ev, "mul", (values[-1], scale), place))
+    return applied(ev, fn, values, place)
+
+
+def _clamped(ev: Evaluator, given: Keywords, place: Place) -> Any:
+    value = given.get("input")
+    low, high = given.get("min"), given.get("max")
+    if low is None and high is None:
+        place.refuse("bad-call", "`clamp` needs a bound", "write `clamp(x, min, max)`")
+    if low is not None and high is not None:
+        return applied(ev, "clamp", (value, low, high), place)
+    return applied(ev, "min" if low is None else "max", (value, high if low is None else low), place)
+
+
+_NO_REDUCTION = "a mod is computed for one pair; compute the sum beforehand, and index the tensor of sums"
+_NO_CHANCE = "draw the numbers beforehand, and index the tensor that has them"
+
+
+# --- functions of other packages ------------------------
+
+
+def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """A call of a function that is known by its name alone."""
+    package, _, name = path.partition(".")
+    last = path.rpartition(".")[2]
+    if path == JOINED:
+        return _joined(ev, args, place)
+    if package == "builtins":
+        return _python(ev, name, args, keywords, place)
+    if path in ("functools.partial", "functools.reduce"):
+        return _functools(ev, last, args, keywords, place)
+    if package == "operator" and (fn := _OPERATOR.get(last)):
+        return ev.operate(fn, tuple(args), place)
+    if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
+        return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
+    if last == "noop_mask":
+        return True
+    if last == "_identity" and args:
+        return args[0]
+    if last == "causal_mask_function" and len(args) == 4:
+        return ev.operate("le", (args[3], args[2]), place)
+    if package in ("math", "numpy", "np") and last in numbers.MATH and all(is_number(a) for a in args):
+        return numbers.mathematics(last, args, place)
+    if package == "torch":
+        return _torch(ev, path, args, keywords, place)
+    if ev.of_a_pair:
+        if last in RANDOM:
+            place.refuse("randomness", f"`{path}` is random", _NO_CHANCE)
+        if package == "math" and any(isinstance(a, Term | Part) for a in args):
+            place.refuse(
+                "other-package", f"`{path}` takes numbers, not tensors", f"write `torch.{last}(...)`"
+            )
+        message = f"`{path}` is a function of another package"
+        place.refuse("other-package", message, "write what it does with torch, or import a mod without it")
+    return Unknown(place, f"what `{path}` gives")
+
+
+def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    last = path.rpartition(".")[2]
+    if last in ("finfo", "iinfo"):
+        return _Limits(last)
+    if last in ("compile", "script", "no_grad", "is_tensor", "vmap"):
+        if args and is_callable(args[0]):
+            return args[0]
+        return External(path)
+    two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
+    if two and not isinstance(args[-1], int):
+        return applied(ev, last, (*args, *keywords.values()), place)
+    if last in ELEMENTWISE:
+        return _elementwise(ev, last, args, keywords, place)
+    made = tensors.made(ev, last, args, keywords, place)
+    if made is not None:
+        return made
+    if last in DTYPES and not args:
+        return External(path)
+    if ev.of_a_pair:
+        if last in RANDOM:
+            place.refuse("randomness", f"`{path}` is random", _NO_CHANCE)
+        if last in REDUCTIONS:
+            place.refuse("reduction", f"`{path}` is a reduction", _NO_REDUCTION)
+        message = f"`{path}` is not a function of elements that can be read"
+        place.refuse("not-in-language", message, "write what it does with arithmetic, `where`, `exp`, `log`")
+    return tensors.derived(args, keywords, place)
+
+
+class _Limits:
+    """`torch.finfo(...)`."""
+
+    def __init__(self, of: str) -> None:
+        self.of = of
+
+    def find_attribute(self, name: str, place: Place) -> Any:
+        if self.of == "finfo" and name == "min":
+            # The spelling of minus infinity in masks.
+            return -math.inf
+        if self.of == "iinfo" and name in ("min", "max"):
+            return -(2**31) if name == "min" else 2**31 - 1
+        place.refuse("not-in-language", f"`{self.of}(...).{name}` depends on a dtype", "write the number")
+
+
+_OPERATOR = {
+    "and_": "bitand",
+    "or_": "bitor",
+    "xor": "bitxor",
+    "add": "add",
+    "sub": "sub",
+    "mul": "mul",
+    "truediv": "div",
+    "floordiv": "floordiv",
+    "mod": "mod",
+    "neg": "neg",
+    "invert": "invert",
+    "eq": "eq",
+    "ne": "ne",
+    "lt": "lt",
+    "le": "le",
+    "gt": "gt",
+    "ge": "ge",
+}
+
+
+def _joined(ev: Evaluator, args: list[Any], place: Place) -> Any:
+    """What `and_masks(...)` and `or_masks(...)` give, called."""
+    fn, masks, *pair = args
+    result: Any = None
+    for mask in masks:
+        value = ev.call(mask, pair, {}, place)
+        result = value if result is None else ev.operate(fn, (result, value), place)
+    return result
+
+
+def _functools(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    if not args or not is_callable(args[0]):
+        place.refuse("bad-call", f"`{name}` needs a function first", "write the function first")
+    function, *rest = args
+    if name == "partial":
+        return Partial(function, tuple(rest), keywords)
+    if not rest:
+        place.refuse("bad-call", "`reduce` needs something to reduce", "write `reduce(function, values)`")
+    items = list(ev.items(rest[0], place))
+    if len(rest) > 1:
+        items.insert(0, rest[1])
+    if not items:
+        place.refuse("bad-call", "`reduce` is given nothing", "give it an initial value")
+    result = items[0]
+    for item in items[1:]:
+        result = ev.call(function, [result, item], {}, place)
+    return result
+
+
+def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any:
+    """A function with a decorator."""
+    if isinstance(decorator, External):
+        if decorator.path.rpartition(".")[2] in _TRANSPARENT:
+            return function
+        return Unknown(place, f"what the decorator `{decorator.path}` makes of `{function.name}`")
+    if isinstance(decorator, Unknown):
+        return function if any(name in decorator.what for name in _TRANSPARENT) else decorator
+    return ev.call(decorator, [function], {}, place)
+
+
+# --- methods ------------------------
+
+
+def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """A call of a method of a term, of a tensor, or of a sequence."""
+    owner, name = bound.owner, bound.name
+    if isinstance(owner, list | dict | str):
+        return _of_sequence(ev, owner, name, args, keywords, place)
+    if isinstance(owner, Tensor):
+        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
+            return tensors.method(ev, owner, name, args, keywords, place)
+        if name in REDUCTIONS:
+            place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
+        operand(ev, owner, place)
+    value = owner
+    if name in SAME:
+        return value
+    if name in ("detach", "data"):
+        ev.note("gradients flow through `.detach()`, which is left out")
+        return value
+    if name == "item":
+        return operand(ev, value, place)
+    if name in ("to", "type", "type_as"):
+        return _cast(ev, value, args, keywords, place)
+    if name in DTYPES:
+        return Term("cast", (operand(ev, value, place), DTYPES[name]), place)
+    if name.startswith("new_"):
+        return _new(ev, value, name, args, keywords, place)
+    base = name.removesuffix("_") if not name.endswith("__") else name
+    if base != name and base in ELEMENTWISE:
+        place.refuse(
+            "not-in-language", f"`.{name}()` changes a tensor in place", f"write `x = x.{base}(...)`"
+        )
+    if name in ("max", "min") and args:
+        return applied(ev, name, (value, *args), place)
+    if name in ELEMENTWISE:
+        fn = ELEMENTWISE[name]
+        if fn[0] == "where":
+            args = [args[0], value, *args[1:]] if args else args
+            return _elementwise(ev, name, args, keywords, place)
+        return _elementwise(ev, name, [value, *args], keywords, place)
+    if name in REDUCTIONS:
+        place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
+    if name in ("view", "reshape", "squeeze", "unsqueeze", "expand", "flatten"):
+        place.refuse("not-in-language", f"`.{name}()` changes a shape", "one value of the pair has no shape")
+    place.refuse(
+        "not-in-language", f"`.{name}()` cannot be read", "write what it does with torch's functions"
+    )
+
+
+def _cast(ev: Evaluator, value: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    wanted = keywords.get("dtype", keywords.get("other", args[0] if args else None))
+    if isinstance(wanted, Term | Part):
+        return Term("like", (operand(ev, value, place), operand(ev, wanted, place)), place)
+    if isinstance(wanted, DtypeOf):
+        return Term("like", (operand(ev, value, place), wanted.term), place)
+    if isinstance(wanted, str) or wanted is None or tensors.is_device(wanted):
+        return value
+    return Term("cast", (operand(ev, value, place), tensors.dtype(wanted, place)), place)
+
+
+def _new(ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    fills = {"new_ones": 1, "new_zeros": 0}
+    if name == "new_tensor":
+        value = args[0] if args else None
+    elif name == "new_full":
+        value = keywords.get("fill_value", args[1] if len(args) > 1 else None)
+    else:
+        value = fills.get(name)
+    shape = keywords.get("size", args[0] if args else ())
+    if not is_number(value) or (name != "new_tensor" and shape not in ((), [], 1, (1,), [1])):
+        place.refuse(
+            "not-in-language", f"`.{name}()` makes more than a number", "make a number, of shape `()`"
+        )
+    wanted = keywords.get("dtype")
+    const = Term("const", (value,), place)
+    if wanted is None:
+        return const if name == "new_tensor" else Term("like", (const, operand(ev, owner, place)), place)
+    return _cast(ev, const, [wanted], {}, place)
+
+
+def _of_sequence(
+    ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
+) -> Any:
+    match owner, name:
+        case list(), "extend" if len(args) == 1:
+            args = [numbers.sized(list(ev.items(args[0], place)), len(owner), place)]
+        case list() | dict(), _ if name in tables.OF_SEQUENCES and (name != "update" or not args):
+            numbers.sized(owner, 1 + len(keywords), place)
+        case dict(), "update" if isinstance(args[0], dict):
+            numbers.sized(owner, len(args[0]) + len(keywords), place)
+        case str(), _ if not ev.of_a_pair:
+            return Unknown(place, f"what `.{name}()` gives")
+        case _:
+            place.refuse("not-in-language", f"`.{name}()` cannot be read", "write what it gives")
+    value = numbers.computed(lambda: getattr(owner, name)(*args, **keywords), place)
+    return list(value) if name in ("items", "keys", "values") else value
+
+
+# --- Python's own functions ------------------------
+
+
+def _python(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    simple = all(is_number(a) for a in args)
+    of_pair = any(isinstance(a, Term | Part) for a in args)
+    match name, args:
+        case "print", _:
+            return None
+        case (("int" | "float" | "bool"), [Term() | Part() as value]):
+            dtype = {"int": "int32", "float": "fp32", "bool": "bool"}[name]
+            return Term("cast", (operand(ev, value, place), dtype), place)
+        case "float", [str() as text]:
+            return numbers.computed(lambda: float(text), place)
+        case "abs", [Term() | Part() as value]:
+            return applied(ev, "abs", (value,), place)
+        case "round", [Term() | Part() as value]:
+            return applied(ev, "round", (value,), place)
+        case (("min" | "max"), [_, _, *_]) if of_pair:
+            result = args[0]
+            for other in args[1:]:
+                result = applied(ev, name, (result, other), place)
+            return result
+        case "pow", [_, _]:
+            return ev.operate("pow", (args[0], args[1]), place)
+        case (("callable" | "isinstance"), [value, *_]):
+            return is_callable(value) if name == "callable" else _instance(args, place)
+        case "len", [list() | tuple() | dict() | range() as value]:
+            return len(value)
+        case "len", [Tensor() | Part() as value]:
+            shape = tensors.attribute(value, "shape", place)
+            return (
+                shape[0] if isinstance(shape, tuple) and shape else Unknown(place, "the length of a tensor")
+            )
+        case "range", _ if simple and 1 <= len(args) <= 3:
+            return numbers.computed(lambda: range(*args), place)
+        case "range", _ if of_pair:
+            hint = "write its steps one by one; the number of steps must be known from the source"
+            place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
+        case "enumerate", [value, *_]:
+            return list(enumerate(_listed(ev, value, place)))
+        case "zip", _:
+            return list(zip(*(_listed(ev, value, place) for value in args), strict=False))
+        case "reversed", [value]:
+            return _listed(ev, value, place)[::-1]
+        case (("tuple" | "list"), []):
+            return () if name == "tuple" else []
+        case (("tuple" | "list"), [value]):
+            return (tuple if name == "tuple" else list)(_listed(ev, value, place))
+        case "map", [function, value]:
+            return [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)]
+        case (("all" | "any"), [value]):
+            found = [ev.decided(item, place.node, place.source) for item in _listed(ev, value, place)]  # type: ignore[arg-type]
+            return all(found) if name == "all" else any(found)
+        case "sum", [value, *start]:
+            result = start[0] if start else 0
+            for item in _listed(ev, value, place):
+                result = ev.operate("add", (result, item), place)
+            return result
+        case (("min" | "max"), [list() | tuple() as items]) if items:
+            return _python(ev, name, list(items), keywords, place)
+    pure: Mapping[str, Callable[..., Any]] = {
+        "abs": abs,
+        "int": int,
+        "float": float,
+        "bool": bool,
+        "round": round,
+        "min": min,
+        "max": max,
+        "divmod": divmod,
+    }
+    if name in pure and simple and args:
+        return numbers.computed(lambda: pure[name](*args), place)
+    if name == "dict" and not args:
+        return dict(keywords)
+    if ev.of_a_pair:
+        place.refuse("not-in-language", f"`{name}(...)` cannot be read here", "use torch's functions")
+    return next((a for a in args if isinstance(a, Unknown)), Unknown(place, f"what `{name}` gives"))
+
+
+def _listed(ev: Evaluator, value: Any, place: Place) -> list[Any]:
+    found: list[Any] = []
+    for item in ev.items(value, place):
+        ev.step(place)
+        numbers.sized(found, 1, place).append(item)
+    return found
+
+
+def _instance(args: list[Any], place: Place) -> Any:
+    value, asked = (*args, None)[:2]
+    paths = [a.path for a in (asked if isinstance(asked, tuple) else (asked,)) if isinstance(a, External)]
+    names = {"builtins.int": int, "builtins.float": float, "builtins.bool": bool, "builtins.tuple": tuple}
+    names |= {"builtins.list": list, "builtins.str": str, "builtins.dict": dict}
+    if isinstance(value, Unknown) or not paths:
+        return Unknown(place, "a type")
+    if isinstance(value, Tensor | Part | Term):
+        return any(path == "torch.Tensor" for path in paths)
+    return any(path in names and isinstance(value, names[path]) for path in paths)
+
+
+__all__ = ["JOINED", "applied", "decorated", "external", "method", "operand"]

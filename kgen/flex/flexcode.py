@@ -1,0 +1,174 @@
+"""The way back: a spec as FlexAttention code, a printer over its trees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
+from kgen.expr.show import show
+from kgen.expr.spelling import ADD, ATOM, BITAND, BITOR, COMPARE, MUL, UNARY, Spelling
+from kgen.spec.load import Loaded
+
+PAIR = ("b", "h", "q_idx", "kv_idx")
+SIZES = {"B": "B", "HQ": "HQ", "HKV": "HKV", "SQ": "SQ", "SK": "SK"}
+SPELLED: dict[str, Spelling] = {
+    "and": Spelling("{0} & {1}", BITAND, BITAND),
+    "or": Spelling("{0} | {1}", BITOR, BITOR),
+    "mod": Spelling("{0} % {1}", MUL, MUL),
+    "floordiv": Spelling("{0} // {1}", MUL, MUL),
+    "sub": Spelling("{0} - {1}", ADD, ADD),
+    "clamp": Spelling("torch.clamp({0}, {1}, {2})"),
+    "silu": Spelling("torch.nn.functional.silu({0})"),
+    "gelu": Spelling("torch.nn.functional.gelu({0})"),
+    "int": Spelling("({0}).to(torch.int32)"),
+}
+"""Where eager PyTorch is written in another way in a kernel's reference than people write it."""
+
+
+def flex_code(loaded: Loaded) -> str:
+    """Functions for `flex_attention`, as source. Raises `KgenError` for a kernel that is not attention."""
+    if not hasattr(loaded.spec, "score_mod"):
+        message = "only a spec of attention has FlexAttention code"
+        raise KgenError(Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`"))
+    trees, spec = loaded.trees, loaded.spec
+    used = {name for tree in trees.values() for name in variables(tree)}
+    host = [name for name in SIZES if name in used]
+    constants = [f"{n} = {p.value!r}" for n, p in spec.params.items() if p.value is not None]
+    own = dict.fromkeys(
+        r.buffer for tree in trees.values() for r in reads(tree) if r.buffer not in spec.buffers
+    )
+    given = [*spec.buffers, *own, *(n for n, p in spec.params.items() if p.value is None), *host]
+    lines = [
+        "import torch",
+        "from torch.nn.attention.flex_attention import create_block_mask, flex_attention",
+        "",
+    ]
+    lines += [*constants, ""] * bool(constants)
+    apart = [""] * (not given and bool(trees))
+    body = list(_mods(trees.items()))
+    if given:
+        lines += [
+            "",
+            f"def {spec.name}_mods({', '.join(given)}):",
+            *_described(loaded),
+            *map(_indented, body),
+        ]
+        made = ", ".join(trees)
+        lines += [f"    return {made}", ""] if trees else []
+    else:
+        lines += [
+            line for part in body for line in ([*apart, part] if part.startswith("def ") else [part])
+        ] + apart
+    lines += [*_call(loaded, given)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _described(loaded: Loaded) -> Iterator[str]:
+    buffers = loaded.spec.buffers
+    if not buffers:
+        return
+    texts = [f"{n} [{', '.join(map(str, b.shape))}] of {b.dtype}" for n, b in buffers.items()]
+    yield f'    """{"; ".join(texts)}. A spec reads zero outside of them."""'
+    yield ""
+
+
+def _indented(line: str) -> str:
+    return f"    {line}" if line else ""
+
+
+def _mods(trees: Iterable[tuple[str, Node]]) -> Iterator[str]:
+    for field, tree in trees:
+        names = ("score", *PAIR) if field == "score_mod" else PAIR
+        yield f"def {field}({', '.join(names)}):"
+        yield f"    return {_printed(tree)}"
+        yield ""
+
+
+def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
+    spec, trees = loaded.spec, loaded.trees
+    if given and trees:
+        yield ""
+        yield f"{', '.join(trees)} = {spec.name}_mods({', '.join(given)})"
+    arguments = ["q", "k", "v"] + ["score_mod=score_mod"] * ("score_mod" in trees)
+    if "mask_mod" in trees:
+        sizes = "B, HQ, SQ, SK" if variables(trees["mask_mod"]) & {"b", "h"} else "None, None, SQ, SK"
+        yield f"block_mask = create_block_mask(mask_mod, {sizes}, device=q.device)"
+        arguments.append("block_mask=block_mask")
+    arguments += ["enable_gqa=True"] * (spec.gqa != 1)
+    yield f"out = flex_attention({', '.join(arguments)})"
+    without = {"sinks": spec.sinks, "packed sequences": spec.varlen, "pages": spec.paged_kv is not None}
+    without["numbers of keys of each sequence, but where the mods read them"] = spec.per_batch
+    for said in (words for words, there in without.items() if there):
+        yield f"# Without {said}: FlexAttention has no such argument."
+
+
+# --- the printer ------------------------
+
+
+def _printed(node: Node, context: int = 0) -> str:
+    text, binds = _form(node)
+    return f"({text})" if binds < context else text
+
+
+def _is_host(node: Node) -> bool:
+    """Whether Python knows the value before any pair: numbers, sizes and params."""
+    return not reads(node) and not variables(node) & {"score", *PAIR}
+
+
+def _form(node: Node) -> tuple[str, int]:
+    match node:
+        case Var(name="inf"):
+            return 'float("inf")', ATOM
+        case Const() | Var():
+            return show(node), ATOM if not show(node).startswith("-") else UNARY
+        case Read():
+            return f"{node.buffer}[{', '.join(_printed(i) for i in node.indices)}]", ATOM
+    assert isinstance(node, Call)
+    if (
+        node.fn not in ("where", "min", "max", "clamp", "float", "abs")
+        and TABLE[node.fn].callable
+        and _is_host(node)
+    ):
+        return (
+            f"torch.{node.fn}({', '.join(f'torch.tensor({_printed(a)}, dtype=torch.float32)' for a in node.args)})",
+            ATOM,
+        )
+    match node.fn, node.args:
+        case ("where", (condition, a, b)):
+            return f"torch.where({_tensor(condition)}, {_printed(a)}, {_printed(b)})", ATOM
+        case (("min" | "max") as fn, (a, b)):
+            return _bounded(fn, a, b)
+        case ("clamp", (x, low, high)) if not (isinstance(low, Const) and isinstance(high, Const)):
+            return _form(Call("min", (Call("max", (x, low), node.type), high), node.type))
+        case ("abs", (a,)) if _is_host(a):
+            return f"abs({_printed(a)})", ATOM
+        case ("float", (a,)) if _is_host(a):
+            return f"float({_printed(a)})", ATOM
+        case (fn, _) if TABLE[fn].result is Type.FLOAT and TABLE[fn].callable:
+            args = ", ".join(_printed(a) for a in node.args)
+            if fn != "float" and fn not in SPELLED:
+                return f"torch.{fn}({args})", ATOM
+    spelling = SPELLED.get(node.fn, TABLE[node.fn].spelled["torch"])
+    is_infix = spelling.binds != ATOM
+    brackets = max(spelling.operand, BITOR) if spelling.binds == COMPARE else spelling.operand
+    operands = [_printed(a, brackets + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
+    return spelling.form.format(*operands), spelling.binds
+
+
+def _tensor(node: Node) -> str:
+    return f"torch.tensor({_printed(node)})" if _is_host(node) else _printed(node)
+
+
+def _bounded(fn: str, a: Node, b: Node) -> tuple[str, int]:
+    """The lesser or the greater of two: `torch.minimum` takes no numbers, `clamp` does."""
+    if _is_host(a) and _is_host(b):
+        return f"{fn}({_printed(a)}, {_printed(b)})", ATOM
+    for value, bound in ((a, b), (b, a)):
+        if _is_host(bound):
+            return (
+                f"torch.clamp({_printed(value)}, {'max' if fn == 'min' else 'min'}={_printed(bound)})",
+                ATOM,
+            )
+    return f"torch.{'minimum' if fn == 'min' else 'maximum'}({_printed(a)}, {_printed(b)})", ATOM

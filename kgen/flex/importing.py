@@ -1,0 +1,344 @@
+"""From the mods of a source to the text of a spec that renders."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+from kgen.diagnostics import Diagnostic, KgenError, escaped
+from kgen.expr.built import MAX_NODES
+from kgen.expr.nodes import Call, Const, Node, Type, Var, reads
+from kgen.flex import modules
+from kgen.flex.evaluating import Evaluator, signature
+from kgen.flex.inference import infer, walk
+from kgen.flex.lowering import Lowering
+from kgen.flex.source import Place, Source
+from kgen.flex.tensors import element
+from kgen.flex.text import size
+from kgen.flex.values import (
+    MISSING,
+    External,
+    Frame,
+    Function,
+    Method,
+    Part,
+    Partial,
+    Scope,
+    Tensor,
+    Term,
+    is_callable,
+    kind,
+)
+from kgen.flex.writing import Spec
+from kgen.spec.common import checked_name, differentiable
+
+PAIR = ("b", "h", "q_idx", "kv_idx")
+OF_INDEX = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
+MODS = {"score_mod": ("score", *PAIR), "mask_mod": PAIR}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a spec says besides its mods."""
+
+    name: str | None = None
+    head_dim: int = 128
+    gqa: int | str = 1
+    dtype: str = "bf16"
+
+
+@dataclass(eq=False)
+class Asked:
+    """The scope of an EXPR: the names of the source, of torch and math; any other is a tensor of the call."""
+
+    outer: Scope
+    source: Source
+    node: ast.AST
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def find(self, name: str) -> Any:
+        value = self.outer.find(name)
+        if value is not MISSING:
+            return value
+        if name in ("torch", "math", "functools", "and_masks", "or_masks", "noop_mask"):
+            return External(name)
+        if hasattr(builtins, name):
+            return MISSING
+        if name not in self.tensors:
+            place = Place(self.source, self.node)
+            self.tensors[name] = Tensor(place, name, origin="given by the caller")
+        return self.tensors[name]
+
+    def closure(self) -> Scope:
+        return self
+
+
+def imported(given: str, asked: Mapping[str, str | None], options: Options) -> Spec:
+    """The spec of the mods `asked` (EXPR by field) of SOURCE. Raises `KgenError`."""
+    if not any(asked.values()):
+        hint = "name a function of the source with `--score` or `--mask`, or a call that returns one"
+        raise KgenError(Diagnostic("usage", "neither a score_mod nor a mask_mod is asked for", hint=hint))
+    evaluator = Evaluator()
+    module = evaluator.module(modules.find(given))
+    mods: dict[str, tuple[Any, Place]] = {}
+    for kind_of, text in asked.items():
+        if text is not None:
+            mods[kind_of] = _asked(evaluator, module, text, f"--{kind_of.removesuffix('_mod')}")
+    if options.name is None:
+        options = dataclasses.replace(options, name=_default_name(module, asked.values()))
+    said = ", ".join(f"{field}={text}" for field, text in asked.items() if text is not None)
+    origin = f"{module.path.name if module.path else given}: {said}"
+    return built(evaluator, mods, options, origin)
+
+
+def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tuple[Any, Place]:
+    """The function that an EXPR stands for."""
+    source = Source(option, text.strip())
+    node = source.expression()
+    place = Place(source, node)
+    with reading(place):
+        value = ev.expression(node, Frame(Asked(module, source, node)), source)
+    named = value.owner if isinstance(value, Method) else value
+    if isinstance(named, Tensor):
+        known = ", ".join(f"`{name}`" for name in modules.functions(module)[:8])
+        hint = f"the source has {known}" if known else "name a function of the source"
+        message = f"`{escaped(text.strip())}` is not defined in {escaped(module.source.name)}"
+        place.refuse("unknown-name", message, hint)
+    return value, place
+
+
+@contextmanager
+def reading(place: Place) -> Iterator[None]:
+    """What ends Python's stack is said to nest too deep."""
+    try:
+        yield
+    except RecursionError:
+        place.refuse("too-deep", "the source nests too deep to be read", "split it into smaller parts")
+
+
+def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options, origin: str) -> Spec:
+    """The spec of some functions. Raises `KgenError`."""
+    terms: dict[str, Term] = {}
+    for field_, (function, place) in mods.items():
+        with reading(place):
+            terms[field_] = _inlined(ev, field_, function, place)
+    wanted = {term: Type.FLOAT if f == "score_mod" else Type.BOOL for f, term in terms.items()}
+    dtypes = infer(wanted)
+    found = _tensors(terms.values())
+    names = _names(found)
+    lowering = Lowering(dtypes, names)
+    trees = {f: _rooted(lowering, f, term) for f, term in terms.items()}
+    trees = {f: tree for f, tree in trees.items() if not _says_nothing(f, tree)}
+    used = {r.buffer for tree in trees.values() for r in reads(tree)}
+    learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
+    spec = Spec(_name(options.name, mods), origin, options.dtype, options.head_dim, options.gqa, trees)
+    for tensor, name in names.items():
+        if name not in used:
+            continue
+        dtype = tensor.dtype or dtypes[tensor]
+        shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
+        said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
+        spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
+    for field_, (function, place) in mods.items():
+        spec.places[field_] = function.place if isinstance(function, Function) else place
+    spec.labels.update(lowering.labels)
+    spec.notes += [*ev.notes, *lowering.notes]
+    return spec
+
+
+def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
+    """What a mod computes for a pair."""
+    names = MODS[field_]
+    if not is_callable(function):
+        place.refuse(
+            "bad-call",
+            f"a {field_} is a function, this is {kind(function)}",
+            "name a function, or call what returns one",
+        )
+    _check_signature(function, names, field_, place)
+    pair = [Term("var", (name,), place) for name in names]
+    ev.of_a_pair = True
+    try:
+        value = ev.call(function, pair, {}, place)
+    finally:
+        ev.of_a_pair = False
+    if isinstance(value, bool | int | float):
+        return Term("const", (value,), place)
+    if isinstance(value, Part):
+        value = element(value)
+    if not isinstance(value, Term):
+        hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "whether the pair is kept")
+        at = function.place if isinstance(function, Function) else place
+        if is_callable(value):
+            hint = (
+                f"it returns a function: call it, `{signature(function)}`"
+                if isinstance(function, Function)
+                else hint
+            )
+        at.refuse("bad-call", f"the {field_} returns {kind(value)}", hint)
+    return value
+
+
+def _check_signature(function: Any, names: tuple[str, ...], field_: str, place: Place) -> None:
+    """A mod takes the names of its pair, and nothing else that has no default."""
+    if not isinstance(function, Function):
+        return
+    given = function.node.args
+    parameters = [a.arg for a in (*given.posonlyargs, *given.args)]
+    needed = [p for p in parameters if p not in function.defaults]
+    most = len(names) if given.vararg else len(parameters)
+    if len(needed) > len(names) or most < len(names):
+        message = f"a {field_} takes ({', '.join(names)}), `{function.name}` takes ({', '.join(parameters)})"
+        hint = f"call it if it returns one: `{signature(function)}`"
+        place.refuse("bad-call", message, hint)
+
+
+def _rooted(lowering: Lowering, field_: str, term: Term) -> Node:
+    node = lowering.tree(term)
+    lowering.place = term.place
+    if field_ == "mask_mod":
+        node = lowering.truth(node)
+    elif node.type is Type.BOOL:
+        term.place.refuse(
+            "wrong-type", "a score_mod gives a truth value", "give a number, with `torch.where`"
+        )
+    if size(node) > MAX_NODES:
+        hint = "use fewer operations, or put numbers into a tensor"
+        term.place.refuse("too-large", f"the expression has more than {MAX_NODES} terms", hint)
+    return node
+
+
+def _says_nothing(field_: str, tree: Node) -> bool:
+    return tree == (Var("score", Type.FLOAT) if field_ == "score_mod" else Const(True, Type.BOOL))
+
+
+# --- tensors ------------------------
+
+
+def _tensors(terms: Iterable[Term]) -> list[Tensor]:
+    found = (term.args[0] for term in walk(list(terms)) if term.fn == "read")
+    return list(dict.fromkeys(found))
+
+
+def _names(tensors: Iterable[Tensor]) -> dict[Tensor, str]:
+    """The name of each tensor as a buffer: its own."""
+    names: dict[Tensor, str] = {}
+    for tensor in tensors:
+        if tensor.name is None:
+            message = "a tensor that has no name is read"
+            tensor.place.refuse("no-name", message, "give it a name: `table = ...`")
+        name = tensor.name.strip("_")
+        while "__" in name:
+            name = name.replace("__", "_")
+        number = 2
+        own = name
+        while own in names.values():
+            own, number = f"{name}_{number}", number + 1
+        names[tensor] = own
+    return names
+
+
+def _shape(
+    tensor: Tensor, name: str, terms: Iterable[Term], lowering: Lowering, gqa: int | str
+) -> tuple[int | str, ...]:
+    """The shape of a buffer: sizes where an index says so, else the extents of the source."""
+    indexed = [term.args[1:] for term in walk(list(terms)) if term.fn == "read" and term.args[0] is tensor]
+    ranks = {len(indices) for indices in indexed}
+    if len(ranks) > 1:
+        tensor.place.refuse(
+            "bad-index", f"`{name}` is read with {min(ranks)} and with {max(ranks)} indices", "use as many"
+        )
+    (rank,) = ranks
+    if not 1 <= rank <= 4:
+        tensor.place.refuse("bad-shape", f"`{name}` has {rank} dimensions", "a buffer has 1 to 4 of them")
+    columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
+    known = tensor.shape or (None,) * rank
+    return tuple(_extent(nodes, extent, gqa) for nodes, extent in zip(columns, known, strict=True))
+
+
+def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
+    """A size where an index is its position, else what the source says, if it does."""
+    by_index = [OF_INDEX.get(node.name) for node in nodes if isinstance(node, Var)]
+    for size_ in ("B", "HQ", "SQ", "SK"):
+        if size_ in by_index:
+            return size_
+    if type(gqa) is int and gqa > 1 and all(_of_kv_head(node, gqa) for node in nodes):
+        return "HKV"
+    return extent or "any"
+
+
+def _of_kv_head(node: Node, gqa: int) -> bool:
+    match node:
+        case Call(fn="floordiv", args=(Var(name="h"), Const(value=value))):
+            return bool(value == gqa)
+    return False
+
+
+# --- names ------------------------
+
+
+def _default_name(module: modules.Module, asked: Iterable[str | None]) -> str | None:
+    """The functions that are asked for, in their order."""
+    known = modules.functions(module)
+    names = [
+        node.id
+        for text in asked
+        if text is not None
+        for node in sorted(
+            (n for n in ast.walk(Source("", text.strip()).expression()) if isinstance(n, ast.Name)),
+            key=lambda n: (n.lineno, n.col_offset),
+        )
+        if node.id in known
+    ]
+    return _usable(names)
+
+
+def _usable(names: Iterable[str]) -> str | None:
+    """Names of functions as one name of a spec."""
+    joined = "_".join(dict.fromkeys(filter(None, map(_snake, names))))[:60].strip("_")
+    for name in (joined, f"{joined[:50]}_attention", f"attention_{joined[:50]}"):
+        try:
+            return checked_name(name.replace("__", "_").strip("_"))
+        except PydanticCustomError:
+            continue
+    return None
+
+
+def _name(given: str | None, mods: Mapping[str, tuple[Any, Place]]) -> str:
+    """The name of the spec: what was asked for, or that of its mods."""
+    if given is not None:
+        try:
+            return checked_name(given)
+        except PydanticCustomError as error:
+            context = error.context or {}
+            raise KgenError(
+                Diagnostic(context["code"], context["message"], "--name", 1, 1, hint=context["hint"])
+            ) from None
+    return _usable(_called(function) for function, _ in mods.values()) or "imported"
+
+
+def _called(function: Any) -> str:
+    match function:
+        case Function(node=ast.FunctionDef(name=name)):
+            return name
+        case Partial(function=inner):
+            return _called(inner)
+    return ""
+
+
+def _snake(name: str) -> str:
+    """A name of Python in lower_snake_case."""
+    made = ""
+    for before, c in zip(" " + name, name, strict=False):
+        made += "_" * (c.isupper() and before.islower()) + (c.lower() if c.isascii() and c.isalnum() else "_")
+    return "_".join(part for part in made.split("_") if part)
+
+
+__all__ = ["MODS", "Options", "built", "imported"]

@@ -1,0 +1,230 @@
+"""Live functions to specs: their source is read, and what they captured is looked up, with the shapes of tensors."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.flex.evaluating import Evaluator
+from kgen.flex.source import Place, Source
+from kgen.flex.tables import DTYPES
+from kgen.flex.values import MISSING, External, Function, Partial, Scope, Tensor, Term, Unknown
+
+
+def spec(
+    *,
+    score_mod: Any = None,
+    mask_mod: Any = None,
+    name: str | None = None,
+    head_dim: int = 128,
+    gqa: int | str = 1,
+    dtype: str = "bf16",
+) -> str:
+    """The text of a spec for functions as FlexAttention takes them. Raises `KgenError`.
+
+    What they captured is known: numbers are compiled in, tensors become buffers under the names that the functions
+    have for them. Nothing of theirs is called.
+    """
+    from kgen.flex.importing import Options, built
+    from kgen.flex.writing import settled
+
+    reader = _Reader(Evaluator())
+    given = {"score_mod": score_mod, "mask_mod": mask_mod}
+    mods = {}
+    for field_, function in given.items():
+        if function is not None:
+            place = _place(function, field_)
+            value = reader.value(function, field_, place)
+            if isinstance(value, _Object):
+                value = value.find_attribute("__call__", place)
+            mods[field_] = (value, place)
+    if not mods:
+        raise KgenError(
+            Diagnostic("usage", "neither a score_mod nor a mask_mod is given", hint="give one of them")
+        )
+    origin = ", ".join(
+        f"{f}={getattr(g, '__qualname__', 'a function')}" for f, g in given.items() if g is not None
+    )
+    made = built(reader.evaluator, mods, Options(name, head_dim, gqa, dtype), origin)
+    text, _ = settled(made, f"{made.name}.yaml")
+    return text
+
+
+@dataclass(eq=False)
+class _Reader:
+    evaluator: Evaluator
+    sources: dict[str, tuple[Source, ast.Module]] = field(default_factory=dict)
+    tensors: dict[int, Tensor] = field(default_factory=dict)
+    kept: list[Any] = field(default_factory=list)
+    """What is looked up by its identity stays alive."""
+
+    def value(self, live: Any, name: str, place: Place) -> Any:
+        """What a captured object stands for."""
+        if live is None or isinstance(live, bool | int | float | str):
+            return live
+        if type(live) in (tuple, list):
+            return type(live)(self.value(item, name, place) for item in live)
+        if type(live) is dict:
+            return {key: self.value(item, str(key), place) for key, item in live.items()}
+        if isinstance(live, types.ModuleType):
+            return External(live.__name__)
+        if isinstance(live, functools.partial):
+            keywords = {key: self.value(item, key, place) for key, item in live.keywords.items()}
+            args = tuple(self.value(item, name, place) for item in live.args)
+            return Partial(self.value(live.func, name, place), args, keywords)
+        if isinstance(live, types.FunctionType):
+            return self.function(live, place)
+        if isinstance(live, types.MethodType):
+            return Partial(
+                self.value(live.__func__, name, place), (self.value(live.__self__, "self", place),), {}
+            )
+        if type(live).__module__.partition(".")[0] == "torch" and hasattr(type(live), "requires_grad"):
+            return self.tensor(live, name, place)
+        if _of_torch(live):
+            return External(f"torch.{getattr(live, '__name__', str(live).removeprefix('torch.'))}")
+        if isinstance(live, types.BuiltinFunctionType | type):
+            return External(f"{live.__module__}.{live.__name__}")
+        return _Object(live, self, place)
+
+    def tensor(self, live: Any, name: str, place: Place) -> Any:
+        dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))
+        if not live.shape and not live.requires_grad:
+            value = live.item()
+            self.evaluator.note(f"{name} is {value}, what the tensor held when it was read")
+            return Term("cast", (Term("const", (value,), place), dtype), place)
+        if id(live) not in self.tensors:
+            self.kept.append(live)
+            shape = tuple(int(n) for n in live.shape)
+            self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad))
+        return self.tensors[id(live)]
+
+    def function(self, live: types.FunctionType, place: Place) -> Any:
+        module = live.__module__ or ""
+        if module.partition(".")[0] == "torch":
+            if module == "torch.nn.attention.flex_attention" and live.__closure__:
+                return self.located(live, place)
+            return External(f"{module}.{live.__name__}")
+        return self.located(live, place)
+
+    def located(self, live: types.FunctionType, place: Place) -> Function:
+        """A function with its place in the text that it was compiled from."""
+        code = live.__code__
+        source, tree = self.source(live, place)
+        found = [node for node in ast.walk(tree) if _is(node, code)]
+        if len({ast.dump(node) for node in found}) != 1:
+            message = (
+                f"the source of `{live.__name__}` cannot be told from others in line {code.co_firstlineno}"
+            )
+            place.refuse("no-source", message, "put each function on a line of its own")
+        node = found[0]
+        assert isinstance(node, ast.FunctionDef | ast.Lambda)
+        at = Place(source, node)
+        arguments = code.co_varnames[: code.co_argcount]
+        given = live.__defaults__ or ()
+        pairs = [
+            *zip(arguments[len(arguments) - len(given) :], given, strict=True),
+            *(live.__kwdefaults__ or {}).items(),
+        ]
+        defaults = {name: self.value(value, name, at) for name, value in pairs}
+        return Function(node, at, _Captured(live, self, at), defaults)
+
+    def source(self, live: types.FunctionType, place: Place) -> tuple[Source, ast.Module]:
+        file = inspect.getsourcefile(live) or live.__code__.co_filename
+        if file not in self.sources:
+            lines = linecache.getlines(file, live.__globals__)
+            if not lines:
+                message = f"the source of `{live.__name__}` cannot be found"
+                place.refuse("no-source", message, "define it in a file, or in a notebook")
+            source = Source(file, "".join(lines))
+            self.sources[file] = source, source.module()
+        return self.sources[file]
+
+
+@dataclass(frozen=True, eq=False)
+class _Captured:
+    """The names that a live function sees."""
+
+    function: types.FunctionType
+    reader: _Reader
+    place: Place
+
+    def find(self, name: str) -> Any:
+        live = self.function
+        cells = dict(zip(live.__code__.co_freevars, live.__closure__ or (), strict=True))
+        if name in cells:
+            try:
+                return self.reader.value(cells[name].cell_contents, name, self.place)
+            except ValueError:  # not assigned yet
+                return MISSING
+        if name in live.__globals__:
+            return self.reader.value(live.__globals__[name], name, self.place)
+        return MISSING
+
+    def closure(self) -> Scope:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class _Object:
+    """An object of another class: its own attributes are looked up, and no code of its class runs."""
+
+    live: Any
+    reader: _Reader
+    place: Place
+
+    def find_attribute(self, name: str, place: Place) -> Any:
+        own = getattr(self.live, "__dict__", {})
+        for names in (own, own.get("_parameters") or {}, own.get("_buffers") or {}):
+            if name in names:
+                return self.reader.value(names[name], name, place)
+        found = inspect.getattr_static(type(self.live), name, MISSING)
+        if isinstance(found, types.FunctionType):
+            return Partial(self.reader.function(found, place), (self,), {})
+        return Unknown(place, f"`.{name}` of a {type(self.live).__name__}")
+
+
+def _of_torch(live: Any) -> bool:
+    name = getattr(live, "__name__", "")
+    module = getattr(live, "__module__", None) or type(live).__module__
+    return str(module).partition(".")[0] in ("torch", "_VariableFunctions") or (
+        isinstance(live, types.BuiltinFunctionType)
+        and "torch" in str(getattr(live, "__self__", ""))
+        and bool(name)
+    )
+
+
+def _is(node: ast.AST, code: types.CodeType) -> bool:
+    """Whether a code object was compiled from a node."""
+    if isinstance(node, ast.FunctionDef):
+        lines = {node.lineno, *(d.lineno for d in node.decorator_list)}
+        if node.name != code.co_name or code.co_firstlineno not in lines:
+            return False
+    elif not isinstance(node, ast.Lambda) or code.co_name != "<lambda>" or node.lineno != code.co_firstlineno:
+        return False
+    given = node.args
+    names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    if tuple(names) != code.co_varnames[: len(names)]:
+        return False
+    if isinstance(node, ast.Lambda) and hasattr(code, "co_positions"):
+        first, last = node.body.col_offset, node.body.end_col_offset or 0
+        places = [p for p in code.co_positions() if p[0] == p[1] == node.body.lineno == node.body.end_lineno]
+        return all(first <= (a or 0) and (z or 0) <= last for _, _, a, z in places if a != z)
+    return True
+
+
+def _place(function: Any, field_: str) -> Place:
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    name = code.co_filename if code else field_
+    text = "".join(linecache.getlines(name)) if code else ""
+    node = ast.Pass(
+        lineno=code.co_firstlineno if code else 1, col_offset=0, end_lineno=None, end_col_offset=None
+    )
+    return Place(Source(name, text), node)

@@ -1,0 +1,98 @@
+"""Python's own arithmetic on numbers of the source, within bounds: none grows without end."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from kgen.flex.source import Place
+from kgen.flex.values import External, is_number
+
+MAX_BITS = 256
+MAX_ITEMS = 10_000
+
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "bitand": operator.and_,
+    "bitor": operator.or_,
+    "bitxor": operator.xor,
+    "lshift": operator.lshift,
+    "rshift": operator.rshift,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "neg": operator.neg,
+    "pos": operator.pos,
+    "invert": operator.invert,
+}
+
+MATH = frozenset(
+    {
+        *("acos", "asin", "atan", "atan2", "ceil", "comb", "copysign", "cos", "cosh", "degrees"),
+        *("erf", "exp", "expm1", "fabs", "floor", "fmod", "gcd", "isfinite", "isinf", "isnan"),
+        *("isqrt", "ldexp", "log", "log10", "log1p", "log2", "pow", "prod", "radians", "sin"),
+        *("sinh", "sqrt", "tan", "tanh", "trunc"),
+    }
+)
+
+
+def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
+    """An operator of Python on numbers, or on sequences where it has a meaning."""
+    if not all(is_number(a) or (fn in ("eq", "ne") and isinstance(a, str | None)) for a in args):
+        if fn in ("eq", "ne") and not any(isinstance(a, list | tuple | dict) for a in args):
+            return _same(*args) == (fn == "eq")
+        if fn == "add" and all(isinstance(a, list | tuple) for a in args) and type(args[0]) is type(args[1]):
+            return sized(args[0], len(args[1]), place) + args[1]
+        if fn == "mul" and isinstance(args[0], list | tuple) and type(args[1]) is int:
+            return sized((), len(args[0]) * max(args[1], 0), place) or args[0] * args[1]
+        place.refuse("not-in-language", "this operation is of numbers alone", "write it with numbers")
+    if all(isinstance(a, int) for a in args):
+        bits = [int(a).bit_length() for a in args]
+        if (
+            (fn == "pow" and bits[0] * abs(args[1]) > MAX_BITS)
+            or (fn == "lshift" and bits[0] + args[1] > MAX_BITS)
+            or (fn == "mul" and sum(bits) > MAX_BITS)
+        ):
+            place.refuse("too-large", f"the number has more than {MAX_BITS} bits", "write a smaller one")
+    return computed(lambda: _OPERATORS[fn](*args), place)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) if isinstance(a, External) else a is b
+
+
+def computed(work: Callable[[], Any], place: Place) -> Any:
+    """What Python computes, or where it cannot."""
+    try:
+        value = work()
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"Python cannot compute this: {error}"
+        place.refuse("bad-number", message, "look at the numbers that it is made of")
+    if isinstance(value, complex):
+        place.refuse("bad-number", "this is a complex number", "only real numbers can be used")
+    return value
+
+
+def mathematics(name: str, args: list[Any], place: Place) -> Any:
+    """A function of Python's `math` on numbers."""
+    if name in ("comb", "prod", "gcd") and any(isinstance(a, int) and abs(a) > 2**16 for a in args):
+        place.refuse("too-large", f"`math.{name}` is given too large a number", "write the result itself")
+    return computed(lambda: getattr(math, name)(*args), place)
+
+
+def sized(items: Any, more: int, place: Place) -> Any:
+    """The items, if there is room for so many more."""
+    if len(items) + more > MAX_ITEMS:
+        place.refuse("too-large", f"the sequence has more than {MAX_ITEMS} items", "write a shorter one")
+    return items

@@ -1,0 +1,107 @@
+"""Python source that is read and never run: its text, its syntax tree, and errors at their places in it."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NoReturn
+
+from kgen import files
+from kgen.diagnostics import Diagnostic, KgenError
+
+MAX_BYTES = 1_000_000
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A text with the name that diagnostics show: a path, or the option that it came from."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        # Python's parser counts these ends of lines alone.
+        return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+    def module(self) -> ast.Module:
+        """The statements of a file."""
+        parsed = self._parse("exec")
+        assert isinstance(parsed, ast.Module)
+        return parsed
+
+    def expression(self) -> ast.expr:
+        """The one expression of an option."""
+        parsed = self._parse("eval")
+        assert isinstance(parsed, ast.Expression)
+        return parsed.body
+
+    def _parse(self, mode: str) -> ast.AST:
+        if "\0" in self.text:
+            raise self.wrong("bad-character", "the text has a null character", 1, 1, "remove it")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return ast.parse(self.text, mode=mode)
+        except SyntaxError as error:
+            # Python's own words differ between its versions, ours must not.
+            place = (min(error.lineno or 1, len(self.lines)), max(error.offset or 1, 1))
+            hint = "Python must be able to read the source"
+            raise self.wrong("syntax-error", "this is not Python", *place, hint) from None
+        except (RecursionError, MemoryError, ValueError):
+            hint = "split it into smaller parts"
+            raise self.wrong("too-deep", "the source nests too deep to be read", 1, 1, hint) from None
+
+    def wrong(self, code: str, message: str, line: int, column: int, hint: str, length: int = 1) -> KgenError:
+        text = self.lines[line - 1] if 0 < line <= len(self.lines) else None
+        return KgenError(Diagnostic(code, message, self.name, line, column, length, text, hint))
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A node of a syntax tree in its source."""
+
+    source: Source
+    node: ast.AST
+
+    @property
+    def line(self) -> int:
+        return int(getattr(self.node, "lineno", 1))
+
+    def refuse(self, code: str, message: str, hint: str) -> NoReturn:
+        """Raise what is wrong here."""
+        line = self.source.lines[self.line - 1] if self.line <= len(self.source.lines) else ""
+        # The parser's columns count bytes.
+        start = self._column(line, getattr(self.node, "col_offset", 0))
+        end = len(line.rstrip())
+        if getattr(self.node, "end_lineno", None) == self.line:
+            end = self._column(line, getattr(self.node, "end_col_offset", None) or 0)
+        raise self.source.wrong(code, message, self.line, start + 1, hint, max(end - start, 1))
+
+    @staticmethod
+    def _column(line: str, offset: int) -> int:
+        return len(line.encode()[:offset].decode(errors="replace"))
+
+
+def read(path: Path) -> Source:
+    """The text of a file. Raises `KgenError`."""
+
+    def wrong(code: str, message: str, hint: str) -> KgenError:
+        return KgenError(Diagnostic(code, message, path.as_posix(), 1, 1, hint=hint))
+
+    try:
+        content = files.read(files.checked_path(path), MAX_BYTES)
+    except OSError as error:
+        raise wrong(
+            "cannot-read", f"cannot read the file: {error.strerror or error}", "check its path"
+        ) from None
+    if len(content) > MAX_BYTES:
+        hint = "move the functions into a file of their own"
+        raise wrong("too-large", f"the file has more than {MAX_BYTES} bytes", hint)
+    try:
+        return Source(path.as_posix(), content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise wrong("bad-character", "the file is not UTF-8", "save it as UTF-8") from None

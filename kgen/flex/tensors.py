@@ -1,0 +1,346 @@
+"""Tensors of the source: what literal constructors say of them, how they are indexed, what is computed of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from kgen.flex.source import Place
+from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
+from kgen.flex.values import (
+    DtypeOf,
+    External,
+    Method,
+    Part,
+    Tensor,
+    Term,
+    Unknown,
+    is_number,
+    kind,
+)
+
+if TYPE_CHECKING:
+    from kgen.flex.evaluating import Evaluator
+
+Shape = tuple[int | None, ...]
+
+_FILLED = frozenset(("zeros", "ones", "empty", "full", "rand", "randn", "randint"))
+_LIKE = frozenset(("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like"))
+
+
+def called(tensor: Tensor) -> str:
+    """A tensor in messages."""
+    return f"`{tensor.name}`" if tensor.name else "a tensor"
+
+
+def is_device(value: Any) -> bool:
+    """Whether an argument of `.to` says where, and not what."""
+    if isinstance(value, External):
+        return value.path.rpartition(".")[2] not in DTYPES
+    return isinstance(value, str | Unknown)
+
+
+def dtype(value: Any, place: Place) -> str:
+    """Our name of a dtype."""
+    if isinstance(value, External) and (name := value.path.rpartition(".")[2]) in DTYPES:
+        return DTYPES["float32" if value.path == "builtins.float" else name]
+    place.refuse("bad-dtype", f"{kind(value)} is not a dtype", "write `torch.float32`, `torch.int32`, ...")
+
+
+def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
+    """What a term or a tensor says of itself."""
+    tensor = owner if isinstance(owner, Tensor) else owner.tensor if isinstance(owner, Part) else None
+    gone = len(owner.indices) if isinstance(owner, Part) else 0
+    shape = None if tensor is None or tensor.shape is None else tensor.shape[gone:]
+    untold = f"the shape of {called(tensor)}" if tensor else ""
+    hint = f"say it in the source, or in the call: `{tensor.name} := torch.zeros(...)`" if tensor else ""
+    match name:
+        case "dtype":
+            if tensor is None:
+                assert isinstance(owner, Term)
+                return DtypeOf(owner)
+            names = {ours: theirs for theirs, ours in reversed(DTYPES.items())}
+            return External(f"torch.{names[tensor.dtype]}") if tensor.dtype else Unknown(place, "a dtype")
+        case "device":
+            return External("device")
+        case "shape":
+            if tensor is None:
+                return ()
+            if shape is None:
+                return Unknown(place, untold, hint)
+            return tuple(Unknown(place, untold, hint) if n is None else n for n in shape)
+        case "ndim":
+            return 0 if tensor is None else Unknown(place, untold, hint) if shape is None else len(shape)
+        case "T" | "mT" if isinstance(owner, Tensor):
+            turned = None if shape is None else shape[::-1]
+            return dataclasses.replace(owner, name=None, shape=turned, origin=_origin(place))
+        case "data":
+            return owner
+    return Method(owner, name)
+
+
+# --- indexing ------------------------
+
+
+def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
+    """Some more indices, or a tensor that is cut out ahead of the mods."""
+    tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
+    if any(isinstance(i, slice | Tensor | list) or i is None or i is Ellipsis for i in index) or any(
+        isinstance(i, Unknown) and i.what == "this literal" for i in index
+    ):
+        if not ev.of_a_pair:
+            return dataclasses.replace(tensor, name=None, shape=None, origin=_origin(place))
+        place.refuse("whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`")
+    found = list(before)
+    for i in index:
+        if isinstance(i, Part):
+            i = element(i)
+        if isinstance(i, Unknown):
+            ev.untold(i)
+        if not isinstance(i, Term | int) or isinstance(i, bool):
+            place.refuse("bad-index", f"{kind(i)} is an index", "index with integers")
+        if isinstance(i, int) and i < 0:
+            extent = tensor.shape[len(found)] if tensor.shape and len(found) < len(tensor.shape) else None
+            if extent is None:
+                place.refuse("bad-index", "an index is below zero", "count from the front")
+            i += extent
+        found.append(i)
+    if tensor.shape is not None and len(found) > len(tensor.shape):
+        message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
+        place.refuse("bad-index", message, "use one index for each dimension")
+    return Part(tensor, tuple(found), place)
+
+
+def element(part: Part) -> Term:
+    """The element that is read when all dimensions are indexed."""
+    tensor = part.tensor
+    if tensor.shape is not None and len(part.indices) < len(tensor.shape):
+        message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(part.indices)} are indexed"
+        part.place.refuse("whole-tensor", message, "index all of them, so that one element is left")
+    return Term("read", (tensor, *part.indices), part.place)
+
+
+# --- constructors ------------------------
+
+
+def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+    """What a constructor of torch makes; None where it is none."""
+    if ev.of_a_pair and name in RANDOM:
+        hint = "draw the numbers beforehand, and index the tensor that has them"
+        place.refuse("randomness", f"`{name}` is random", hint)
+    asked = keywords.get("dtype")
+    known = None if asked is None or isinstance(asked, DtypeOf | Unknown) else dtype(asked, place)
+    grad = keywords.get("requires_grad") is True
+    if name in ("tensor", "as_tensor", "scalar_tensor") and args:
+        return _literal(args[0], known, grad, place)
+    if name == "Parameter" and args:
+        return dataclasses.replace(args[0], grad=True) if isinstance(args[0], Tensor) else args[0]
+    if name in _LIKE and args:
+        return _like(name, args, keywords, known, place)
+    if name in _FILLED:
+        return _filled(name, args, keywords, known, grad, place)
+    if name in ("arange", "linspace", "logspace", "eye", "randperm"):
+        whole = name in ("arange", "randperm") and all(isinstance(a, int | Unknown) for a in args)
+        return Tensor(
+            place,
+            None,
+            _counted(name, args, keywords),
+            known or ("int64" if whole else "fp32"),
+            grad,
+            _origin(place),
+        )
+    if name in ("tril", "triu", "flip", "roll", "cumsum", "repeat_interleave", "sort") and args:
+        of = args[0]
+        if isinstance(of, Tensor):
+            kept = of.shape if name in ("tril", "triu", "flip", "roll", "cumsum") else None
+            return dataclasses.replace(
+                of, name=None, shape=kept, dtype=known or of.dtype, origin=_origin(place)
+            )
+    return None
+
+
+def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
+    if is_number(value):
+        const = Term("const", (value,), place)
+        return const if known is None else Term("cast", (const, known), place)
+    if isinstance(value, Term | Part | Tensor):
+        return value
+    shape, leaves = _extents(value)
+    if known is None and leaves:
+        types = {type(leaf) for leaf in leaves}
+        known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
+    return Tensor(place, None, shape, known, grad, _origin(place))
+
+
+def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
+    """The shape of nested lists, and some of their leaves."""
+    shape: list[int | None] = []
+    while isinstance(value, list | tuple | range):
+        shape.append(len(value))
+        if not value:
+            return tuple(shape), []
+        if not isinstance(value[0], list | tuple | range):
+            return tuple(shape), list(value)
+        value = value[0]
+    return None, []
+
+
+def _like(name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, place: Place) -> Any:
+    of = args[0]
+    fill = keywords.get("fill_value", args[1] if len(args) > 1 else None)
+    value = {"zeros_like": 0, "ones_like": 1, "full_like": fill}.get(name)
+    if isinstance(of, Tensor):
+        return dataclasses.replace(of, name=None, dtype=known or of.dtype, origin=_origin(place))
+    if isinstance(of, Part):
+        of = element(of)
+    if not isinstance(of, Term) or not (is_number(value) or isinstance(value, Term)):
+        return Unknown(place, f"what `{name}` gives")
+    const = value if isinstance(value, Term) else Term("const", (value,), place)
+    return Term("cast", (const, known), place) if known else Term("like", (const, of), place)
+
+
+def _filled(
+    name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, grad: bool, place: Place
+) -> Any:
+    args = list(args)
+    fill = {"zeros": 0.0, "ones": 1.0, "empty": 0.0}.get(name)
+    if name == "full":
+        fill = keywords.get("fill_value", args.pop() if len(args) > 1 else None)
+        if known is None and is_number(fill):
+            known = "bool" if isinstance(fill, bool) else "int64" if isinstance(fill, int) else "fp32"
+    if name == "randint":
+        args = [keywords.get("size", args[-1] if args else None)]
+        known = known or "int64"
+    sizes = keywords.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
+    if not isinstance(sizes, list | tuple):
+        return Tensor(place, None, None, known or "fp32", grad, _origin(place))
+    if not sizes and is_number(fill):
+        return Term("cast", (Term("const", (fill,), place), known or "fp32"), place)
+    shape = tuple(n if type(n) is int else None for n in sizes)
+    return Tensor(place, None, shape, known or "fp32", grad, _origin(place))
+
+
+def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Shape:
+    if name in ("linspace", "logspace"):
+        steps = keywords.get("steps", args[2] if len(args) > 2 else None)
+        return (steps if type(steps) is int else None,)
+    if not args or not all(isinstance(a, int | float) for a in args):
+        return (None, None) if name == "eye" else (None,)
+    if name == "eye":
+        return (int(args[0]), int(args[-1]))
+    start, stop, step = (0, args[0], 1) if len(args) == 1 else (*args, 1)[:3]
+    return (max(math.ceil((stop - start) / step), 0) if step else None,)
+
+
+# --- tensors that are computed ahead of the mods ------------------------
+
+
+def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
+    """An operation of elements on whole tensors."""
+    found = [a for a in args if isinstance(a, Tensor)]
+    if any(a.shape is None for a in found):
+        shape: Shape | None = None
+    else:
+        shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
+    if fn in ("lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or"):
+        dtype: str | None = "bool"
+    elif fn in _REAL or any(isinstance(a, float) for a in args):
+        dtype = next((a.dtype for a in found if a.dtype in ("bf16", "fp16", "fp64")), "fp32")
+    else:
+        dtype = found[-1].dtype if len({a.dtype for a in found}) == 1 else None
+    return Tensor(place, None, shape, dtype, any(a.grad for a in found), _origin(place))
+
+
+_REAL = frozenset(
+    {
+        *("div", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sigmoid", "tanh", "sin", "cos"),
+        *("tan", "reciprocal", "silu", "gelu"),
+    }
+)
+
+
+def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
+    rank = max(map(len, shapes))
+    result: list[int | None] = []
+    for axis in range(-rank, 0):
+        extents = {s[axis] for s in shapes if len(s) >= -axis} - {1}
+        if len(extents) > 1:
+            return None
+        result.append(extents.pop() if extents else 1)
+    return tuple(result)
+
+
+def method(
+    ev: Evaluator, owner: Tensor, name: str, args: list[Any], keywords: Mapping[str, Any], place: Place
+) -> Any:
+    """A method of a whole tensor, ahead of the mods."""
+    if name in SAME or (name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords):
+        if name == "requires_grad_":
+            owner.grad = True
+        return owner
+    if name in ("size", "dim"):
+        shape = attribute(owner, "shape" if name == "size" else "ndim", place)
+        return shape[args[0]] if args and isinstance(shape, tuple) and type(args[0]) is int else shape
+    if name == "to":
+        wanted = keywords.get("dtype", args[-1] if args else None)
+        known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
+        return dataclasses.replace(owner, name=None, dtype=known, origin=_origin(place))
+    if name in DTYPES:
+        return dataclasses.replace(owner, name=None, dtype=DTYPES[name], origin=_origin(place))
+    if name in ("detach", "clone"):
+        return dataclasses.replace(owner, name=None, grad=False)
+    if name in ("view", "reshape"):
+        sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
+        return dataclasses.replace(
+            owner, name=None, shape=_reshaped(owner.shape, sizes), origin=_origin(place)
+        )
+    if name == "unsqueeze" and owner.shape is not None and args and args[0] in range(len(owner.shape) + 1):
+        shape = (*owner.shape[: args[0]], 1, *owner.shape[args[0] :])
+        return dataclasses.replace(owner, name=None, shape=shape, origin=_origin(place))
+    if name in ("flatten", "ravel") and not args:
+        return dataclasses.replace(
+            owner, name=None, shape=_reshaped(owner.shape, (-1,)), origin=_origin(place)
+        )
+    if name == "t":
+        return attribute(owner, "T", place)
+    if name in ("tril", "triu", "cumsum", "flip"):
+        return made(ev, name, [owner, *args], {}, place)
+    if name in ("item", "tolist"):
+        return Unknown(place, f"what {called(owner)} holds")
+    if name in ELEMENTWISE:
+        return computed(ELEMENTWISE[name][0], (owner, *args), place)
+    return derived([owner, *args], keywords, place)
+
+
+def _reshaped(shape: Shape | None, sizes: Sequence[Any]) -> Shape:
+    total = None if shape is None or None in shape else math.prod(n for n in shape if n is not None)
+    known = math.prod(n for n in sizes if type(n) is int and n > 0)
+    return tuple(
+        None
+        if type(n) is not int
+        else n
+        if n >= 0
+        else None
+        if total is None or not known
+        else total // known
+        for n in sizes
+    )
+
+
+def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
+    """What torch makes of tensors in a way that is not looked into."""
+    given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
+    first = next((a for a in given if isinstance(a, Tensor)), None)
+    if first is not None:
+        return Tensor(place, None, None, None, first.grad, _origin(place))
+    return Unknown(place, "what torch computes here")
+
+
+def _origin(place: Place) -> str:
+    name = place.source.name
+    return (
+        f"as {name} says" if name.startswith("--") else f"made in line {place.line} of {PurePath(name).name}"
+    )

@@ -1,0 +1,176 @@
+"""What expressions of a Python source stand for while it is read: numbers, terms of a pair, tensors, functions."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kgen.flex.source import Place
+
+MAX_DEPTH = 100
+
+
+class Term:
+    """A value of one (query, key) pair: an operation of torch over terms and numbers, known by its name.
+
+    `var` has a name, `const` a number, `read` a tensor and its indices. Terms are shared, and compared by identity.
+    """
+
+    __slots__ = ("args", "depth", "fn", "label", "place")
+
+    depth: int
+
+    def __init__(self, fn: str, args: Sequence[Any], place: Place) -> None:
+        self.fn = fn
+        self.args = tuple(args)
+        self.place = place
+        self.label: str | None = None
+        """What the user called it."""
+        self.depth = 1 + max((arg.depth for arg in self.args if isinstance(arg, Term)), default=0)
+        if self.depth > MAX_DEPTH:
+            message = f"the expression nests more than {MAX_DEPTH} deep"
+            place.refuse("too-deep", message, "split it, or move numbers into a tensor")
+
+
+@dataclass(eq=False)
+class Tensor:
+    """A tensor of the source, which the kernel is given. `None` is what cannot be told: its rank, extents, dtype."""
+
+    place: Place
+    name: str | None = None
+    shape: tuple[int | None, ...] | None = None
+    dtype: str | None = None
+    grad: bool = False
+    origin: str = ""
+    """Where it comes from, for a comment."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A tensor with some of its indices: as many more make a term of it."""
+
+    tensor: Tensor
+    indices: tuple[Any, ...]
+    place: Place
+
+
+@dataclass(frozen=True)
+class External:
+    """A name of another package, as `torch.tanh`, and what of torch is no more than a name here: dtypes, devices.
+
+    Names that are equal are the same.
+    """
+
+    path: str
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """An attribute of a term or a tensor that is going to be called."""
+
+    owner: Any
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class DtypeOf:
+    """The dtype of a term."""
+
+    term: Term
+
+
+@dataclass(frozen=True, eq=False)
+class Unknown:
+    """What cannot be told without running the source; it may still be of no account."""
+
+    place: Place
+    what: str
+    hint: str = "write its value as a literal"
+
+
+class Scope(Protocol):
+    """Where names are looked up."""
+
+    def find(self, name: str) -> Any:
+        """The value, or `MISSING`."""
+
+    def closure(self) -> Scope:
+        """The scope that functions defined in it see."""
+
+
+MISSING = object()
+
+
+@dataclass(eq=False)
+class Frame:
+    """The names of a call, within the scope that its function was defined in."""
+
+    outer: Scope
+    names: dict[str, Any] = field(default_factory=dict)
+
+    def find(self, name: str) -> Any:
+        return self.names[name] if name in self.names else self.outer.find(name)
+
+    def closure(self) -> Scope:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A function or a lambda of the source, with the scope and the default arguments that it was defined with."""
+
+    node: ast.FunctionDef | ast.Lambda
+    place: Place
+    scope: Scope
+    defaults: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.node.name if isinstance(self.node, ast.FunctionDef) else "the lambda"
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """A function with some of its arguments."""
+
+    function: Any
+    args: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+def is_number(value: Any) -> bool:
+    """A Python number or truth value."""
+    return isinstance(value, bool | int | float)
+
+
+def is_callable(value: Any) -> bool:
+    """Whether the source may call it."""
+    return isinstance(value, Function | Partial | External | Method)
+
+
+def kind(value: Any) -> str:
+    """A value in words."""
+    match value:
+        case None:
+            return "None"
+        case Term():
+            return "a value of the pair"
+        case Tensor() | Part():
+            return "a tensor"
+        case Function() | Partial() | Method():
+            return "a function"
+        case External(path=path):
+            return f"`{path}`"
+        case bool():
+            return "a truth value"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case tuple() | list():
+            return "a sequence"
+        case Unknown(what=what):
+            return what
+    return "this"

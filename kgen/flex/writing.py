@@ -1,0 +1,177 @@
+"""The YAML of a spec that was imported, with comments that say what was assumed."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
+from kgen.diagnostics import KgenError, escaped
+from kgen.expr.nodes import Node, Read, transform
+from kgen.flex.source import Place
+from kgen.flex.text import written
+from kgen.render.rendering import render_spec
+from kgen.spec.load import Loaded, loads
+from kgen.spec.user_text import UserText
+
+Shape = tuple[int | str, ...]
+MAX_RENAMES = 20
+
+
+@dataclass(eq=False)
+class Spec:
+    """A spec that was imported. `buffers` have a shape, a dtype, whether they are learned, and where they are from."""
+
+    name: str
+    origin: str
+    dtype: str
+    head_dim: int
+    gqa: int | str
+    trees: Mapping[str, Node]
+    buffers: dict[str, tuple[Shape, str, bool, str]] = field(default_factory=dict)
+    labels: dict[Node, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    """Where each mod is defined."""
+
+    def renamed(self, old: str, new: str) -> Spec:
+        """The same with another name for one buffer."""
+
+        def rename(node: Node) -> Node:
+            return (
+                Read(new, node.indices, node.type) if isinstance(node, Read) and node.buffer == old else node
+            )
+
+        buffers = {new if name == old else name: value for name, value in self.buffers.items()}
+        notes = [*self.notes, f"{new} is {old} of the source, a name that kernels have themselves"]
+        trees = {f: transform(tree, rename) for f, tree in self.trees.items()}
+        labels = {transform(node, rename): label for node, label in self.labels.items()}
+        return replace(self, trees=trees, buffers=buffers, labels=labels, notes=notes)
+
+    def text(self) -> str:
+        """The YAML."""
+        spec = YAML().load("kernel: attention\n")
+        spec["name"] = self.name
+        spec["summary"] = DoubleQuotedScalarString(_summary(self.origin))
+        spec["dtype"] = self.dtype
+        spec["head_dim"] = self.head_dim
+        spec["gqa"] = self.gqa
+        if self.buffers:
+            spec["buffers"] = CommentedMap()
+            for name, value in self.buffers.items():
+                _buffer(spec["buffers"], name, *value)
+        for field_, tree in self.trees.items():
+            text = written(tree, self.labels, self.buffers)
+            spec[field_] = LiteralScalarString(text + "\n") if "\n" in text else _scalar(text)
+        spec["passes"] = _flow(["forward", "backward"])
+        spec["targets"] = YAML().load("{triton: {}}")
+        said = [_comment(f"Imported from {self.origin}"), *map(_comment, self.notes)]
+        assumed = (
+            f"{self.dtype}, head_dim {self.head_dim} and gqa {self.gqa} are of the import, not of the source"
+        )
+        spec.yaml_set_start_comment("\n".join([*said, assumed]))
+        out = io.StringIO()
+        yaml = YAML()
+        yaml.width = 2**20
+        yaml.dump(spec, out)
+        return out.getvalue()
+
+
+def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
+    """The text of a spec that renders, and what it says; buffers whose names kernels have get others.
+
+    Raises `KgenError` for what the kernels cannot do.
+    """
+    for _ in range(MAX_RENAMES):
+        text = spec.text()
+        try:
+            loaded = loads(text, file)
+            render_spec(loaded)
+            return text, loaded
+        except KgenError as error:
+            taken = _taken(error, spec)
+            if not taken:
+                _at_the_source(error, spec, text)
+                raise
+            for name in taken:
+                spec = spec.renamed(name, _other(name, spec))
+    raise AssertionError("names do not settle")
+
+
+def _at_the_source(error: KgenError, spec: Spec, text: str) -> None:
+    """Raise what is wrong with an expression at the mod that it comes from: the spec is not written."""
+    lines = text.split("\n")
+    for d in error.diagnostics:
+        above = [f for f in spec.places for line in lines[: d.line or 0] if line.startswith(f"{f}:")]
+        if above:
+            spec.places[above[-1]].refuse(d.code, d.message, d.hint or "write it in another way")
+
+
+def _taken(error: KgenError, spec: Spec) -> list[str]:
+    """The buffers whose names are refused: the places of the diagnostics are their keys."""
+    found = []
+    for d in error.diagnostics:
+        if (
+            d.code in ("reserved-name", "name-taken", "bad-name")
+            and d.source is not None
+            and d.column is not None
+        ):
+            name = d.source[d.column - 1 :][: d.length]
+            if name in spec.buffers:
+                found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def _other(name: str, spec: Spec) -> str:
+    parts = [
+        part for part in "".join(c if c.isascii() and c.isalnum() else "_" for c in name).split("_") if part
+    ]
+    base = "_".join(parts).lower()
+    base = base if base[:1].isalpha() else f"x_{base}".rstrip("_")
+    new, number = f"{base[:50]}_values", 2
+    while new in spec.buffers:
+        new, number = f"{base[:50]}_values_{number}", number + 1
+    return new
+
+
+def _buffer(buffers: Any, name: str, shape: Shape, dtype: str, grad: bool, said: str) -> None:
+    one = CommentedMap({"shape": _flow(list(shape)), "dtype": dtype})
+    if grad:
+        one["grad"] = True
+    one.fa.set_flow_style()
+    buffers[name] = one
+    if said:
+        buffers.yaml_set_comment_before_after_key(name, before=_comment(said), indent=2)
+
+
+def _flow(items: list[Any]) -> Any:
+    sequence = CommentedSeq(items)
+    sequence.fa.set_flow_style()
+    return sequence
+
+
+def _scalar(text: str) -> Any:
+    """An expression that YAML would read as something else than text is quoted."""
+    return DoubleQuotedScalarString(text) if _is_special(text) else text
+
+
+def _is_special(text: str) -> bool:
+    read = YAML(typ="safe").load(f"x: {text}\n") if ": " not in text and " #" not in text else None
+    return not (isinstance(read, dict) and read.get("x") == text)
+
+
+def _summary(text: str) -> str:
+    """One line that may open an emitted file."""
+    plain = escaped(text).replace("\\", "/").replace("*/", "* /")
+    while '"""' in plain:
+        plain = plain.replace('"""', '"')
+    return plain if len(plain) <= 200 else plain[:197] + "..."
+
+
+def _comment(text: str) -> str:
+    return UserText(text).in_comment()

@@ -1,0 +1,77 @@
+"""What is proved of a block mask: what its kernel leaves out of lists, or lists as whole, and how it sees pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import z3
+
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
+from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
+from kgen.kernels.attention.prove.loops import INT32, LOADS, MASK, SKIPPED, WHOLE, in_32_bits, loads_inside
+from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.prove.functions import Beyond
+from kgen.prove.obligations import Obligation
+from kgen.prove.trees import term
+from kgen.spec.load import Loaded
+from kgen.targets.code import Code, Name
+
+NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
+
+
+def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iterator[Obligation]:
+    """Those of the kernel that decides what is left of each block."""
+    assert plan.block_mask is not None
+    decision = plan.block_mask.decision
+    fields, _ = kernel_fields(plan.block_mask, kernels)
+    setting = Setting(loaded, plan, Q_AXIS, (BLOCK_SIZE, BLOCK_SIZE))
+    world, names = setting.world, setting.names
+    number = world.integer("block", 0)
+    count = (names["SK"] + BLOCK_SIZE - 1) / BLOCK_SIZE
+    lane, start = setting.lane, BLOCK_SIZE * number
+    q, kv = names["q_idx"], start + lane
+    row = z3.Int("row")
+    world.facts += [number < count, lane >= 0, lane < BLOCK_SIZE]
+    # It follows, and spares z3 the search.
+    world.facts += [row / BLOCK_SIZE == 0, lane / BLOCK_SIZE == 0]
+    world.shown["kv_idx"] = kv
+    machine = setting.machine().given(
+        kv_start=start, kv_idx=kv, blocks=number, kv_blocks=count, BLOCK_SIZE=z3.IntVal(BLOCK_SIZE)
+    )
+    machine.vectors = (row, lane)
+    pairs = machine.copy().run(fields["pair_lines"])
+    machine.run([*fields["rows"], *fields["columns"]])
+    exists = z3.And(q < names["SQ"], kv < names["SK"])
+    allowed = z3.And(exists, setting.allowed(q, kv))
+
+    def stated(what: str, claim: Any = lambda: None, parts: Any = lambda: ()) -> Obligation:
+        try:
+            found, several = claim(), parts()
+        except Beyond as beyond:
+            return Obligation(NAME, what, beyond=str(beyond))
+        return Obligation(NAME, what, found, list(world.facts), dict(world.shown), parts=several)
+
+    def decided(name: str) -> Any:
+        value = fields[name]
+        return machine.value(value) if isinstance(value, Code) else z3.BoolVal(value)
+
+    def whole() -> Any:
+        return z3.Implies(z3.And(decided("possible"), decided("certain")), allowed)
+
+    def some() -> Any:
+        known = {**names, "kv_start": start, "kv_idx": kv}
+        for binding in decision.bindings:
+            with suppress(Beyond):
+                known[binding.name] = machine.value(Name(binding.name))
+        return term(world, decision.results["some"], known)
+
+    yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
+    yield stated(WHOLE, whole)
+    # Pairs are looked at where what is said of blocks holds.
+    yield stated(MASK, lambda: z3.Implies(some(), pairs.value(fields["mask"]) == allowed))
+    yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
+    yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

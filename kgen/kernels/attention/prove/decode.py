@@ -1,0 +1,66 @@
+"""What is proved of the decoding kernels: the tiles that a tile of rows sees are those of the loops over its shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kgen.kernels.attention.plan.decode import DecodePlan
+from kgen.kernels.attention.plan.model import Q_AXIS
+from kgen.kernels.attention.prove.loops import Kernel
+from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.targets.triton.decode import decode_fields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.prove.obligations import Obligation
+from kgen.prove.statements import Number, Offset, Pointer, Stride
+from kgen.prove.world import LONGEST, Buffer
+from kgen.spec.load import Loaded
+from kgen.targets.code import Statement, assign, row
+
+TABLE = "block_table"
+
+
+def of_decoding(loaded: Loaded, plan: DecodePlan) -> Iterator[Obligation]:
+    """Those of the kernel that is split over keys."""
+    attention = plan.attention
+    fields = decode_fields(plan, KernelFields(attention))
+    for blocks in dict.fromkeys((t.BLOCK_M, t.BLOCK_N) for t in plan.tiles.values()):
+        setting = Setting(loaded, attention, Q_AXIS, blocks, packed=True)
+        pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
+        parts = [
+            {
+                "lo": row("mul", span["first"], "BLOCK_N"),
+                "hi": row("mul", span["end"], "BLOCK_N"),
+                "masked": attention.forward.masked,
+            }
+            for span in fields["spans"]
+        ]
+        mask_lines = [_of_a_row(line) for line in fields["mask_lines"]]
+        guard = fields["vector_guard"]
+        yield from Kernel(
+            f"decode {blocks[0]}x{blocks[1]}",
+            setting,
+            attention.forward,
+            [*fields["shared_prologue"], *fields["prologue"]],
+            [(fields["live_lines"], parts)],
+            fields | {"mask_lines": [*mask_lines, *fields["page_lines"]]},
+            guard,
+            pages,
+        ).obligations()
+
+
+def _of_a_row(line: Statement) -> Statement:
+    """That some row sees a key, asked of any row: what is proved where it does is proved of all."""
+    return assign("kv_live", "mask") if line.defines == {"kv_live"} and "mask" in line.uses else line
+
+
+def _pages(setting: Setting, size: int) -> dict[str, Any]:
+    """The table of pages, whose row the kernel has gone to: SK is as many pages as a row has."""
+    world = setting.world
+    pages = world.integer("pages", 0, LONGEST)
+    world.facts.append(setting.names["SK"] == size * pages)
+    buffers = {**world.buffers, TABLE: Buffer(("B", "pages"), "int32", ascends=False)}
+    world.buffers = buffers
+    strides = {f"stride_t{x}": Stride(f"{TABLE}_{d}") for d, x in enumerate("bp")}
+    own = Offset(f"{TABLE}_0", Number(setting.names["b"]))
+    return {**strides, f"{TABLE}_ptr": Pointer(TABLE, (own,))}

@@ -1,0 +1,69 @@
+"""The obligations of an attention spec: those of each kernel that its files have, for each size of tile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from kgen.kernels.attention.plan.decode import decodes, plan_decode
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.planning import plan_attention, without_promises
+from kgen.kernels.attention.prove.block_lists import of_lists
+from kgen.kernels.attention.prove.decode import of_decoding
+from kgen.kernels.attention.prove.hopper import of_hopper
+from kgen.kernels.attention.prove.loops import Kernel
+from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
+from kgen.prove.obligations import Obligation
+from kgen.spec.load import Loaded
+
+
+def obligations(loaded: Loaded) -> Iterator[Obligation]:
+    """What is to be proved of the files of a spec."""
+    decode = plan_decode(loaded) if decodes(loaded) else None
+    plan = plan_attention(loaded)
+    kernels = KernelFields(plan)
+    if decode is None or not decode.alone:
+        yield from of_loop(loaded, plan, kernels, "forward", plan.forward, plan.tiles.forward)
+    if decode is not None:
+        yield from of_decoding(loaded, decode)
+    if plan.block_mask is not None:
+        yield from of_lists(loaded, plan, kernels)
+    if plan.dq is not None and plan.dkdv is not None:
+        yield from of_loop(loaded, plan, kernels, "dq", plan.dq, plan.tiles.dq)
+        yield from of_loop(loaded, plan, kernels, "dkdv", plan.dkdv, plan.tiles.dkdv)
+    free = without_promises(loaded)
+    yield from of_hopper(loaded, plan if free.spec == loaded.spec else plan_attention(free))
+
+
+def of_loop(
+    loaded: Loaded,
+    plan: AttentionPlan,
+    kernels: KernelFields,
+    name: str,
+    loop: TileLoop,
+    tiles: Mapping[int, Sequence[Any]],
+) -> Iterator[Obligation]:
+    """Those of a portable kernel."""
+    fields = kernels.loop(loop, [*accumulators(loop)])
+    for blocks in shapes(tiles.values()):
+        setting = Setting(loaded, plan, loop.outer, blocks)
+        yield from of_fields(f"{name} {blocks[0]}x{blocks[1]}", setting, loop, fields).obligations()
+
+
+def of_fields(name: str, setting: Setting, loop: TileLoop, fields: Mapping[str, Any]) -> Kernel:
+    """A kernel as its template gets it."""
+    return Kernel(
+        name,
+        setting,
+        loop,
+        [*fields["shared_prologue"], *fields["prologue"], *fields["searches"]],
+        [(span["bounds"], span["loops"]) for span in fields["spans"]],
+        fields,
+        fields["vector_guard"],
+    )
+
+
+def shapes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
+    """The distinct tiles of a table."""
+    return list(dict.fromkeys((tile.BLOCK_M, tile.BLOCK_N) for row in rows for tile in row))

@@ -1,0 +1,165 @@
+"""What attention kernels are launched for: sizes that the launcher admits, a tile, a pair of positions in it; and which
+pairs a spec allows and what it makes of their scores, from the trees as they are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import z3
+
+from kgen.expr.algebra import LOG2E
+from kgen.expr.nodes import Node
+from kgen.expr.tile_ranges import Axis
+from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
+from kgen.kernels.attention.spec import KV_LENS
+from kgen.prove.statements import Machine, values_of
+from kgen.prove.trees import hidden, number, term
+from kgen.prove.world import LONGEST, MOST, Buffer, World
+from kgen.spec.load import Loaded
+
+SIZES = ("B", "HQ", "HKV", "SQ", "SK")
+
+
+@dataclass
+class Setting:
+    """A program of a kernel that owns a tile of `outer` and visits tiles of `inner`, of `blocks` (queries, keys).
+
+    `q` and `kv` are any two positions; those of the outer axis lie in the program's tile, which may end past the
+    tensor.
+    """
+
+    loaded: Loaded
+    plan: AttentionPlan
+    outer: Axis
+    blocks: tuple[int, int]
+    packed: bool = False
+    """Rows of a tile are of several query heads."""
+    world: World = field(init=False)
+    names: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        spec = self.plan.spec
+        buffers = {n: Buffer(tuple(b.shape), b.dtype, bool(b.sorted)) for n, b in spec.buffers.items()}
+        self.world = world = World(buffers)
+        sizes = {n: world.integer(n, int(n not in ("SQ", "SK")), LONGEST) for n in SIZES}
+        own, other = (sizes["SQ"], sizes["SK"]) if self.by_query else (sizes["SK"], sizes["SQ"])
+        world.facts += [own >= 1, other >= 0, sizes["HKV"] <= sizes["HQ"]]
+        for name, side in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
+            multiple = getattr(side, "multiple_of", None)
+            world.facts += [sizes[name] % multiple == 0] if multiple else []
+        world.facts += [sizes["SQ"] == sizes["SK"]] if self.plan.self_attention else []
+        if isinstance(spec.gqa, int):
+            world.facts.append(sizes["HQ"] == spec.gqa * sizes["HKV"])
+        b, h = world.integer("b", 0), world.integer("h", 0)
+        world.facts += [b < sizes["B"], h < sizes["HQ"]]
+        self.names = {**sizes, "b": b, "h": h, **self._scalars()}
+        self._tile(own)
+
+    @property
+    def by_query(self) -> bool:
+        """Whether programs own queries."""
+        return self.outer is Q_AXIS
+
+    @property
+    def inner(self) -> Axis:
+        return KV_AXIS if self.by_query else Q_AXIS
+
+    @property
+    def inner_block(self) -> int:
+        return self.blocks[1 if self.by_query else 0]
+
+    @property
+    def lane(self) -> Any:
+        """Any position of a tile of the inner axis, from its first."""
+        return z3.Int("lane")
+
+    @property
+    def inner_size(self) -> Any:
+        return self.names["SK" if self.by_query else "SQ"]
+
+    def _scalars(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"scale": z3.Real("scale"), "LOG2E": z3.Real(LOG2E.name)}
+        self.world.facts += [found["scale"] > 0, found["LOG2E"] > 1]
+        for name, param in self.plan.spec.params.items():
+            if param.value is not None:
+                found[name] = number(float(param.value) if param.type == "float" else param.value)
+            elif param.type == "int":
+                found[name] = self.world.integer(name, -MOST, MOST)
+            else:
+                found[name] = self.world.shown.setdefault(name, z3.Real(name))
+        return found
+
+    def _tile(self, own: Any) -> None:
+        """The tile of the program: its first position, its last one that exists, and any of its positions."""
+        block = self.blocks[0 if self.by_query else 1]
+        if self.packed:
+            self._rows(own, block)
+            return
+        tile = self.world.integer("tile", 0)
+        start = block * tile
+        last = z3.If(start + block <= own, start + block, own) - 1
+        row = z3.Int("row")
+        at = self.world.shown.setdefault(self.outer.index.name, start + row)
+        self.world.facts += [start < own, row >= 0, row < block]
+        self.names |= {self.outer.start.name: start, self.outer.last.name: last, self.outer.index.name: at}
+
+    def _rows(self, own: Any, block: int) -> None:
+        """A tile whose rows are heads of queries: it has at most as many queries as rows, in order."""
+        start, last, at = (self.world.integer(n, 0) for n in ("q_start", "q_last", "q_idx"))
+        self.world.facts += [start <= last, last < own, last < start + block]
+        self.world.facts += [at >= start, at < start + block, z3.Or(at <= last, at >= own)]
+        self.names |= {"q_start": start, "q_last": last, "q_idx": at}
+
+    # --- the spec ------------------------
+
+    @property
+    def there(self) -> Any:
+        """That the outer position exists."""
+        return self.names[self.outer.index.name] < self.names["SQ" if self.by_query else "SK"]
+
+    def written(self, q: Any, kv: Any) -> dict[str, Any]:
+        """What the names of expressions stand for at a query and a key."""
+        spec = self.plan.spec
+        end = self.world.read(KV_LENS, (self.names["b"],)) if spec.per_batch else self.names["SK"]
+        at = q + (end - self.names["SQ"]) if spec.aligned_to_end else q
+        score = z3.Real("qk") * self.names["scale"]
+        return {**self.names, "q_idx": at, "kv_idx": kv, "score": score}
+
+    def allowed(self, q: Any, kv: Any) -> Any:
+        """That the spec lets a query see a key: what its mask says, and its score where that is minus infinity."""
+        trees, names = self.loaded.trees, self.written(q, kv)
+        parts = []
+        if self.plan.spec.per_batch:
+            parts.append(kv < self.world.read(KV_LENS, (self.names["b"],)))
+        if "mask_mod" in trees:
+            parts.append(term(self.world, trees["mask_mod"], names))
+        if "score_mod" in trees:
+            parts.append(z3.Not(hidden(self.world, trees["score_mod"], names)))
+        return z3.And(*parts) if parts else z3.BoolVal(True)
+
+    def score(self, q: Any, kv: Any) -> Any:
+        """The score as it is written."""
+        names = self.written(q, kv)
+        tree: Node | None = self.loaded.trees.get("score_mod")
+        return names["score"] if tree is None else term(self.world, tree, names)
+
+    # --- the kernel ------------------------
+
+    def machine(self) -> Machine:
+        """A kernel that knows its tile, ahead of its first statement."""
+        params = self.plan.spec.params
+        names = {n.upper() if n in params and not params[n].runtime else n: v for n, v in self.names.items()}
+        heads = self.world.integer("GQA", 1)
+        spec = self.plan.spec
+        self.world.facts += [heads == spec.gqa] if isinstance(spec.gqa, int) else [heads <= self.names["HQ"]]
+        blocks = {"BLOCK_M": z3.IntVal(self.blocks[0]), "BLOCK_N": z3.IntVal(self.blocks[1])}
+        reals = {n: z3.Real(n) for n in ("qk", "lse", "delta", "ds")}
+        own = self.names[self.outer.index.name] - self.names[self.outer.start.name]
+        lanes = (
+            {"BLOCK_M": own, "BLOCK_N": self.lane}
+            if self.by_query
+            else {"BLOCK_M": self.lane, "BLOCK_N": own}
+        )
+        known = values_of({**names, **blocks, **reals, "GQA": heads})
+        return Machine(self.world, known, lanes=lanes).given(**{"offs_m" if self.by_query else "offs_n": own})

@@ -1,0 +1,120 @@
+"""The function table over terms of z3: Python's `//` and `%`, reals that do not round, and functions such as `exp` of
+which it is known alone that equal arguments have equal values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import z3
+
+from kgen.prove.world import World
+
+
+class Beyond(Exception):
+    """A term that the encoding has no meaning for."""
+
+
+def floor_div(a: Any, b: Any) -> Any:
+    """Python's quotient: z3's is the floor for divisors above zero alone."""
+    if _above_zero(b):
+        whole, rest = _multiples(a, z3.simplify(b).as_long())
+        return whole + rest / b
+    return z3.If(b > 0, a / b, (-a) / (-b))
+
+
+def floor_mod(a: Any, b: Any) -> Any:
+    """Python's remainder: it has the sign of the divisor."""
+    if _above_zero(b):
+        return _multiples(a, z3.simplify(b).as_long())[1] % b
+    return a - b * floor_div(a, b)
+
+
+def toward_zero(a: Any, b: Any) -> Any:
+    """The quotient of C++, and of `//` in Triton."""
+    return z3.If(a >= 0, a / b, -((-a) / b))  # of what is not negative, z3 rounds toward zero
+
+
+def _above_zero(b: Any) -> bool:
+    b = z3.simplify(b)
+    return bool(z3.is_int_value(b) and b.as_long() > 0)
+
+
+def _multiples(a: Any, n: int) -> tuple[Any, Any]:
+    """A sum as n times what is the first, and the rest: `(128 * tile + row) // 16` is `8 * tile + row // 16`."""
+    a = z3.simplify(a)
+    whole, rest = z3.IntVal(0), z3.IntVal(0)
+    for part in a.children() if z3.is_add(a) else [a]:
+        factor, *others = part.children() if z3.is_mul(part) else [part]
+        if z3.is_int_value(factor) and factor.as_long() % n == 0:
+            whole = whole + z3.IntVal(factor.as_long() // n) * (others[0] if others else 1)
+        else:
+            rest = rest + part
+    return whole, rest
+
+
+def real(a: Any) -> Any:
+    """A number as a real one."""
+    if z3.is_bool(a):
+        return z3.If(a, z3.RealVal(1), z3.RealVal(0))
+    return z3.ToReal(a) if z3.is_int(a) else a
+
+
+def _alike(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if all(z3.is_bool(a) for a in args):
+        return args
+    args = tuple(z3.If(a, z3.IntVal(1), z3.IntVal(0)) if z3.is_bool(a) else a for a in args)
+    return args if all(z3.is_int(a) for a in args) else tuple(real(a) for a in args)
+
+
+def _min(a: Any, b: Any) -> Any:
+    return z3.If(a <= b, a, b)
+
+
+def _max(a: Any, b: Any) -> Any:
+    return z3.If(a >= b, a, b)
+
+
+_MEANING: dict[str, Callable[..., Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: -a,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "min": lambda *a: reduce(_min, a),
+    "max": lambda *a: reduce(_max, a),
+    "clamp": lambda x, lo, hi: _min(_max(x, lo), hi),
+    "abs": lambda a: z3.If(a >= 0, a, -a),
+    "floordiv": floor_div,
+    "mod": floor_mod,
+}
+
+
+def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
+    """What a row of the table gives for terms."""
+    match fn:
+        case "and":
+            return z3.And(*args)
+        case "or":
+            return z3.Or(*args)
+        case "not":
+            return z3.Not(args[0])
+        case "where":
+            return z3.If(args[0], *_alike(args[1:]))
+        case "float":
+            return real(args[0])
+        case "div":
+            return real(args[0]) / real(args[1])
+        case "floor":
+            return z3.ToReal(z3.ToInt(real(args[0])))
+    if fn in _MEANING:
+        return _MEANING[fn](*_alike(args))
+    # Congruence is all that is known: spelled alike, equal arguments are seen to be equal at once.
+    ordered = [z3.simplify(real(a), som=True) for a in args]
+    return world.function(fn, *[z3.RealSort()] * (len(args) + 1))(*ordered)

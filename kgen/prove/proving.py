@@ -1,0 +1,111 @@
+"""`kgen prove`: what can be stated of the index work of a spec's kernels, and what z3 says of it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.family import Target, family
+from kgen.prove.obligations import Decision, Verdict, decide
+from kgen.render.rendering import render_spec
+from kgen.spec.too_large import too_large
+from kgen.targets import asked_targets
+from kgen.verify import ledger
+from kgen.verify.emitted import parts, require_emitted
+from kgen.verify.toolchain import Progress
+
+BUDGET = 60.0
+"""Seconds for all obligations of a spec."""
+
+Row = dict[str, Any]
+
+
+def prove_specs(
+    loaded: Sequence[Any],
+    generated: Path,
+    timeout: float = 10.0,
+    progress: Progress | None = None,
+    record: bool = False,
+    without: Callable[[Any], None] | None = None,
+) -> list[Row]:
+    """Decide the obligations of some specs, `timeout` seconds for each at most.
+
+    Returns rows of spec, target, kernel, obligation, verdict, seconds, message. A spec of which nothing is stated is
+    handed to `without`. `record` writes the ledger, for files that are what the spec makes now. Raises `KgenError` for
+    others.
+    """
+    rows: list[Row] = []
+    for number, one in enumerate(loaded):
+        targets = {name: target for name in asked_targets(one) if (target := _proved(one, name))}
+        if not targets and without is not None:
+            without(one)
+        if record and targets:
+            _require_current(one, generated)
+        for name, target in targets.items():
+            own = list(_rows(one, name, target, timeout))
+            rows += own
+            if record:
+                _record(one, name, generated, own)
+        if progress is not None:
+            progress(number + 1, len(loaded), one.spec.name)
+    return rows
+
+
+def _proved(loaded: Any, name: str) -> Target | None:
+    """A target of whose files something is proved."""
+    target = family(loaded.spec.kernel).targets.get(name)
+    return target if target is not None and target.obligations is not None else None
+
+
+def _rows(loaded: Any, name: str, target: Target, timeout: float) -> Iterator[Row]:
+    assert target.obligations is not None
+    begun = time.monotonic()
+    with too_large(loaded):
+        for obligation in target.obligations(loaded):
+            start = time.monotonic()
+            left = BUDGET - (start - begun)
+            found = (
+                decide(obligation, min(timeout, left))
+                if left > 0
+                else Decision(Verdict.UNKNOWN, why=f"the {BUDGET:g} seconds of the spec were spent")
+            )
+            yield {
+                "spec": loaded.spec.name,
+                "target": name,
+                "kernel": obligation.kernel,
+                "obligation": obligation.what,
+                "verdict": found.verdict.value,
+                "seconds": time.monotonic() - start,
+                "message": found.message,
+                "counterexample": dict(found.counterexample),
+            }
+
+
+def _require_current(loaded: Any, generated: Path) -> None:
+    """A proof is of what the spec makes now: raise `KgenError` where that is not what lies there."""
+    made = render_spec(loaded, None)
+    for file in require_emitted(generated, loaded):
+        for path in parts(file.path):
+            text = made.get(path.name)
+            if text is not None and path.read_text(encoding="utf-8") != text:
+                message = f"`{path}` is not what the spec makes now, and nothing is recorded of it"
+                raise KgenError(
+                    Diagnostic("stale", message, file=str(loaded.path), hint=f"kgen render {loaded.path}")
+                )
+
+
+def _record(loaded: Any, target: str, generated: Path, rows: Sequence[Row]) -> None:
+    versions = {"z3-solver": importlib.metadata.version("z3-solver")}
+    for file in require_emitted(generated, loaded):
+        if file.target == target:
+            ledger.record_proved(
+                generated,
+                file.path,
+                ledger.file_hash(file.path),
+                rows,
+                versions=versions,
+            )

@@ -1,0 +1,212 @@
+"""What is imported means what the functions mean: they are run here, and nowhere in kgen."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from oracle import SIZES, captured, expected, got, same
+from pattern_table import MASKS, SCORES
+
+from kgen.diagnostics import KgenError
+from kgen.flex import spec as live_spec
+from kgen.flex.flexcode import flex_code
+from kgen.flex.importing import Options, imported
+from kgen.flex.writing import settled
+from kgen.spec.load import loads
+
+HERE = Path(__file__).parent
+
+SINGLE = dict.fromkeys(("logarithmic", "log_distance"), 1e-06)
+"""Those that compute in float32, wherever they are run."""
+ALL = [("mask_mod", text) for text in MASKS] + [("score_mod", text) for text in SCORES]
+
+
+def made(name: str) -> Any:
+    """The functions themselves, which are the oracle."""
+    torch.manual_seed(0)
+    found = importlib.util.spec_from_file_location(name, HERE / "patterns.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    found.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def in_float64() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.fixture(scope="module")
+def patterns(in_float64: None) -> Any:
+    """With tensors of float64."""
+    return made("patterns")
+
+
+@pytest.fixture(scope="module")
+def live_patterns(in_float64: None) -> Any:
+    """With tensors of float32, as models have them; what is computed of them is in float64 where it can be."""
+    torch.set_default_dtype(torch.float32)
+    module = made("live_patterns")
+    torch.set_default_dtype(torch.float64)
+    return module
+
+
+NAMED: dict[str, torch.Tensor] = {}
+"""The tensors that EXPRs name by `:=`."""
+
+
+def given() -> dict[str, torch.Tensor]:
+    """The tensors that EXPRs name, and no source defines."""
+    grouped = torch.arange(128).reshape(2, 64) // 11 % 5 - 1
+    known = {
+        "DOC": torch.arange(64) // 9,
+        "LEFT": torch.tensor([2, 3]),
+        "GROUPS": grouped,
+        "KEPT": grouped > 0,
+    }
+    return known | NAMED
+
+
+def tensors_of(function: Any, module: ModuleType) -> dict[str, torch.Tensor]:
+    """Every tensor that a function sees, by its name."""
+    found = {n: t for n, t in vars(module).items() if isinstance(t, torch.Tensor)} | given()
+    return found | {name.strip("_"): value for name, value in found.items()} | captured(function)
+
+
+def ran(text: str, module: ModuleType) -> Any:
+    scope = dict(vars(module)) | given()
+    function = eval(text, scope)
+    NAMED.update({name: scope[name] for name in {*scope} - {*vars(module)} if name != "__builtins__"})
+    return function
+
+
+@pytest.mark.parametrize(("field", "text"), ALL)
+def test_pattern(field: str, text: str, patterns: Any) -> None:
+    spec = imported(str(HERE / "patterns.py"), {field: text}, Options(name="pattern"))
+    _, loaded = settled(spec, "pattern.yaml")
+    function = ran(text, patterns)
+    same(
+        got(loaded, field, tensors_of(function, patterns)), expected(function, field), SINGLE.get(text, 1e-9)
+    )
+
+
+@pytest.mark.parametrize(("field", "text"), ALL)
+def test_pattern_as_a_live_function(field: str, text: str, live_patterns: Any) -> None:
+    if text.startswith("lambda"):
+        pytest.skip("it has no source")
+    function = ran(text, live_patterns)
+    loaded = loads(live_spec(**{field: function}, name="pattern"), "pattern.yaml")
+    same(got(loaded, field, tensors_of(function, live_patterns)), expected(function, field), 1e-6)
+
+
+@pytest.mark.parametrize(("field", "text"), ALL)
+def test_pattern_and_back(field: str, text: str, patterns: Any, tmp_path: Path) -> None:
+    """What `explain --flex` prints means the same when it is run, and is the same spec when it is imported."""
+    spec = imported(str(HERE / "patterns.py"), {field: text}, Options(name="pattern"))
+    _, loaded = settled(spec, "pattern.yaml")
+    if field not in loaded.trees:
+        return
+    source = flex_code(loaded).partition("\nblock_mask =")[0].partition("\nout =")[0]
+    function = ran(text, patterns)
+    scope = {n: t.detach() for n, t in tensors_of(function, patterns).items()} | SIZES
+    exec(source, scope)
+    same(expected(scope[field], field), expected(function, field), SINGLE.get(text, 1e-9))
+
+
+def test_methods_and_objects(live_patterns: Any) -> None:
+    """Live objects: their own attributes are known."""
+    torch.set_default_dtype(torch.float32)
+    settings = live_patterns.Settings(9)
+    torch.set_default_dtype(torch.float64)
+    text = live_spec(mask_mod=settings.mask, score_mod=settings.score(), name="settings")
+    loaded = loads(text, "settings.yaml")
+    same(got(loaded, "mask_mod", {"bias": settings.bias}), expected(settings.mask, "mask_mod"))
+    same(got(loaded, "score_mod", {"bias": settings.bias}), expected(settings.score(), "score_mod"))
+
+
+def test_shapes_and_dtypes_are_those_of_the_source() -> None:
+    asked = {"score_mod": "bias_by_distance", "mask_mod": "document(padded, DOC)"}
+    spec = imported(str(HERE / "patterns.py"), asked, Options())
+    _, loaded = settled(spec, "spec.yaml")
+    found = {name: (buffer.shape, buffer.dtype) for name, buffer in loaded.spec.buffers.items()}
+    assert found == {
+        "distance_table": (("HQ", 32), "fp32"),
+        "DOC": (("SQ",), "int32"),
+        "padding": (("B", "SK"), "bool"),
+    }
+    assert loaded.spec.name == "bias_by_distance_document_padded"
+    assert "DOC: {shape: [SQ], dtype: int32}" in spec.text()
+    assert "int32 is assumed" in spec.text()
+
+
+def test_learned_tensors_have_gradients() -> None:
+    spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
+    assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].grad
+
+
+def test_a_live_object_that_is_called(live_patterns: Any) -> None:
+    reach = live_patterns.Reach(7)
+    loaded = loads(live_spec(mask_mod=reach, name="reach"), "reach.yaml")
+    same(got(loaded, "mask_mod", {}), expected(reach, "mask_mod"))
+
+
+def test_an_extent_that_nothing_says_is_open() -> None:
+    asked = {"mask_mod": "document_local(causal, DOC, STARTS)"}
+    text, loaded = settled(imported(str(HERE / "patterns.py"), asked, Options()), "spec.yaml")
+    assert loaded.spec.buffers["STARTS"].shape == ("any",)
+    assert "STARTS: {shape: [any], dtype: int32}" in text
+
+
+def test_names_of_kernels_stay_those_of_users(tmp_path: Path) -> None:
+    path = tmp_path / "mods.py"
+    path.write_text(
+        "import torch\n"
+        "acc, delta = torch.zeros(64), torch.zeros(4)\n"
+        "start, mask = torch.zeros(2, dtype=torch.int32), torch.ones(16, dtype=torch.bool)\n"
+        "def score(score, b, h, i, j, W=8):\n"
+        "    block_size = 4\n"
+        "    return score * acc[j] + delta[h] * (i // block_size)\n"
+        "def kept(b, h, i, j):\n"
+        "    return (j >= start[b]) & mask[j % 16]\n"
+    )
+    asked = {"score_mod": "score", "mask_mod": "kept"}
+    _, loaded = settled(imported(str(path), asked, Options()), "spec.yaml")
+    assert set(loaded.spec.buffers) == {"acc", "delta", "start", "mask"}
+
+
+def test_what_lies_beside_a_package_is_another(tmp_path: Path) -> None:
+    """As all that is installed: a package follows its own modules alone."""
+    for package, text in (("mine", "from . import helpers"), ("other", "def same(x):\n    return x\n")):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    (tmp_path / "mine/helpers.py").write_text("def twice(x):\n    return 2 * x\n")
+    mods = tmp_path / "mine/mods.py"
+    own = "from mine.helpers import twice\ndef mod(b, h, q, k):\n    return twice(q) >= k\n"
+    mods.write_text(own)
+    spec = imported(str(mods), {"mask_mod": "mod"}, Options())
+    assert "mask_mod: 2 * q_idx >= kv_idx" in spec.text()
+    mods.write_text(
+        own.replace("twice(q)", "same(q)").replace("mine.helpers import twice", "other import same")
+    )
+    with pytest.raises(KgenError, match="a function of another package"):
+        imported(str(mods), {"mask_mod": "mod"}, Options())
+
+
+def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
+    spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\nlengths: {kv: {per_batch: true}}\n"
+    code = flex_code(loads(spec + "mask_mod: kv_lens[b] - kv_idx < 30\n", "x.yaml"))
+    assert "def x_mods(kv_lens):" in code
+    assert "return kv_lens[b] - kv_idx < 30" in code
+    assert "# Without numbers of keys of each sequence" in code

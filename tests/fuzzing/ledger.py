@@ -1,0 +1,72 @@
+"""`tests/fuzzing/seeds.json`: which seeds were tried, and what became of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fuzzing.running import Outcome
+from kgen.expr.functions import TABLE
+
+HERE = Path(__file__).parent
+PATH = HERE / "seeds.json"
+
+
+def generator() -> str:
+    """What a seed's spec depends on: how specs are drawn, and the functions that there are."""
+    texts = [
+        (HERE / f"{name}.py").read_bytes()
+        for name in ("words", "attention", "norm", "chunk_output", "running")
+    ]
+    return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
+
+
+@dataclass
+class Ledger:
+    """Seeds from 0 to `tried`, of one generator: with another, they are other specs.
+
+    `outcomes` counts what became of them, `refused` by code, and `failed` has the smallest spec of each that failed.
+    `before` keeps the counts of generators before.
+    """
+
+    tried: int = 0
+    outcomes: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, dict[str, str]] = field(default_factory=dict)
+    before: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls) -> Ledger:
+        """The one that is checked in, or an empty one where its seeds are other specs now."""
+        if not PATH.exists():
+            return cls()
+        found = json.loads(PATH.read_text(encoding="utf-8"))
+        of = found.pop("generator")
+        if of == generator():
+            return cls(**found)
+        return cls(before={**found["before"], of: found["outcomes"]})
+
+    def next(self) -> int:
+        """The first seed that was not tried."""
+        return self.tried
+
+    def enter(self, outcomes: Sequence[Outcome], failed: Mapping[int, Outcome]) -> None:
+        """Enter seeds that follow those that are there; of others, what failed alone."""
+        if outcomes and outcomes[0].seed == self.tried:
+            self.tried += len(outcomes)
+            self.outcomes = dict(Counter(self.outcomes) + Counter(one.what for one in outcomes))
+            codes = Counter(one.message.partition(":")[0] for one in outcomes if one.what == "refused")
+            self.refused = dict(Counter(self.refused) + codes)
+        for one in outcomes:
+            self.failed.pop(str(one.seed), None)
+        for seed, least in failed.items():
+            self.failed[str(seed)] = {"what": least.what, "message": least.message[:300], "spec": least.spec}
+        PATH.write_text(json.dumps(self._data(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+    def _data(self) -> dict[str, Any]:
+        return {"generator": generator(), **vars(self)}

@@ -1,0 +1,249 @@
+"""One seed: a random spec is rendered, spelled in other words, and its kernels run against float64."""
+
+from __future__ import annotations
+
+import io
+import random
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rewriting import rewritten
+from ruamel.yaml import YAML
+
+from kgen.diagnostics import KgenError
+from kgen.expr.show import show
+from kgen.render.rendering import render_spec
+from kgen.spec.load import Loaded, loads
+
+FAMILIES = {"attention": 6, "norm": 3, "chunk_output": 1}
+"""How often each is drawn."""
+LIMIT = 120
+"""Seconds that one seed may take."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a seed.
+
+    `right`; `refused`: the spec, with an error that a user can mend; else what is to be mended in kgen: `crash`,
+    `slow`, `spelling`: other words give other kernels, `wrong`: numbers.
+    """
+
+    seed: int
+    what: str
+    message: str
+    spec: str
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether kgen is to be mended."""
+        return self.what not in ("right", "refused")
+
+    def row(self) -> dict[str, Any]:
+        """For a report."""
+        return asdict(self)
+
+
+class Failed(Exception):
+    """What is to be mended."""
+
+    def __init__(self, what: str, message: str) -> None:
+        super().__init__(message)
+        self.what = what
+
+
+class _Slow(Exception):
+    pass
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """The spec of a seed."""
+    rng = random.Random(seed)
+    (family,) = rng.choices([*FAMILIES], [*FAMILIES.values()])
+    found: dict[str, Any] = import_module(f"fuzzing.{family}").draw(rng)
+    return found
+
+
+def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Outcome:
+    """What becomes of a spec, by default that of the seed, which also says how it is called."""
+    spec = drawn(seed) if spec is None else spec
+    text, began = written(spec), time.perf_counter()
+
+    def outcome(what: str, message: str = "") -> Outcome:
+        return Outcome(seed, what, message[:2000], text, round(time.perf_counter() - began, 2))
+
+    try:
+        with _within(LIMIT):
+            _try(text, spec, random.Random(f"{seed} called"))
+    except KgenError as error:
+        first = error.diagnostics[0]
+        return outcome("refused", f"{first.code}: {first.message}")
+    except _Slow:
+        return outcome("slow", f"more than {LIMIT} seconds: {_where(sys.exc_info()[2])}")
+    except Failed as error:
+        return outcome(error.what, str(error))
+    except Exception as error:
+        return outcome("crash", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+    return outcome("right")
+
+
+def written(spec: Mapping[str, Any]) -> str:
+    """As YAML."""
+    out = io.StringIO()
+    yaml = YAML(typ="safe", pure=True)
+    yaml.representer.ignore_aliases = lambda data: True
+    yaml.dump(dict(spec), out)
+    return out.getvalue()
+
+
+def _try(text: str, spec: Mapping[str, Any], rng: random.Random) -> None:
+    loaded = loads(text, "drawn.yaml")
+    (file,) = render_spec(loaded, single=True).values()
+    if respelled := _in_other_words(loaded, spec, rng):
+        (other,) = render_spec(loads(respelled, "drawn.yaml"), single=True).values()
+        if _code(other) != _code(file):
+            raise Failed("spelling", respelled)
+    _run(loaded, file, rng)
+
+
+def _in_other_words(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random) -> str | None:
+    """The same masks and scores, spelled by the random rewriter; None where there are none."""
+    if loaded.spec.kernel != "attention" or not loaded.trees:
+        return None
+    words = {name: show(rewritten(rng, tree)) for name, tree in loaded.trees.items()}
+    return written({**spec, **words})
+
+
+def _code(text: str) -> str:
+    """Without the docstrings and comments that quote the spec, and the lines on what the file was made from."""
+    _, _, rest = text.partition('"""')
+    return rest.partition('"""')[2]
+
+
+def _run(loaded: Loaded, file: str, rng: random.Random) -> None:
+    """The portable kernels in Triton's interpreter, and those for Hopper in that of the tests."""
+    import torch
+
+    from kgen.verify import interpreter
+    from kgen.verify.families import Subject, family_of, problem_of
+    from kgen.verify.toolchain import import_file
+
+    torch.set_num_threads(1)
+    interpreter.mend()
+    problem = problem_of(loaded)
+    cases = import_module(f"fuzzing.{loaded.spec.kernel}").cases(problem, rng)
+    family = family_of(problem)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "drawn.py"
+        path.write_text(file, encoding="utf-8")
+        for hopper in (False, True)[: 1 + ("_hopper_kernel[" in file or "_hopper_kernel," in file)]:
+            module = (_for_hopper if hopper else import_file)(
+                path, f"kgen_drawn_{rng.random()}".replace(".", "_")
+            )
+            subject = Subject(problem, "triton", path, module, "cpu")
+            with mock.patch.object(family, "cases", return_value=tuple(cases)):
+                for group in family.groups(problem):
+                    for case in cases:
+                        wrong = [c.message for c in family.run_case(subject, group, case.name) if not c.ok]
+                        if wrong:
+                            kernels = "Hopper" if hopper else "portable"
+                            raise Failed("wrong", f"{kernels} {group} {case}: {'; '.join(wrong)}")
+            sys.modules.pop(module.__name__, None)
+
+
+def _for_hopper(path: Path, name: str) -> Any:
+    """An emitted file whose kernels for Hopper run here."""
+    import gluon_interpreter
+
+    from kgen.verify.toolchain import import_file
+
+    with gluon_interpreter.installed():
+        module = import_file(path, name)
+    gluon_interpreter.prepare(module)
+    return module
+
+
+@contextmanager
+def _within(seconds: int) -> Iterator[None]:
+    def late(*_: Any) -> None:
+        raise _Slow
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _where(trace: Any) -> str:
+    frames = [frame for frame in traceback.extract_tb(trace) if "/kgen/" in frame.filename]
+    return " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in frames[::-1][:5])
+
+
+# --- smaller ------------------------
+
+
+def smaller(found: Outcome, budget: int = 60) -> tuple[dict[str, Any], Outcome]:
+    """The smallest spec found that fails in the same way, by dropping fields and parts of expressions."""
+    spec = drawn(found.seed)
+    for _ in range(budget):
+        for candidate in _candidates(spec):
+            again = tried(found.seed, candidate)
+            budget -= 1
+            if again.what == found.what:
+                spec, found = candidate, again
+                break
+            if budget <= 0:
+                return spec, found
+        else:
+            return spec, found
+    return spec, found
+
+
+def _candidates(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Specs with a little less."""
+    needed = ("kernel", "name", "dtype", "head_dim", "norm", "width")
+    for key in spec:
+        if key not in needed:
+            yield _tidied({k: v for k, v in spec.items() if k != key})
+    for key, value in spec.items():
+        if isinstance(value, str) and (key.endswith("_mod") or key == "decay"):
+            for part in _parts(value):
+                yield _tidied({**spec, key: part})
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What stands inside of brackets, and the text without one operand."""
+    begins: list[int] = []
+    for i, c in enumerate(text):
+        if c == "(":
+            begins.append(i)
+        elif c == ")":
+            begin = begins.pop()
+            inner = text[begin + 1 : i]
+            if 0 < len(inner) < len(text) - 2:
+                yield inner
+                yield text[:begin] + "(" + "1" + ")" + text[i + 1 :]
+    for match in re.finditer(r" (and|or|\+|-|\*) ", text):
+        yield text[: match.start()]
+        yield text[match.end() :]
+
+
+def _tidied(spec: dict[str, Any]) -> dict[str, Any]:
+    from fuzzing.attention import without_unused
+
+    return without_unused(dict(spec), [key for key in spec if key.endswith("_mod") or key == "decay"])

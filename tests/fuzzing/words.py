@@ -1,0 +1,187 @@
+"""Random expressions of the language, by type, from its table of functions: a new row is drawn without more.
+
+They are tame. Operands are kept where a function is finite, and a branch or a step depends on no number that a kernel
+rounds: on positions, parameters and elements as they lie in memory, and on the score only where the value has no jump.
+So whatever differs from float64 by more than a rounding is an error.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from kgen.expr import type_rules as types
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Type
+from kgen.expr.rows import Finite, Function
+
+INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+STEPS = ("floor", "ceil", "round", "sign")
+"""Functions that step: of whole numbers and quarters alone."""
+
+
+def _tame(row: Function, operand: str) -> str:
+    """An operand at which the function is finite, whatever the number is."""
+    if row.finite is Finite.EVERYWHERE:
+        return operand
+    if row.finite is Finite.UP_TO_OVERFLOW:
+        return f"clamp({operand}, -4.0, 4.0)"
+    return f"(abs({operand}) + 0.5)"
+
+
+SMOOTH = {
+    name: row
+    for name, row in TABLE.items()
+    if row.callable and row.typed is types.real and row.arity == (1, 1) and row.derivative is not None
+}
+"""Functions of one real number that give one."""
+
+
+@dataclass
+class Words:
+    """What an expression may say: names by type, and buffers with the index that each axis is for."""
+
+    rng: random.Random
+    names: Mapping[str, Type]
+    buffers: Mapping[str, tuple[Type, Sequence[str]]] = field(default_factory=dict)
+    rounded: tuple[str, ...] = ()
+    """Names of numbers that a kernel rounds: no branch depends on them."""
+    anywhere: bool = True
+    """Whether buffers may be read elsewhere than at the index that an axis is for."""
+
+    def real(self, depth: int) -> str:
+        """A real number."""
+        if depth <= 0 or self.rng.random() < 0.15:
+            return self._leaf(FLOAT)
+        return self.rng.choice(self._reals())(depth - 1)
+
+    def integer(self, depth: int) -> str:
+        """A whole number, far from the end of 32 bits."""
+        if depth <= 0 or self.rng.random() < 0.25:
+            return self._leaf(INT)
+        a, b = (self.integer(depth - 1) for _ in "ab")
+        n = self.rng.choice((2, 3, 4, 5, 7, 8, 16, 64, 128))
+        return self.rng.choice(
+            (
+                *(f"({a} + {b})", f"({a} - {b})", f"{n} * {a}", f"{a} // {n}", f"{a} % {n}", f"-{a}"),
+                *(
+                    f"({a} & {b})",
+                    f"({a} | {b})",
+                    f"({a} ^ {b})",
+                    f"(~{a})",
+                    f"({a} << {n % 4})",
+                    f"({a} >> ({b} & 3))",
+                ),
+                f"int({a} / 4.0)",
+                *(f"abs({a})", f"min({a}, {b})", f"max({a}, {b})", f"clamp({a}, {-n}, {n})"),
+                f"where({self.truth(depth - 1)}, {a}, {b})",
+                f"({a} if {self.truth(depth - 1)} else {b})",
+            )
+        )
+
+    def truth(self, depth: int) -> str:
+        """A condition."""
+        drawn = self.rng.random()
+        if depth <= 0 or drawn < 0.4:
+            return self._condition(max(depth - 1, 0))
+        a, b = (self.truth(depth - 1) for _ in "ab")
+        if drawn < 0.9:
+            return f"({a} {self.rng.choice(('and', 'or', 'and', 'or', '&', '|'))} {b})"
+        return self.rng.choice(
+            (f"(not {a})", f"where({a}, {b}, {self.truth(0)})", f"({a} if {b} else {self.truth(0)})")
+        )
+
+    def _condition(self, depth: int) -> str:
+        flags = self._reads(BOOL)
+        drawn = self.rng.random()
+        if flags and drawn < 0.3:
+            return self.rng.choice(flags)()
+        if self._reads(FLOAT, True) and drawn < 0.4:
+            return f"({self._leaf(FLOAT, True)} {self.rng.choice(COMPARISONS[:4])} {self._number()})"
+        if drawn < 0.5:
+            return f"({self.integer(0)} <= {self.integer(depth)} < {self.integer(depth)})"
+        return f"({self.integer(depth)} {self.rng.choice(COMPARISONS)} {self.integer(depth)})"
+
+    def _reals(self) -> list[Callable[[int], str]]:
+        def pair(form: str) -> Callable[[int], str]:
+            return lambda depth: form.format(self.real(depth), self.real(depth))
+
+        def smooth(depth: int) -> str:
+            name, row = self.rng.choice([*SMOOTH.items()])
+            return f"{name}({_tame(row, self.real(depth))})"
+
+        def chosen(depth: int) -> str:
+            form = self.rng.choice(("where({0}, {1}, {2})", "({1} if {0} else {2})"))
+            return form.format(self.truth(depth), self.real(depth), self.real(depth))
+
+        def power(depth: int) -> str:
+            if self.rng.random() < 0.4:
+                return f"pow(abs({self.real(depth)}) + 0.5, {self.rng.choice(('1.5', '-1.0', '0.3'))})"
+            return f"tanh({self.real(depth)}) ** {self.rng.choice((2, 3))}"
+
+        def scaled(depth: int) -> str:
+            return f"{self._number()} * {self.real(depth)}"
+
+        def distance(depth: int) -> str:
+            step = self.rng.choice(STEPS)
+            form = self.rng.choice(("{} * {} / 64", "{} * float({}) / 64", f"{{}} * {step}({{}} / 4.0) / 16"))
+            return form.format(self._number(), self.integer(min(depth, 1)))
+
+        forms = (
+            "({} + {})",
+            "({} - {})",
+            "tanh({}) * {}",
+            "{} / (1.0 + abs({}))",
+            "min({}, {})",
+            "max({}, {})",
+        )
+        return [
+            *map(pair, forms),
+            smooth,
+            smooth,
+            chosen,
+            power,
+            scaled,
+            distance,
+            lambda d: f"abs({self.real(d)})",
+        ]
+
+    def _leaf(self, kind: Type, exact: bool = False) -> str:
+        names = [n for n, t in self.names.items() if t is kind and not (exact and n in self.rounded)]
+        leaves: list[Callable[[], str]] = [lambda: self.rng.choice(names)] * (2 * bool(names))
+        leaves += self._reads(kind, exact)
+        leaves.append(self._number if kind is FLOAT else self._count)
+        return self.rng.choice(leaves)()
+
+    def _reads(self, kind: Type, exact: bool = False) -> list[Callable[[], str]]:
+        return [
+            lambda name=name, axes=axes: self._read(name, axes)  # type: ignore[misc]
+            for name, (type_, axes) in self.buffers.items()
+            if type_ is kind and not (exact and name in self.rounded)
+        ]
+
+    def _read(self, name: str, axes: Sequence[str]) -> str:
+        """Mostly where the axes are for, and now and then anywhere."""
+        if not axes:
+            return name
+        at = [
+            axis if axis and not (self.anywhere and self.rng.random() < 0.2) else self._elsewhere()
+            for axis in axes
+        ]
+        return f"{name}[{', '.join(at)}]"
+
+    def _elsewhere(self) -> str:
+        """An index that may be outside of its axis."""
+        names = [name for name, kind in self.names.items() if kind is INT]
+        form = self.rng.choice(
+            ("{i}", "{i} - 3", "{i} // 16", "{i} % 5", "({i} + {j})", "abs({i} - {j})", "{n}")
+        )
+        return form.format(i=self.rng.choice(names), j=self.rng.choice(names), n=self._count())
+
+    def _number(self) -> str:
+        return self.rng.choice(("0.5", "2.0", "1.5", "0.125", "0.3", "3.0", "1.0"))
+
+    def _count(self) -> str:
+        return str(self.rng.choice((0, 1, 2, 3, 5, 16, 31, 64, 100)))

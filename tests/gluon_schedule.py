@@ -1,0 +1,147 @@
+"""One order of events out of many, by seed: partitions of a kernel, of which one runs at a time, and what is in flight.
+
+Each has a priority that is drawn, and the highest of those that can go on goes on; now and then one is drawn anew. So a
+load may land at once or when nobody can go on without it, and a warpgroup may be far ahead of another: errors that need
+few events in one order are found by few seeds (Burckhardt et al., A randomized scheduler with probabilistic guarantees
+of finding bugs, ASPLOS 2010). The same seed gives the same order.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+
+CHANGES = 1 / 16
+"""How often, of the times that others may go first, a partition's priority is drawn anew."""
+
+
+class Stuck(RuntimeError):
+    """Nobody can go on."""
+
+
+class _Ended(BaseException):
+    """Another partition raised an error."""
+
+
+class InFlight:
+    """What happens once, at any time from now on, but after what it follows."""
+
+    def __init__(self, happen: Callable[[], None], follows: InFlight | None, priority: float) -> None:
+        self.happen, self.follows, self.priority = happen, follows, priority
+        self.done = False
+
+    def ready(self) -> bool:
+        return self.follows is None or self.follows.done
+
+
+class _Partition:
+    def __init__(self, priority: float) -> None:
+        self.priority = priority
+        self.go = threading.Semaphore(0)
+        self.ready: Callable[[], bool] = lambda: True
+
+
+class Schedule:
+    """The order of one launch of partitions."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._partitions: list[_Partition] = []
+        self._in_flight: list[InFlight] = []
+        self._own = threading.local()
+        self._error: BaseException | None = None
+        self._over = threading.Event()
+
+    def run(self, functions: Sequence[Callable[[], None]]) -> None:
+        """Run all to their ends, and what they have begun. Raises the first error of any."""
+        self._partitions = [_Partition(self._random.random()) for _ in functions]
+        threads = [
+            threading.Thread(target=self._live, args=(partition, function))
+            for partition, function in zip(self._partitions, functions, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        self._next(None)
+        self._over.wait()
+        for thread in threads:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def begin(self, happen: Callable[[], None], follows: InFlight | None = None) -> InFlight:
+        """Have something in flight."""
+        begun = InFlight(happen, follows, self._random.random())
+        self._in_flight.append(begun)
+        return begun
+
+    def finish(self, begun: InFlight) -> None:
+        """Have it happen now, if it has not."""
+        if not begun.done:
+            if begun.follows is not None:
+                self.finish(begun.follows)
+            self._in_flight.remove(begun)
+            begun.done = True
+            begun.happen()
+
+    def others(self, ready: Callable[[], bool] = lambda: True) -> None:
+        """Let others go first, and wait until `ready`. Raises `Stuck` where nothing can make it so."""
+        me: _Partition = self._own.partition
+        me.ready = ready
+        if self._random.random() < CHANGES:
+            me.priority = self._random.random()
+        self._next(me)
+        if self._error is not None:
+            raise _Ended
+
+    def _live(self, me: _Partition, function: Callable[[], None]) -> None:
+        self._own.partition = me
+        me.go.acquire()
+        try:
+            if self._error is None:
+                function()
+        except _Ended:
+            pass
+        except BaseException as error:
+            self._error = self._error or error
+        self._partitions.remove(me)
+        try:
+            self._next(None)
+        except BaseException as error:
+            self._fail(error)
+
+    def _next(self, me: _Partition | None) -> None:
+        """Let whoever has the highest priority go on, and return when it is `me`, or at once for none."""
+        while True:
+            if self._error is not None:
+                # Each ends as soon as it is its turn.
+                waiting = [partition for partition in self._partitions if partition is not me]
+                if me is None:
+                    self._go(waiting[0] if waiting else None)
+                return
+            able = [*filter(lambda x: x.ready(), [*self._partitions, *self._in_flight])]
+            if not able and not self._partitions:
+                return self._go(None)
+            if not able:
+                raise Stuck("a barrier that nobody completes")
+            chosen = max(able, key=lambda x: x.priority)
+            if isinstance(chosen, InFlight):
+                self.finish(chosen)
+            elif chosen is me:
+                return None
+            else:
+                self._go(chosen)
+                if me is not None:
+                    me.go.acquire()
+                return None
+
+    def _go(self, partition: _Partition | None) -> None:
+        """Wake one, or whoever waits for all."""
+        if partition is None:
+            self._over.set()
+        else:
+            partition.go.release()
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._next(None)

@@ -1,0 +1,409 @@
+"""Obligations of attention kernels: those of stock specs are proved, and planted errors are refuted by a counterexample
+that is one: numbers in which the written mask says otherwise than the kernel does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import z3
+
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Call, Const, Node, Type, transform
+from kgen.expr.tile_ranges import Span
+from kgen.kernels.attention.plan.decode import plan_decode
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.picture import value
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.prove import block_lists, decode, hopper
+from kgen.kernels.attention.prove.block_lists import of_lists
+from kgen.kernels.attention.prove.decode import of_decoding
+from kgen.kernels.attention.prove.hopper import of_hopper
+from kgen.kernels.attention.prove.loops import (
+    INT32,
+    LOADS,
+    MASK,
+    ONCE,
+    SCORE,
+    SKIPPED,
+    STORES,
+    WHOLE,
+)
+from kgen.kernels.attention.prove.obligations import obligations, of_fields
+from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
+from kgen.kernels.attention.targets.triton.decode import decode_fields
+from kgen.kernels.attention.targets.triton.hopper import hopper_loops
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
+from kgen.prove.obligations import Decision, Verdict, decide
+from kgen.spec.load import Loaded, load
+from kgen.targets.code import Name, Statement, renamed, row
+
+ROOT = Path(__file__).resolve().parents[3]
+STOCK = [p for p in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: attention" in p.read_text()]
+SAMPLE = ("sliding_window", "relative_bias", "decode_alibi", "block_sparse")
+BLOCKS = (128, 64)
+TIMEOUT = 10.0
+
+Fields = dict[str, Any]
+
+
+def stock(name: str) -> Loaded:
+    return load(ROOT / "specs" / f"{name}.yaml")
+
+
+def verdicts(loaded: Loaded) -> dict[tuple[str, str], Decision]:
+    return {(o.kernel, o.what): decide(o, TIMEOUT) for o in obligations(loaded)}
+
+
+def hold(found: Mapping[tuple[str, str], Decision]) -> None:
+    """Nothing is refuted, and what is unknown says why."""
+    assert found
+    assert {place for place, d in found.items() if d.verdict is Verdict.REFUTED} == set()
+    assert all(d.why for d in found.values() if d.verdict is Verdict.UNKNOWN)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_stock_specs(name: str) -> None:
+    hold(verdicts(stock(name)))
+
+
+@pytest.mark.thorough
+def test_stock_specs_are_proved_but_for_a_twentieth() -> None:
+    found = {path.stem: verdicts(load(path)) for path in STOCK}
+    for of in found.values():
+        hold(of)
+    every = [decision.verdict for of in found.values() for decision in of.values()]
+    assert every.count(Verdict.UNKNOWN) <= len(every) / 20
+
+
+@pytest.mark.parametrize("name", ["sliding_window", "longformer", "varlen_alibi"])
+def test_facts_can_be_true(name: str) -> None:
+    """Of facts that contradict each other everything would follow. A loop without the mask may have no tiles: the first
+    keys of longformer are fewer than a tile."""
+    for obligation in obligations(stock(name)):
+        if obligation.what == WHOLE:
+            continue
+        solver = z3.Solver()
+        solver.add(*obligation.facts)
+        assert solver.check() == z3.sat, (obligation.kernel, obligation.what)
+
+
+# --- planted errors ------------------------
+
+
+def refuted(
+    name: str,
+    what: str,
+    loop: Callable[[TileLoop], TileLoop] = lambda loop: loop,
+    fields: Callable[[Fields], Fields] = lambda fields: fields,
+    of: str = "forward",
+    plan: Callable[[AttentionPlan], AttentionPlan] = lambda plan: plan,
+) -> Decision:
+    """The obligation is proved of the kernel as it is, and refuted with the planted error, as the decision says."""
+    loaded = stock(name)
+    right = plan_attention(loaded)
+    planted = plan(right)
+    whole = getattr(planted, of)
+    changed = loop(whole)
+    planted = replace(planted, **{of: changed})
+    for each, each_loop, change in ((right, getattr(right, of), lambda f: f), (planted, changed, fields)):
+        made = KernelFields(each).loop(each_loop, [*accumulators(each_loop)])
+        setting = Setting(loaded, each, each_loop.outer, BLOCKS)
+        stated = [o for o in of_fields(of, setting, each_loop, change(made)).obligations() if o.what == what]
+        assert stated
+        found = [decide(obligation, TIMEOUT) for obligation in stated]
+        if each is right:
+            assert {d.verdict for d in found} == {Verdict.PROVED}
+    wrong = [d for d in found if d.verdict is Verdict.REFUTED]
+    assert wrong, [d.verdict for d in found]
+    assert wrong[0].counterexample
+    return wrong[0]
+
+
+def plus(node: Node, number: int) -> Node:
+    return Call("add", (node, Const(number, Type.INT)), Type.INT)
+
+
+def with_span(**change: Callable[[Node], Node]) -> Callable[[TileLoop], TileLoop]:
+    """The loop with other ends of its first span."""
+
+    def planted(loop: TileLoop) -> TileLoop:
+        first, *others = loop.spans
+        ends = {end: make(getattr(first, end)) for end, make in change.items()}
+        return replace(loop, spans=(replace(first, **ends), *others))
+
+    return planted
+
+
+def numbers(found: Decision) -> dict[str, int]:
+    return {n: int(v) for n, v in found.counterexample.items() if v.lstrip("-").isdigit()}
+
+
+def allowed(name: str, env: Mapping[str, int]) -> bool:
+    """What the mask as written says, in Python's numbers."""
+    loaded = stock(name)
+    params = {n: p.value for n, p in loaded.spec.params.items() if p.value is not None}
+    return bool(value(loaded.trees["mask_mod"], {**params, **env}, {}))
+
+
+def test_a_range_that_ends_too_early() -> None:
+    found = refuted("sliding_window", SKIPPED, with_span(hi=lambda hi: plus(hi, -1)))
+    at = numbers(found)
+    assert allowed("sliding_window", at)
+    assert at["q_idx"] < at["SQ"]
+    assert at["kv_idx"] < at["SK"]
+    # The key is the first of a tile that the shorter range does not reach.
+    last = min(at["tile"] * BLOCKS[0] + BLOCKS[0], at["SQ"]) - 1
+    assert at["kv_idx"] // BLOCKS[1] * BLOCKS[1] >= min(last + 1, at["SK"]) - 1
+
+
+def test_a_range_that_begins_too_late() -> None:
+    at = numbers(refuted("sliding_window", SKIPPED, with_span(lo=lambda lo: plus(lo, 64))))
+    assert allowed("sliding_window", at)
+
+
+def test_tiles_without_a_mask_that_end_too_late() -> None:
+    at = numbers(refuted("sliding_window", WHOLE, with_span(full_hi=lambda hi: plus(hi, 1))))
+    assert at["kv_idx"] >= at["SK"] or not allowed("sliding_window", at)
+
+
+def test_tiles_without_a_mask_that_begin_too_early() -> None:
+    at = numbers(refuted("sliding_window", WHOLE, with_span(full_lo=lambda lo: plus(lo, -1))))
+    assert not allowed("sliding_window", at)
+
+
+def test_a_range_for_keys_that_begins_too_late() -> None:
+    at = numbers(refuted("causal", SKIPPED, with_span(lo=lambda lo: plus(lo, 64)), of="dkdv"))
+    assert at["q_idx"] >= at["kv_idx"]
+
+
+def swapped(loop: TileLoop) -> TileLoop:
+    """The window on the other side: keys from a query on."""
+    (span,) = loop.spans
+    start, last, size = loop.outer.start, loop.outer.last, loop.inner.size
+    after = Call("min", (plus(last, 1024), size), Type.INT)
+    return replace(loop, spans=(Span(start, after, last, span.full_hi, has_full=True),))
+
+
+def test_sides_of_a_window_that_are_swapped() -> None:
+    assert allowed("sliding_window", numbers(refuted("sliding_window", SKIPPED, swapped)))
+
+
+def test_bounds_for_tiles_of_another_size() -> None:
+    """Those of 128 keys, in a loop over tiles of 64: unmasked tiles are too early or too late."""
+
+    def other(fields: Fields) -> Fields:
+        return fields | {"spans": [with_blocks(span) for span in fields["spans"]]}
+
+    def with_blocks(span: Fields) -> Fields:
+        bounds: Iterable[Statement] = span["bounds"]
+        names = {"BLOCK_N": Name("48")}
+        return span | {"bounds": [line.map(lambda code: renamed(code, names)) for line in bounds]}
+
+    refuted("sliding_window", ONCE, fields=other)
+
+
+def test_spans_that_overlap() -> None:
+    """A second range that begins where the first does not end yet."""
+
+    def overlapping(fields: Fields) -> Fields:
+        first, second = fields["spans"]
+        names = {"kv_done": Name("0")}
+        bounds = [line.map(lambda code: renamed(code, names)) for line in second["bounds"]]
+        return fields | {"spans": [first, second | {"bounds": bounds}]}
+
+    refuted("longformer", ONCE, fields=overlapping)
+
+
+def compared(fn: str, by: str) -> Callable[[TileLoop], TileLoop]:
+    """The mask of a kernel with one comparison in place of another."""
+
+    def change(node: Node) -> Node:
+        if isinstance(node, Call) and node.fn == fn and all(a.type.integral for a in node.args):
+            return Call(by, node.args, Type.BOOL)
+        return node
+
+    def planted(loop: TileLoop) -> TileLoop:
+        results = dict(loop.program.results)
+        results["mask"] = transform(results["mask"], change)
+        return replace(loop, program=replace(loop.program, results=results))
+
+    return planted
+
+
+@pytest.mark.parametrize(("fn", "by"), [("ge", "gt"), ("lt", "le"), ("ge", "le")])
+def test_another_comparison_in_a_mask(fn: str, by: str) -> None:
+    at = numbers(refuted("sliding_window", MASK, compared(fn, by)))
+    assert at["q_idx"] < at["SQ"]
+
+
+def test_a_mask_that_ends_nowhere() -> None:
+    """Keys past the end are masked by the guard alone, where the mask does not hide them."""
+    refuted("full", LOADS, lambda loop: replace(loop, inner_live=TRUE))
+
+
+def test_a_store_without_its_guard() -> None:
+    refuted("causal", STORES, fields=lambda fields: fields | {"vector_guard": None})
+
+
+def test_a_load_of_a_buffer_without_its_guard() -> None:
+    """The index is taken to be inside: its greatest value is said to be less than it is."""
+
+    def lower(plan: AttentionPlan) -> AttentionPlan:
+        greatest = {**plan.index_ranges.greatest, "q_idx": {"": 0}, "kv_idx": {"": 0}}
+        return replace(plan, index_ranges=replace(plan.index_ranges, greatest=greatest))
+
+    refuted("document_causal", LOADS, plan=lower)
+
+
+@pytest.mark.parametrize("result", ["qk_scale", "bias"])
+def test_another_score(result: str) -> None:
+    def doubled(loop: TileLoop) -> TileLoop:
+        results = dict(loop.program.results)
+        results[result] = Call("mul", (Const(2, Type.INT), results[result]), Type.FLOAT)
+        return replace(loop, program=replace(loop.program, results=results))
+
+    refuted("causal_alibi", SCORE, doubled)
+
+
+def test_a_row_term_that_is_not_given_back() -> None:
+    def lost(loop: TileLoop) -> TileLoop:
+        results = {n: node for n, node in loop.program.results.items() if n != "row_rest"}
+        return replace(loop, program=replace(loop.program, results=results))
+
+    refuted("causal_alibi", SCORE, lost)
+
+
+def test_an_integer_that_leaves_its_width() -> None:
+    at = numbers(refuted("causal", INT32, with_span(lo=lambda _: plus(_wide(), 0))))
+    assert at["SQ"] * 2**10 > 2**31
+
+
+def _wide() -> Node:
+    from kgen.kernels.attention.plan.model import SQ
+
+    return Call("mul", (SQ, Const(2**10, Type.INT)), Type.INT)
+
+
+def test_a_promise_that_the_launcher_does_not_check(tmp_path: Path) -> None:
+    """Documents that do not ascend: what is searched for is not where it is looked for."""
+    text = (ROOT / "specs/document_causal.yaml").read_text()
+    assert "sorted: true" in text
+    path = tmp_path / "document_causal.yaml"
+    path.write_text(text)
+    loaded = load(path)
+    plan = plan_attention(loaded)
+    buffers = {n: b.model_copy(update={"sorted": False}) for n, b in plan.spec.buffers.items()}
+    unsorted = replace(plan, spec=plan.spec.model_copy(update={"buffers": buffers}))
+    fields = KernelFields(plan).loop(plan.forward, [])
+    setting = Setting(loaded, unsorted, plan.forward.outer, BLOCKS)
+    stated = of_fields("forward", setting, plan.forward, fields).obligations()
+    found = {o.what: decide(o, TIMEOUT).verdict for o in stated}
+    assert found[SKIPPED] is Verdict.REFUTED
+    assert found[WHOLE] is Verdict.REFUTED
+
+
+# --- planted errors in the kernels for Hopper ------------------------
+
+
+def minus(code: Any, number: str) -> Any:
+    return row("sub", code, number)
+
+
+def changed_line(lines: Iterable[Statement], name: str, change: Callable[[Any], Any]) -> list[Statement]:
+    """Lines with another value of one name."""
+    found = [line.map(change) if line.defines == {name} else line for line in lines]
+    assert any(line.defines == {name} for line in found)
+    return found
+
+
+LONG = pytest.mark.thorough
+HOPPER = [
+    # What is planted, of which kernel of which spec, and what is refuted.
+    ("own_bounds", "n_past", "-1", "causal", "dq", SKIPPED),
+    ("own_bounds", "n_last_masked", "1", "causal", "dq", WHOLE),
+    ("own_bounds", "n_first_masked", "1", "sliding_window", "dq", WHOLE),
+    ("own_bounds", "n_ahead", "-1", "sliding_window", "forward", SKIPPED),
+    ("bounds", "kv_hi", "1", "causal", "forward", SKIPPED),
+    ("bounds", "q_lo", "-64", "causal", "dkdv", SKIPPED),
+    ("bounds", "q_full_hi", "-64", "sliding_window", "dkdv", WHOLE),
+    pytest.param("own_bounds", "own_full_hi", "-1", "document_causal", "forward", WHOLE, marks=LONG),
+    pytest.param("bounds", "kv_lo", "-1", "document_causal", "forward", SKIPPED, marks=LONG),
+]
+
+
+@pytest.mark.parametrize(("where", "line", "less", "name", "kernel", "what"), HOPPER)
+def test_a_planted_error_for_hopper(
+    monkeypatch: pytest.MonkeyPatch, where: str, line: str, less: str, name: str, kernel: str, what: str
+) -> None:
+    loaded = stock(name)
+    plan = plan_attention(loaded)
+
+    def of_kernel() -> list[Verdict]:
+        stated = [o for o in of_hopper(loaded, plan) if o.kernel.startswith(kernel) and o.what == what]
+        assert stated
+        return [decide(o, TIMEOUT).verdict for o in stated]
+
+    assert set(of_kernel()) == {Verdict.PROVED}
+
+    def planted(*arguments: Any) -> dict[str, Fields]:
+        loops = hopper_loops(*arguments)
+        fields = loops[kernel]
+        fields[where] = changed_line(fields[where], line, lambda code: minus(code, less))
+        return loops
+
+    monkeypatch.setattr(hopper, "hopper_loops", planted)
+    assert Verdict.REFUTED in of_kernel()
+
+
+def test_facts_of_hopper_can_be_true() -> None:
+    for name in ("sliding_window", "causal_alibi"):
+        loaded = stock(name)
+        for obligation in of_hopper(loaded, plan_attention(loaded)):
+            solver = z3.Solver()
+            solver.add(*obligation.facts)
+            assert solver.check() == z3.sat, (obligation.kernel, obligation.what)
+
+
+# --- planted errors in decoding and in lists ------------------------
+
+
+def test_a_share_that_begins_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = stock("decode_sliding_window")
+
+    def late(*arguments: Any) -> Fields:
+        fields = decode_fields(*arguments)
+        return fields | {
+            "live_lines": changed_line(fields["live_lines"], "first", lambda code: row("add", code, "1"))
+        }
+
+    plan = plan_decode(loaded)
+    right = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
+    assert set(right.values()) == {Verdict.PROVED}
+    monkeypatch.setattr(decode, "decode_fields", late)
+    wrong = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
+    assert wrong[SKIPPED] is Verdict.REFUTED
+
+
+@pytest.mark.parametrize(("field", "what"), [("possible", SKIPPED), ("certain", WHOLE)])
+def test_a_block_that_is_in_the_wrong_list(monkeypatch: pytest.MonkeyPatch, field: str, what: str) -> None:
+    """The least value of a side in place of its greatest, and the other way round."""
+    loaded = stock("block_sparse")
+    plan = plan_attention(loaded)
+    ends = {"side_2_min": Name("side_2_max"), "side_2_max": Name("side_2_min")}
+
+    def swapped(*arguments: Any) -> tuple[Fields, frozenset[str]]:
+        fields, used = kernel_fields(*arguments)
+        return fields | {field: renamed(fields[field], ends)}, used
+
+    def verdict() -> Verdict:
+        (found,) = [o for o in of_lists(loaded, plan, KernelFields(plan)) if o.what == what]
+        return decide(found, TIMEOUT).verdict
+
+    assert verdict() is Verdict.PROVED
+    monkeypatch.setattr(block_lists, "kernel_fields", swapped)
+    assert verdict() is Verdict.REFUTED

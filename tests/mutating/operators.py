@@ -1,0 +1,262 @@
+"""What an adversary changes in an emitted file, one thing at a time: a table of operators on its syntax tree.
+
+A mutant is the text with one piece replaced. Docstrings, comments, annotations and messages are left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """The text from `begin` to `end`, by characters, is `new`."""
+
+    operator: str
+    function: str
+    line: int
+    begin: int
+    end: int
+    old: str
+    new: str
+
+    def of(self, text: str) -> str:
+        """The mutated text."""
+        return text[: self.begin] + self.new + text[self.end :]
+
+
+Found = Iterator[tuple[ast.AST, str]]
+Operator = Callable[[ast.AST, "Place"], Found]
+
+
+@dataclass(frozen=True)
+class Place:
+    """The function that a node is in."""
+
+    function: ast.FunctionDef
+    segment: Callable[[ast.AST], str]
+    kernel: bool
+    """Whether it runs on the GPU."""
+
+    def names(self) -> list[str]:
+        """Its parameters."""
+        return [arg.arg for arg in self.function.args.args]
+
+
+OTHER = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+
+
+def comparison(node: ast.AST, at: Place) -> Found:
+    """`<` is `<=`, `==` is `!=`, and so on."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in OTHER:
+        left, right = at.segment(node.left), at.segment(node.comparators[0])
+        yield node, f"{left} {OTHER[type(node.ops[0])]} {right}"
+
+
+def bound(node: ast.AST, at: Place) -> Found:
+    """A number that is added or subtracted is one more; a quotient is rounded the other way."""
+    if (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Add | ast.Sub)
+        and isinstance(node.right, ast.Constant)
+    ):
+        yield node.right, f"{node.right.value + 1}"
+    if isinstance(node, ast.Call) and _called(node).endswith("cdiv"):
+        a, b = map(at.segment, node.args)
+        yield node, f"({a}) // ({b})"
+    if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in ("minimum", "maximum"):
+        for arg in node.args:
+            yield node, at.segment(arg)
+
+
+def stride(node: ast.AST, at: Place) -> Found:
+    """A stride is another tensor's, or another axis's."""
+    if not (
+        at.kernel
+        and isinstance(node, ast.Name)
+        and node.id.startswith("stride_")
+        and isinstance(node.ctx, ast.Load)
+    ):
+        return
+    others = [n for n in at.names() if n.startswith("stride_") and n != node.id]
+    same_axis = [n for n in others if n[-1] == node.id[-1]]
+    same_tensor = [n for n in others if n[:-1] == node.id[:-1]]
+    for name in (*same_axis[:2], *same_tensor[:2]):
+        yield node, name
+
+
+def mask(node: ast.AST, at: Place) -> Found:
+    """A mask is left out, or a part of it."""
+    if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in ("load", "store", "atomic_add"):
+        for keyword in node.keywords:
+            if keyword.arg == "mask" and not (isinstance(keyword.value, ast.Constant)):
+                yield keyword.value, "None"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+        yield node, at.segment(node.left)
+        yield node, at.segment(node.right)
+
+
+def guard(node: ast.AST, at: Place) -> Found:
+    """A condition always holds, or never."""
+    if isinstance(node, ast.If):
+        for value in ("True", "False"):
+            yield node.test, value
+    if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] == "where" and len(node.args) == 3:
+        yield node, f"({at.segment(node.args[1])})"
+        yield node, f"({at.segment(node.args[2])})"
+
+
+def dtype(node: ast.AST, at: Place) -> Found:
+    """A conversion is left out."""
+    if (
+        at.kernel
+        and isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "to"
+    ):
+        yield node, at.segment(node.func.value)
+
+
+def order(node: ast.AST, at: Place) -> Found:
+    """Operands change places, or the operation is its opposite."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        yield node, f"({at.segment(node.right)} - {at.segment(node.left)})"
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and at.kernel:
+        yield node, at.segment(node.left)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
+        other = "//" if isinstance(node.op, ast.Mod) else "%"
+        yield node, f"{at.segment(node.left)} {other} {at.segment(node.right)}"
+
+
+def tile(node: ast.AST, at: Place) -> Found:
+    """A tile more or less, or the other side's."""
+    if (
+        at.kernel
+        and isinstance(node, ast.Name)
+        and node.id in ("BLOCK_M", "BLOCK_N")
+        and isinstance(node.ctx, ast.Load)
+    ):
+        other = {"BLOCK_M": "BLOCK_N", "BLOCK_N": "BLOCK_M"}[node.id]
+        if other in at.names():
+            yield node, other
+        yield node, f"(2 * {node.id})"
+
+
+def launch(node: ast.AST, at: Place) -> Found:
+    """Two arguments of a launch, or of a call of the launcher's own, change places."""
+    if at.kernel or not isinstance(node, ast.Call) or len(node.args) < 2:
+        return
+    if _called(node).startswith("_") or _called(node).endswith("_op"):
+        for a, b in zip(node.args[1:], node.args[2:], strict=False):
+            if type(a) is type(b) and at.segment(a) != at.segment(b):
+                yield a, at.segment(b)
+    for keyword in node.keywords:
+        if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool):
+            yield keyword.value, str(not keyword.value.value)
+
+
+WAITS = (
+    "_consumer_wait",
+    "_consumer_release",
+    "fence_async_shared",
+    "barrier",
+    "store_wait",
+    "gdc_wait",
+    "wait",
+    "arrive",
+)
+
+
+def barrier(node: ast.AST, at: Place) -> Found:
+    """Who waits, arrives, releases or orders does not."""
+    if not (at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
+        return
+    if _called(node.value).rpartition(".")[2] in WAITS:
+        yield node, "pass"
+
+
+def phase(node: ast.AST, at: Place) -> Found:
+    """A phase is the other one, an arrival counts twice, a product waits for one less."""
+    if not (at.kernel and isinstance(node, ast.Call)):
+        return
+    name = _called(node).rpartition(".")[2]
+    if name == "wait" and len(node.args) == 2:
+        yield node.args[1], f"({at.segment(node.args[1])}) ^ 1"
+    if name == "warpgroup_mma_wait" and isinstance(node.args[0], ast.Constant):
+        yield node.args[0], f"{node.args[0].value + 1}"
+    for keyword in node.keywords:
+        if keyword.arg == "count" and isinstance(keyword.value, ast.Constant):
+            yield keyword.value, f"{keyword.value.value + 1}"
+
+
+def slot(node: ast.AST, at: Place) -> Found:
+    """The slot before or after."""
+    if (
+        at.kernel
+        and isinstance(node, ast.Call)
+        and _called(node).rpartition(".")[2] in ("index", "_slot", "_keys", "_values")
+    ):
+        yield node.args[-1], f"({at.segment(node.args[-1])} + 1)"
+
+
+OPERATORS: dict[str, Operator] = {
+    one.__name__: one
+    for one in (comparison, bound, stride, mask, guard, dtype, order, tile, launch, barrier, phase, slot)
+}
+
+
+def mutants(text: str) -> list[Mutant]:
+    """All of a file, in the order of its text."""
+    tree, starts = ast.parse(text), _starts(text)
+
+    def offset(line: int, column: int) -> int:
+        # Columns of syntax trees count bytes.
+        row = text[starts[line - 1] : starts[line]].encode()
+        return starts[line - 1] + len(row[:column].decode())
+
+    def segment(node: ast.AST) -> str:
+        begin = offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+        return text[begin : offset(node.end_lineno, node.end_col_offset)]  # type: ignore[attr-defined]
+
+    found = []
+    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)):
+        at = Place(function, segment, _is_kernel(function))
+        for node in _body(function):
+            for name, operator in OPERATORS.items():
+                for piece, new in operator(node, at):
+                    begin = offset(piece.lineno, piece.col_offset)  # type: ignore[attr-defined]
+                    end = offset(piece.end_lineno, piece.end_col_offset)  # type: ignore[attr-defined]
+                    found.append(Mutant(name, function.name, piece.lineno, begin, end, text[begin:end], new))  # type: ignore[attr-defined]
+    found = [one for one in dict.fromkeys(found) if one.old != one.new]
+    return sorted(found, key=lambda one: (one.begin, one.end, one.new))
+
+
+def _body(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function, without those of functions in it, of annotations, and of what is said in errors."""
+    todo: list[ast.AST] = [*function.body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.Raise | ast.JoinedStr):
+            continue
+        if isinstance(node, ast.AnnAssign):
+            todo += [node.value] if node.value else []
+            continue
+        yield node
+        todo += ast.iter_child_nodes(node)
+
+
+def _is_kernel(function: ast.FunctionDef) -> bool:
+    return any("jit" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
+def _starts(text: str) -> list[int]:
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    return starts

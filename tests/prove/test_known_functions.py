@@ -1,0 +1,54 @@
+"""Terms of z3 mean what Python's operators, Triton's and those of trees mean."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import z3
+
+from kgen.expr.functions import TABLE
+from kgen.prove.functions import apply, toward_zero
+from kgen.prove.world import World
+
+NUMBERS = (-9, -8, -3, -1, 1, 2, 3, 8, 9)
+INTEGERS = ("add", "sub", "mul", "min", "max", "floordiv", "mod", "lt", "le", "gt", "ge", "eq", "ne")
+
+
+def number(term: Any) -> Any:
+    found = z3.simplify(term)
+    return found.as_long() if z3.is_int_value(found) else z3.is_true(found)
+
+
+@pytest.mark.parametrize("fn", INTEGERS)
+def test_integers(fn: str) -> None:
+    for a, b in itertools.product(NUMBERS, NUMBERS):
+        assert number(apply(World({}), fn, (z3.IntVal(a), z3.IntVal(b)))) == TABLE[fn].value(a, b)
+
+
+@pytest.mark.parametrize("fn", ["floordiv", "mod"])
+def test_divisors_that_are_not_known(fn: str) -> None:
+    """The same where only the solver knows the divisor."""
+    a, b, found = z3.Ints("a b found")
+    for x, y in itertools.product(NUMBERS, NUMBERS):
+        solver = z3.Solver()
+        solver.add(a == x, b == y, found == apply(World({}), fn, (a, b)))
+        assert solver.check() == z3.sat
+        assert solver.model()[found].as_long() == TABLE[fn].value(x, y)
+
+
+def test_division_of_triton_rounds_toward_zero() -> None:
+    for a, b in itertools.product(NUMBERS, NUMBERS):
+        assert number(toward_zero(z3.IntVal(a), z3.IntVal(b))) == int(a / b)
+
+
+def test_functions_of_reals_are_congruent_and_nothing_more() -> None:
+    world, x, y = World({}), z3.Real("x"), z3.Real("y")
+    sum_, other = apply(world, "tanh", (x + y,)), apply(world, "tanh", (y + x,))
+    solver = z3.Solver()
+    solver.add(sum_ != other)
+    assert solver.check() == z3.unsat
+    solver.reset()
+    solver.add(apply(world, "tanh", (x,)) != apply(world, "exp", (x,)))
+    assert solver.check() == z3.sat

@@ -1,0 +1,105 @@
+"""`tests/fuzzing`: that it draws the whole language, finds what is planted, and keeps what was found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from apart import interpreted
+from fuzzing import running
+from fuzzing.ledger import Ledger, generator
+from fuzzing.running import drawn, smaller, tried, written
+from ruamel.yaml import YAML
+
+from kgen.diagnostics import KgenError
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, walk
+from kgen.render.rendering import render_spec
+from kgen.spec.load import loads
+
+FOUND = sorted((Path(running.__file__).parent / "found").glob("*.yaml"))
+
+FIELDS = {
+    "attention": "dtype head_dim gqa varlen lengths buffers params score_mod mask_mod block_mask sinks align passes "
+    "paged_kv",
+    "norm": "dtype width heads weight bias weight_offset residual statistics round_x_hat eps input_mod output_mod "
+    "quantize",
+    "chunk_output": "head_dim chunk_size heads decay gate_base gate_dtype state_dtype state_layout v_layout varlen "
+    "passes",
+}
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)
+def test_what_was_found_stays_mended(path: Path, verdict: Any) -> None:
+    spec = YAML(typ="safe").load(path.read_text())
+    verdict(None, path)
+    for seed in range(3):
+        outcome = interpreted(tried, seed, spec)
+        assert outcome.what == "right", outcome.message
+
+
+def test_seeds_of_the_ledger_are_right() -> None:
+    found = Ledger.read()
+    assert found.failed == {}
+
+
+def test_a_seed_is_one_spec() -> None:
+    assert [drawn(seed) for seed in range(20)] == [drawn(seed) for seed in range(20)]
+    assert len({written(drawn(seed)) for seed in range(50)}) == 50
+
+
+def test_the_whole_language_is_drawn_and_little_is_refused() -> None:
+    functions, fields, refused = set(), set(), 0
+    for seed in range(700):
+        spec = drawn(seed)
+        try:
+            loaded = loads(written(spec), "drawn.yaml")
+        except KgenError:
+            refused += 1
+            continue
+        fields |= {f"{spec['kernel']}.{key}" for key in spec}
+        functions |= {n.fn for tree in loaded.trees.values() for n in walk(tree) if isinstance(n, Call)}
+    assert refused < 50
+    assert functions >= {*TABLE}
+    for kernel, wanted in FIELDS.items():
+        assert {f"{kernel}.{key}" for key in wanted.split()} <= fields
+
+
+PLANTED = {
+    "a bound": ("kv_idx < SK", "kv_idx < SK - 1"),
+    "a position": ("kv_idx = kv_start + offs_n", "kv_idx = kv_start + offs_n + 1"),
+    "a scale": ("qk_scale = LOG2E * scale", "qk_scale = LOG2E"),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_planted_is_found_and_made_smaller(what: str) -> None:
+    assert interpreted(_found, *PLANTED[what])
+
+
+def _found(right: str, wrong: str) -> bool:
+    """Whether some of a few seeds fail with the error in what is rendered, and stay so when they are made smaller."""
+
+    def planted(loaded: Any, single: bool) -> dict[str, str]:
+        return {name: text.replace(right, wrong) for name, text in render_spec(loaded, single=single).items()}
+
+    with mock.patch.object(running, "render_spec", planted):
+        for seed in range(12):
+            outcome = tried(seed)
+            if outcome.what == "wrong" and "kernel: attention" in outcome.spec:
+                least, again = smaller(outcome, 8)
+                return again.what == "wrong" and len(written(least)) <= len(outcome.spec)
+    return False
+
+
+def test_the_ledger_begins_anew_with_another_generator(tmp_path: Path) -> None:
+    from fuzzing import ledger
+
+    with mock.patch.object(ledger, "PATH", tmp_path / "seeds.json"):
+        outcomes = [running.Outcome(seed, "right", "", "", 0.1) for seed in range(3)]
+        Ledger().enter(outcomes, {})
+        assert (Ledger.read().next(), Ledger.read().outcomes) == (3, {"right": 3})
+        with mock.patch.object(ledger, "generator", return_value="other"):
+            assert (Ledger.read().next(), Ledger.read().before) == (0, {generator(): {"right": 3}})

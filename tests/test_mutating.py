@@ -1,0 +1,56 @@
+"""`tests/mutating`: that each operator has mutants, and that verification finds those of a sample."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from apart import interpreted
+from mutating.operators import OPERATORS, Mutant, mutants
+from mutating.running import tried
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_each_operator_has_mutants() -> None:
+    names = ("generated/causal/triton.py", "generated/causal/hopper.py", "generated/rms_norm/triton.py")
+    found = {mutant.operator for name in names for mutant in mutants((ROOT / name).read_text())}
+    assert found == {*OPERATORS}
+
+
+def test_mutants_differ_in_one_piece_and_can_be_read() -> None:
+    text = (ROOT / "generated/rms_norm/triton.py").read_text()
+    found = mutants(text)
+    assert len({one.of(text) for one in found}) == len(found)
+    for one in found:
+        assert text[one.begin : one.end] == one.old
+        ast.parse(one.of(text))
+
+
+SAMPLE = {
+    "a mask left out": ("causal", "triton.py", 'qk = tl.where(mask, qk, float("-inf"))', "qk = qk"),
+    "a bound": (
+        "causal",
+        "triton.py",
+        "kv_hi = tl.minimum(q_last + 1, SK)",
+        "kv_hi = tl.minimum(q_last, SK)",
+    ),
+    "a wait left out": (
+        "full",
+        "hopper.py",
+        "        _consumer_wait(kv_ring, n_used)\n        qk_async",
+        "        qk_async",
+    ),
+    "rows of a tile": ("rms_norm", "triton.py", "tile * ROWS", "tile"),
+}
+
+
+@pytest.mark.parametrize("what", SAMPLE)
+def test_those_of_a_sample_are_killed(what: str) -> None:
+    spec, name, old, new = SAMPLE[what]
+    text = (ROOT / "generated" / spec / name).read_text()
+    begin = text.index(old)
+    mutant = Mutant(what, "", 0, begin, begin + len(old), old, new)
+    outcome = interpreted(tried, ROOT / "specs" / f"{spec}.yaml", name, mutant)
+    assert outcome.what == "killed", outcome
