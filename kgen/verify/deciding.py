@@ -49,7 +49,7 @@ def edges(trees: Iterable[Node], name: str) -> tuple[int, ...]:
     """The integers about the constants that a buffer or a param is compared with, in order."""
     found = set()
     for node in (n for tree in trees for n in distinct(tree)):
-        if isinstance(node, Call) and node.fn in _COMPARING:
+        if isinstance(node, Call) and node.fn in (*_COMPARING, *_EITHER):
             names = {*variables(node), *(read.buffer for read in reads(node))}
             constants = [int(a.value) for a in node.args if isinstance(a, Const)]
             found |= {c + d for c in constants for d in (-1, 0, 1) if name in names}

@@ -19,7 +19,7 @@ DTYPES: Mapping[str, Any] = {
     "bool": torch.bool,
 }
 
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast")
+LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed")
 
 
 def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
@@ -28,7 +28,7 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
     `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
     and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: elements of poison
     after every row, the first one aligned; `offset`: contiguous, not aligned; `stepped`: elements that lie apart;
-    `broadcast` and `expanded`: strides of 0 as they come.
+    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come.
 
     `place` is that of the operand in its call: no two of a call have the same strides or offset, so that a kernel which
     takes those of another is wrong.
@@ -37,6 +37,8 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
         return values
     if layout == "contiguous" or values.ndim == 0:
         return values.contiguous()
+    if layout == "mixed":
+        layout = ("bshd", "spaced")[place % 2]
     shape = list(values.shape)
     if layout == "bshd":
         # The heads of a projection that also has those of other operands.

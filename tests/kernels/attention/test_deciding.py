@@ -25,17 +25,18 @@ def undecided(problem):
         if not (left := {node: ways for node, ways in left.items() if ways}):
             break
         inputs = draw(problem, case, "cpu")
+        scores = torch.randn(case.sq, case.sk, generator=torch.Generator().manual_seed(0))
         offsets = case.cu_seqlens if case.packed else None
         for b in range(case.sizes["B"]):
             sq, sk = case.packed[b] if offsets else (case.sq, case.sk)
             length = int(inputs.cache["kv_lens"][b]) if problem.per_batch else sk
             first = length - sq if problem.aligned_to_end else 0
-            env = {**case.sizes, **inputs.params, **inputs.buffers, "b": b, "SQ": sq, "SK": sk}
+            env = {**case.sizes, **inputs.params, **inputs.buffers, **inputs.cache, "b": b, "SQ": sq, "SK": sk}
             for h in range(case.sizes["HQ"]):
                 for node in left:
                     if left[node]:
                         positions = first + torch.arange(sq), torch.arange(length)
-                        given = env | {"h": h, "score": 1.0}
+                        given = env | {"h": h, "score": scores[:sq, :length]}
                         left[node] = left[node] - ways_taken(problem, node, given, *positions)
     return {node: ways for node, ways in left.items() if ways}
 

@@ -142,7 +142,7 @@ def test_runtime_params_meet_their_edges():
     }
     problem = problem_of(loaded("p", params=params))
     drawn = [draw(problem, case, "cpu") for case in cases(problem, True)]
-    assert {0, 1, 33, 100_000} == {inputs.runtime["window"] for inputs in drawn}
+    assert {0, 1, 34, 100_000} == {inputs.runtime["window"] for inputs in drawn}
     assert all(inputs.params["cap"] == 20.0 and "cap" not in inputs.runtime for inputs in drawn)
 
 

@@ -20,10 +20,11 @@ from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
 from kgen.kernels.attention.verify.deciding import shapes_that_decide
 from kgen.kernels.attention.verify.problem import Buffer, Problem
+from kgen.verify.deciding import edges
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
 
-INT_EDGES = (33, 1, 100_000, 0)
+INT_EDGES = (34, 1, 100_000, 0)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
 
 
@@ -136,7 +137,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("no-keys", 40, 0, batch=2, lse=True)
     yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
-    yield Case("q-shorter", 33, 100, heads_kv=2, dout="strided", lse=True)
+    yield Case("q-shorter", 33, 100, batch=2, heads_kv=2, layout="mixed", dout="strided", lse=True)
     yield Case("q-longer", 130, 41, lse=True)
     yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
@@ -227,7 +228,7 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("several", *several, lse=True)
     yield case("empty", (0, 0), (17, 0), (0, 23), (40, 40), (0, 0), heads_kv=2, lse=True)
     yield case("no-tokens", (0, 0), (0, 0), lse=True)
-    yield case("tail", (30, 50), (65, 67), tail=(70, 68), lse=True)
+    yield case("tail", (30, 50), (65, 67), heads_kv=2, tail=(70, 68), layout="mixed", lse=True)
     yield case("bshd", (70, 70), (3, 9), heads_kv=2, layout="bshd", dout="strided")
     yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", lse=True)
     yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
@@ -293,7 +294,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
-    buffers = {b.name: _buffer(b, case, random) for b in problem.buffers}
+    buffers = {b.name: _buffer(b, case, random, edges(problem.trees, b.name)) for b in problem.buffers}
     if problem.sinks:
         # As large as scores are; the first quarter of the heads has none.
         none = torch.arange(size["HQ"]) < size["HQ"] // 4
@@ -368,8 +369,8 @@ def _edge(type_: str, case: Case) -> int | float:
     return edges[case.edge % len(edges)]
 
 
-def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
-    """Values that make sense for what a buffer seems to be, in its own dtype."""
+def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) -> Tensor:
+    """Values that make sense for what a buffer seems to be, in its own dtype; also about what they are `compared` with."""
     longest = max(case.sq, case.sk)
     # Of an open extent some indices are outside.
     sizes = case.sizes | {ANY: longest // 2 + 2}
@@ -393,7 +394,8 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
-    values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
+    choice = torch.tensor(sorted({*range(4 if per_token else longest + 9), *compared}))
+    values = choice[torch.randint(0, len(choice), shape, generator=random)]
     if not per_token and values.numel() > 1:
         values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
     if wide:

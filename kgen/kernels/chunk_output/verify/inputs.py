@@ -66,13 +66,13 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
 def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     BT = problem.chunk_size
     yield Case("one-chunk", (BT,))
-    yield Case("one-token", (1,), batch=2)
+    yield Case("one-token", (1,), batch=2, heads=3)
     yield Case("no-token", (0,))
     yield Case("off-chunk", (2 * BT + 3,), batch=2, indices=True)
     yield Case("short", (1, 2, 0, BT - 1, 3), do="strided", indices=True)
     yield Case("empty-at-the-ends", (0, BT + 1, 0, 0), do="expanded")
     yield Case("steep", (BT + 5,), gate=300.0)
-    yield Case("guarded", (BT - 7, BT + 9), layout="guarded", do="strided")
+    yield Case("guarded", (BT - 7, BT + 9), heads=2, layout="guarded", do="strided")
     yield Case("padded", (BT + 2,), layout="padded", scale=-0.37)
     yield Case("stepped", (19, 5), layout="stepped", magnitude=4.0)
     yield Case("very-steep", (BT - 1, BT), gate=2e4)
