@@ -17,6 +17,7 @@ OF_THE_REPOSITORY = {
     "fuzzing": "tests/fuzzing",
     "growing": "from spec to text, through every stage",
     "mirror": "tests",
+    "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
     "signatures": "emitted files of every family, as their callers see them",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -13,6 +13,7 @@ from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
+from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, describe, pick_device, toolchain, versions
 
@@ -153,10 +154,8 @@ def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick:
 
 def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
     """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
-    environment: dict[str, str | None] = {
-        "TRITON_INTERPRET": "1" if job.device == "cpu" else None,
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
-    }
+    interpreted: Mapping[str, str | None] = ENVIRONMENT if job.device == "cpu" else {"TRITON_INTERPRET": None}
+    environment = {**interpreted, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
     if jobs > 1:
         # By itself torch.compile begins a process for each core, in every worker.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

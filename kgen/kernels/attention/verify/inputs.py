@@ -178,6 +178,12 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         )  # with tiles inside of one, and across two
     for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
         yield Case(f"decided-{number}", sq, sk, few=True)
+    most = {name: max(edges(problem.trees, name), default=0) for name in "bh"}
+    if max(most.values()) > 1:
+        # One past what the mask and the score compare the numbers of sequences and of heads with, and another.
+        group = 1 if problem.gqa == "any" else int(problem.gqa)
+        batch, heads = (n + 2 if n > 1 else 1 for n in most.values())
+        yield Case("numbers", 20, 20, batch=batch, heads_kv=-(-heads // group), few=True)
     if quick:
         return
     if problem.decodes:
@@ -370,7 +376,8 @@ def _edge(type_: str, case: Case) -> int | float:
 
 
 def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) -> Tensor:
-    """Values that make sense for what a buffer seems to be, in its own dtype; also about what they are `compared` with."""
+    """Values that make sense for what a buffer seems to be, in its own dtype; integers also about what they are
+    `compared` with."""
     longest = max(case.sq, case.sk)
     # Of an open extent some indices are outside.
     sizes = case.sizes | {ANY: longest // 2 + 2}

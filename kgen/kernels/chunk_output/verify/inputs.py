@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kgen.kernels.chunk_output.verify.problem import Problem
 from kgen.kernels.chunk_output.verify.reference import Chunks, chunk_indices_of, chunks_of
+from kgen.verify.deciding import edges
 from kgen.verify.tensors import DTYPES, arrange
 
 
@@ -76,6 +77,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("padded", (BT + 2,), layout="padded", scale=-0.37)
     yield Case("stepped", (19, 5), layout="stepped", magnitude=4.0)
     yield Case("very-steep", (BT - 1, BT), gate=2e4)
+    if compared := edges([problem.decay] if problem.decay is not None else [], "h"):
+        yield Case("heads", (9,), heads=-(-(compared[-1] + 1) // (problem.group or 2)))
     if quick:
         return
     yield Case("chunks", (8 * BT,), batch=3, heads=2)
