@@ -8,6 +8,7 @@ import pytest
 import torch
 from right import CORNERS, of_family
 
+from kgen.expr.nodes import variables
 from kgen.expr.show import show
 from kgen.kernels.attention.verify.deciding import shapes_that_decide, ways_taken
 from kgen.kernels.attention.verify.inputs import cases, draw
@@ -22,13 +23,14 @@ STOCK = of_family("attention", sorted((ROOT / "specs").glob("*.yaml")))
 def undecided(problem):
     """The decisions that no quick case takes both ways, each with the ways that are missing."""
     left = {node: {0, 1} for tree in problem.trees for node in decisions(tree)}
+    named = set().union(*(variables(tree) for tree in problem.trees))
     for case in sorted(cases(problem, True), key=lambda case: case.sq * case.sk):
         if not (left := {node: ways for node, ways in left.items() if ways}):
             break
         inputs = draw(problem, case, "cpu")
         scores = torch.randn(case.sq, case.sk, generator=torch.Generator().manual_seed(0))
         offsets = case.cu_seqlens if case.packed else None
-        for b in range(case.sizes["B"]):
+        for b in range(case.sizes["B"] if case.packed or problem.per_batch or "b" in named else 1):
             sq, sk = case.packed[b] if offsets else (case.sq, case.sk)
             length = int(inputs.cache["kv_lens"][b]) if problem.per_batch else sk
             first = length - sq if problem.aligned_to_end else 0
@@ -41,7 +43,7 @@ def undecided(problem):
                 "SQ": sq,
                 "SK": sk,
             }
-            for h in range(case.sizes["HQ"]):
+            for h in range(case.sizes["HQ"] if "h" in named else 1):
                 for node in left:
                     if left[node]:
                         positions = first + torch.arange(sq), torch.arange(length)
