@@ -6,7 +6,7 @@ package of its `targets` its `Target` as `TARGET`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -101,6 +101,39 @@ class Target:
 
 
 @dataclass(frozen=True)
+class Varying:
+    """A field of which a spec may list several values: a folder for each, and one function that tells them apart.
+
+    `told` is Python over the arguments of the emitted function, and `literal` what that is for a checked spec. `word`
+    is that spec's part of the folder's name, and `words` are for people.
+    """
+
+    told: str
+    literal: Callable[[Any], str]
+    word: Callable[[Any], str]
+    words: str
+
+
+def dtype_of(argument: str) -> Varying:
+    """The dtype of an argument, and of the spec: that of its input, where it has several."""
+    torch = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+
+    def word(spec: Any) -> str:
+        return str(getattr(spec.dtype, "input", spec.dtype))
+
+    return Varying(f"{argument}.dtype", lambda spec: torch[word(spec)], word, "dtype")
+
+
+HEAD_DIM = Varying(
+    "(q.shape[-1], v.shape[-1])",
+    lambda spec: f"({spec.head_dim.qk}, {spec.head_dim.v})",
+    lambda spec: "d" + "_".join(map(str, dict.fromkeys((spec.head_dim.qk, spec.head_dim.v)))),
+    "heads of",
+)
+"""The widths of a head: of queries and keys, and of values."""
+
+
+@dataclass(frozen=True)
 class Family:
     """Everything that kgen knows of a family.
 
@@ -116,6 +149,8 @@ class Family:
     bench: Bench | None = None
     parts: Mapping[str, Verification] = field(default_factory=dict)
     tune: Lazy | None = None
+    varies: Mapping[str, Varying] = field(default_factory=dict)
+    """By field of the spec, which may have a list for it."""
     names_give_way: bool = False
     """Whether files take what users named as the kernels name theirs under other names (`called` of `Loaded`)."""
 

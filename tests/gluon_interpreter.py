@@ -420,6 +420,7 @@ gl = SimpleNamespace(
         for name in (
             "abs",
             "cos",
+            "erf",
             "exp",
             "exp2",
             "floor",

@@ -52,16 +52,21 @@ class Loaded:
     spec: Spec
     trees: dict[str, object] = field(default_factory=dict)
     called: dict[str, str] = field(default_factory=dict)
+    variant: str = ""
+
+    @property
+    def folder(self) -> str:
+        return self.spec.name
 
 
-def load(path: Path) -> Loaded:
+def load_variants(path: Path) -> list[Loaded]:
     text = Path(path).read_text(encoding="utf-8")
     fields = dict(line.split(": ", 1) for line in text.splitlines())
     if "name" not in fields:
         raise KgenError(Diagnostic("no-name", "a spec needs a name", file=str(path), line=1, column=1))
     words = {key: UserText(fields.pop(key)) for key in ("summary", "license") if key in fields}
     targets = tuple((target, True) for target in fields.pop("targets", "fake").split())
-    return Loaded(Path(path), text, Spec(**fields, **words, targets=targets))
+    return [Loaded(Path(path), text, Spec(**fields, **words, targets=targets))]
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -113,7 +118,7 @@ def install() -> None:
     family.targets_of = lambda name: {**own, **others} if name == "attention" else found(name)
     stand_in("standin_fake", sources=sources)
     stand_in("standin_other", sources=other_sources)
-    stand_in("kgen.spec.load", load=load)
+    stand_in("kgen.spec.load", load_variants=load_variants)
     stand_in("kgen.verify.verifying", verify_specs=verify_specs)
     environment.template_root = lambda: Path("templates").resolve()
 

@@ -53,6 +53,7 @@ def loaded(name: str, **changes: Any) -> Any:
         "varlen": False,
         "sinks": False,
         "fast_math": False,
+        "accuracy": "usual",
         "targets": (("triton", {}),),
         "aligned_to_end": False,
         "per_batch": False,

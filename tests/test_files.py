@@ -107,7 +107,7 @@ def entry(generated: Path) -> tuple[Path, Path]:
     """A spec, and the place of its entry in the cache."""
     spec = generated.parent / "a.yaml"
     spec.write_text("name: a\n")
-    cache.store(Output(spec, "a", {}), "name: a\n", generated)
+    cache.store([Output(spec, "a", {})], "name: a\n", generated)
     (path,) = (generated.parent / ".kgen-cache").glob("*.json")
     assert cache.lookup(spec, generated) is not None
     return spec, path

@@ -9,8 +9,9 @@ from unittest import mock
 import pytest
 from apart import interpreted
 from fuzzing import running
+from fuzzing.drawing import drawn
 from fuzzing.ledger import Ledger, generator
-from fuzzing.running import drawn, smaller, tried, written
+from fuzzing.running import smaller, tried, written
 from ruamel.yaml import YAML
 
 from kgen.diagnostics import KgenError
@@ -20,6 +21,9 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 
 FOUND = sorted((Path(running.__file__).parent / "found").glob("*.yaml"))
+
+SEEDS = {"tanh_in_float32": (21,)}
+"""Those that show what was found, where few do; the first three elsewhere."""
 
 FIELDS = {
     "attention": "dtype head_dim gqa varlen lengths buffers params score_mod mask_mod block_mask sinks align passes "
@@ -35,7 +39,7 @@ FIELDS = {
 def test_what_was_found_stays_mended(path: Path, verdict: Any) -> None:
     spec = YAML(typ="safe").load(path.read_text())
     verdict(None, path)
-    for seed in range(3):
+    for seed in SEEDS.get(path.stem, (0, 1, 2)):
         outcome = interpreted(tried, seed, spec)
         assert outcome.what == "right", outcome.message
 

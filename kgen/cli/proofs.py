@@ -14,7 +14,7 @@ def proofs(loaded: Loaded, generated: Path) -> list[str]:
     from kgen.verify.ledger import proof_of
 
     lines = []
-    for path in sorted((generated / loaded.spec.name).glob("*.py")):
+    for path in sorted((generated / loaded.folder).glob("*.py")):
         if found := proof_of(path, generated):
             tools = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
             counted = f"{found['proved']} obligations proved, {found['unknown']} unknown"

@@ -35,7 +35,7 @@ def prove(
             progress,
             record,
             lambda one: terminal.line(
-                f"no obligations: {one.spec.name}: none are stated of {one.spec.kernel} kernels", sys.stderr
+                f"no obligations: {one.folder}: none are stated of {one.spec.kernel} kernels", sys.stderr
             ),
         )
     columns = ("spec", "target", "kernel", "obligation", "verdict", "seconds", "message")

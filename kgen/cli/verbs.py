@@ -130,7 +130,7 @@ def render(
     paths = project.find_specs(specs or [])
     single = single or stdout
     rendered = project.render_all(paths, output, targets=target or None, single=single, cached=not dry)
-    outputs = [each.output for each in rendered]
+    outputs = [output for each in rendered for output in each.outputs]
     if stdout:
         return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
 
@@ -389,7 +389,7 @@ def explain(
 ) -> int:
     """Show what becomes of a spec's expressions, step by step."""
     loaded, *others = load_specs([spec])
-    if others:
+    if any(other.path != loaded.path for other in others):
         message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
         hint = f"kgen explain {loaded.path}"
         raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
@@ -404,6 +404,8 @@ def explain(
         with too_large(loaded):
             text = family(loaded.spec.kernel).explain(loaded, length)
         text += "".join(f"\n{line}\n" for line in proofs(loaded, generated))
+    if others and not flex:
+        text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
     if form is Format.JSON:
         terminal.data({"spec": loaded.spec.name, "text": text})
     else:
@@ -418,7 +420,7 @@ def list_(specs: Specs = None, form: Form = Format.TEXT) -> int:
 
     rows: list[Row] = [
         {
-            "name": each.spec.name,
+            "name": each.folder,
             "kernel": each.spec.kernel,
             "targets": asked_targets(each),
             "summary": each.spec.summary.on_terminal(),

@@ -34,7 +34,8 @@ from kgen.expr.helpers import (
     ROUND,
     SIGN,
     TANH,
-    TANH_APPROX_TRITON,
+    TANH_APPROX,
+    TANH_PRECISE,
 )
 from kgen.expr.rows import Finite, Function, function, operation, shifted
 from kgen.expr.spelling import (
@@ -43,7 +44,6 @@ from kgen.expr.spelling import (
     BITAND,
     BITOR,
     COMPARE,
-    MODULES,
     MUL,
     NOT,
     OR,
@@ -240,20 +240,8 @@ _ROWS = [
         lambda f, x: (1 - f("tanh", x) ** 2,),
         triton=TANH["triton"],
         gluon=TANH["gluon"],
-        fast={
-            **dict.fromkeys(MODULES, TANH_APPROX_TRITON),
-            "cuda": helped(
-                "_tanh_approx({0})",
-                """
-                // One instruction, absolute error below 5e-4.
-                __device__ __forceinline__ float _tanh_approx(float x) {
-                    float y;
-                    asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-                    return y;
-                }
-                """,
-            ),
-        },
+        fast=TANH_APPROX,
+        precise=TANH_PRECISE,
     ),
     function(
         "sigmoid",
@@ -418,7 +406,7 @@ _ROWS = [
         typed=types.whole,
         value=math.trunc,
         torch="({0}).to(torch.int32)",
-        triton="({0}).to({tl}.int32)",
+        triton="{tl}.cast({0}, {tl}.int32)",
         cuda="int({0})",
         cute="cutlass.Int32({0})",
     ),
@@ -495,6 +483,6 @@ def in_order(helpers: Collection[str]) -> list[str]:
 
 def _helpers() -> Iterator[str]:
     for row in _ROWS:
-        for spelling in (*row.spelled.values(), *row.fast.values()):
+        for spelling in (*row.spelled.values(), *row.fast.values(), *row.precise.values()):
             if spelling.helper is not None:
                 yield spelling.helper

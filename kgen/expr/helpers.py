@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kgen.expr.spelling import helped, helped_in_modules
+from kgen.expr.spelling import MODULES, helped, helped_in_modules
 
 TANH = {
     "triton": helped(
@@ -61,7 +61,22 @@ TANH = {
             ''',  # noqa: E501
     ),
 }
-TANH_APPROX_TRITON = helped(
+TANH_PRECISE = {
+    "triton": helped(
+        "_tanh_fp32({0})",
+        """
+        @triton.jit
+        def _tanh_fp32(x):
+            # Some units in the last place for every x: near zero a series, elsewhere a quotient that does not overflow.
+            square = x * x
+            near = square * (0.13333334 + square * (-0.053968254 + square * (0.021869488 - square * 0.008863236)))
+            near = x + x * (square * -0.33333334 + square * near)
+            far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * tl.abs(x)))
+            return tl.where(square < 0.1225, near, tl.where(x < 0.0, -far, far))
+        """,
+    )
+}
+_TANH_APPROX_TRITON = helped(
     "_tanh_approx({0})",
     """
     @triton.jit
@@ -70,6 +85,20 @@ TANH_APPROX_TRITON = helped(
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     """,
 )
+TANH_APPROX = {
+    **dict.fromkeys(MODULES, _TANH_APPROX_TRITON),
+    "cuda": helped(
+        "_tanh_approx({0})",
+        """
+        // One instruction, absolute error below 5e-4.
+        __device__ __forceinline__ float _tanh_approx(float x) {
+            float y;
+            asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+            return y;
+        }
+        """,
+    ),
+}
 
 GELU = helped_in_modules(
     "_gelu{hopper}({0})",

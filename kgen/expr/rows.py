@@ -11,7 +11,7 @@ from typing import Any
 
 from kgen.expr import type_rules as types
 from kgen.expr.nodes import Type
-from kgen.expr.spelling import MODULES, Spelling, in_modules
+from kgen.expr.spelling import MODULES, Accuracy, Spelling, in_modules
 
 
 class Finite(enum.Enum):
@@ -45,6 +45,8 @@ class Function:
     """Whether a spec may call it by name; operators are not."""
     fast: dict[str, Spelling] = field(default_factory=dict)
     """Cheaper approximations that a spec opts into with `fast_math: true`."""
+    precise: dict[str, Spelling] = field(default_factory=dict)
+    """Where the usual one is not as good as float32 is."""
     finite: Finite = Finite.EVERYWHERE
 
     @property
@@ -52,9 +54,15 @@ class Function:
         """FLOAT for a function whose result is real whatever its operands are; `None` where it follows them."""
         return Type.FLOAT if self.typed is types.real else None
 
+    def spelling(self, language: str, accuracy: Accuracy) -> Spelling:
+        """How a language spells it at an accuracy: as usual, where it has nothing else."""
+        forms = {"fast": self.fast, "usual": self.spelled, "precise": self.precise}[accuracy]
+        return forms.get(language) or self.spelled[language]
+
     def spellings(self, language: str) -> tuple[Spelling, ...]:
-        """How a language spells it, and the cheaper approximation where there is one."""
-        return tuple(forms[language] for forms in (self.spelled, self.fast) if language in forms)
+        """All of a language's."""
+        forms = (self.spelled, self.fast, self.precise)
+        return tuple(form[language] for form in forms if language in form)
 
 
 def operation(
@@ -95,6 +103,7 @@ def function(
     cuda: str | Spelling | None = None,
     cute: str | Spelling | None = None,
     fast: dict[str, Spelling] | None = None,
+    precise: dict[str, Spelling] | None = None,
     finite: Finite = Finite.EVERYWHERE,
 ) -> Function:
     """Each language has a function of that name, and Python's `math` has, where nothing else is said.
@@ -116,7 +125,12 @@ def function(
         forms["gluon"] = gluon
     spelled = {k: v if isinstance(v, Spelling) else Spelling(v) for k, v in forms.items()}
     value = value or getattr(math, name)
-    return Function(name, arity, typed, reference, value, derivative, spelled, fast=fast or {}, finite=finite)
+    return Function(
+        *(name, arity, typed, reference, value, derivative, spelled),
+        fast=fast or {},
+        precise=precise or {},
+        finite=finite,
+    )
 
 
 def shifted(by: Callable[[int, int], int]) -> Callable[[int, int], int]:

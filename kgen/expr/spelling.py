@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from textwrap import dedent
+from typing import Literal
 
 # Binding strength of a printed form, Python's order; a form is bracketed where its context binds tighter.
 TERNARY, OR, AND, NOT, COMPARE, BITOR, BITAND, SHIFT, ADD, MUL, UNARY, POWER, ATOM = range(13)
+
+Accuracy = Literal["fast", "usual", "precise"]
+"""Of functions: an approximation that a spec opts into, what values in 16 bits need, what values in 32 bits need."""
 
 MODULES = {"triton": ("tl", ""), "gluon": ("gl", "_hopper")}
 """Languages that have the same functions: the module of each, and how its own versions of a file's helpers end."""

@@ -51,7 +51,7 @@ def prove_specs(
             if record:
                 _record(one, name, generated, own)
         if progress is not None:
-            progress(number + 1, len(loaded), one.spec.name)
+            progress(number + 1, len(loaded), one.folder)
     return rows
 
 
@@ -74,7 +74,7 @@ def _rows(loaded: Any, name: str, target: Target, timeout: float) -> Iterator[Ro
                 else Decision(Verdict.UNKNOWN, why=f"the {BUDGET:g} seconds of the spec were spent")
             )
             yield {
-                "spec": loaded.spec.name,
+                "spec": loaded.folder,
                 "target": name,
                 "kernel": obligation.kernel,
                 "obligation": obligation.what,

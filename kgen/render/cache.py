@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LIBRARIES = ("jinja2", "pydantic", "sympy")
 
 
-def lookup(spec: Path, generated: Path) -> Output | None:
+def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
     """What the spec makes, read back from disk, if nothing has changed since it was written there."""
     from kgen.render.writer import Output
 
@@ -40,26 +40,30 @@ def lookup(spec: Path, generated: Path) -> Output | None:
         entry = kept.read_json(path, "bad-cache", hint)
         if entry["fingerprint"] != fingerprint() or entry["spec"] != _hash(kept.read(spec)):
             return None
-        directory = generated / entry["name"]
-        files: dict[str, str] = {}
-        for name, expected in entry["files"].items():
-            data = kept.read(directory / name)
-            if _hash(data) != expected:
-                return None
-            files[name] = data.decode()
-        return Output(spec, entry["name"], files)
+        outputs = []
+        for folder, hashes in entry["folders"].items():
+            files: dict[str, str] = {}
+            for name, expected in hashes.items():
+                data = kept.read(generated / folder / name)
+                if _hash(data) != expected:
+                    return None
+                files[name] = data.decode()
+            outputs.append(Output(spec, folder, files))
+        return tuple(outputs)
     except (OSError, kept.NotJsonError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def store(output: Output, spec_text: str, generated: Path) -> None:
-    """Remember that `output`, made from `spec_text`, is on disk. Failing to is no harm."""
-    path = _entry_path(output.spec, generated)
+def store(outputs: Sequence[Output], spec_text: str, generated: Path) -> None:
+    """Remember that `outputs`, all that is made from `spec_text`, are on disk. Failing to is no harm."""
+    path = _entry_path(outputs[0].spec, generated)
     entry = {
         "fingerprint": fingerprint(),
         "spec": _hash(spec_text.encode()),
-        "name": output.name,
-        "files": {name: _hash(text.encode()) for name, text in output.files.items()},
+        "folders": {
+            output.name: {name: _hash(text.encode()) for name, text in output.files.items()}
+            for output in outputs
+        },
     }
     temporary = path.with_suffix(f".{secrets.token_hex(6)}.tmp")
     try:

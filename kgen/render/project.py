@@ -12,7 +12,7 @@ from kgen import family
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import checked_path
 from kgen.render import cache
-from kgen.render.rendering import blaming, render_spec
+from kgen.render.rendering import blaming, render_variants
 from kgen.render.writer import Output
 
 if TYPE_CHECKING:
@@ -41,15 +41,16 @@ def find_specs(given: Sequence[Path]) -> list[Path]:
 
 
 def load_all(paths: Iterable[Path]) -> list[Loaded]:
-    """Every spec, or every error of every spec."""
-    return _each(paths, _load)
+    """Every spec, each variant of it, or every error of every spec."""
+    return [one for variants in _each(paths, _load) for one in variants]
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a spec makes. `spec_text` is None where the cache vouched for the files on disk."""
+    """What a spec makes: a folder, and one for each of its variants. `spec_text` is None where the cache vouched for
+    the files on disk."""
 
-    output: Output
+    outputs: tuple[Output, ...]
     spec_text: str | None
 
 
@@ -67,10 +68,10 @@ def render_all(
     def render(path: Path) -> Rendered:
         if cached and targets is None and not single and (hit := cache.lookup(path, generated)):
             return Rendered(hit, None)
-        loaded = _load(path)
-        files = render_spec(loaded, targets, single=single)
-        whole = targets is None and not single
-        return Rendered(Output(path, loaded.spec.name, files, whole=whole), loaded.text)
+        variants, whole = _load(path), targets is None and not single
+        folders = render_variants(variants, targets, single=single)
+        outputs = (Output(path, folder, files, whole=whole) for folder, files in folders.items())
+        return Rendered(tuple(outputs), variants[0].text)
 
     rendered = _each(paths, render)
     if targets is not None:
@@ -81,8 +82,8 @@ def render_all(
 def remember(rendered: Iterable[Rendered], generated: Path) -> None:
     """Tell the cache what is on disk now."""
     for each in rendered:
-        if each.spec_text is not None and each.output.whole:
-            cache.store(each.output, each.spec_text, generated)
+        if each.spec_text is not None and each.outputs[0].whole:
+            cache.store(each.outputs, each.spec_text, generated)
 
 
 def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> None:
@@ -95,15 +96,15 @@ def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> No
     ]
     if unknown:
         raise KgenError(unknown)
-    if not any(each.output.files for each in rendered):
+    if not any(output.files for each in rendered for output in each.outputs):
         raise KgenError(Diagnostic("no-target", f"no spec asks for the target {', '.join(sorted(targets))}"))
 
 
-def _load(path: Path) -> Loaded:
-    from kgen.spec.load import load
+def _load(path: Path) -> list[Loaded]:
+    from kgen.spec.load import load_variants
 
     with blaming(str(path)):
-        return load(path)
+        return load_variants(path)
 
 
 def _each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,35 @@ def render_spec(
 
     `single`: the one file `<name>.py` that does without others. Raises `KgenError` where there is none.
     """
-    found = _single if single else _sources
+    return _rendered(loaded, targets, _single if single else _sources)[1]
+
+
+def render_variants(
+    variants: Sequence[Loaded], targets: Collection[str] | None = None, *, single: bool = False
+) -> dict[str, dict[str, str]]:
+    """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one."""
+    from kgen.targets.package import choosing
+
+    first = variants[0]
+    if single and len(variants) > 1:
+        message = f"`{first.spec.name}` has variants, and one file is one of them"
+        hint = f"render its folder, or take `{first.folder}/triton.py` with what lies beside it"
+        raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
+    made = {one.folder: _rendered(one, targets, _single if single else _sources) for one in variants}
+    folders = {folder: texts for folder, (_, texts) in made.items()}
+    if first.variant and targets is None:
+        with blaming(f"spec `{first.spec.name}` ({Path(first.path).name})"):
+            env = environment.environment(environment.template_root())
+            source = choosing([(one, made[one.folder][0].values()) for one in variants])
+            files = {source.filename: source} if source else {}
+            folders[first.spec.name] = {name: _file(env, variants, file) for name, file in files.items()}
+    return folders
+
+
+def _rendered(
+    loaded: Loaded, targets: Collection[str] | None, found: Callable[..., dict[str, Source]]
+) -> tuple[dict[str, Source], dict[str, str]]:
+    """What the files of one spec are made of, and their texts."""
     with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
         env = environment.environment(environment.template_root())
         inner: Loaded | None = loaded
@@ -57,7 +85,7 @@ def render_spec(
 
             wrong = clashes(tried, sources, renamed) or hidden(tried, renamed(tried) if tried.called else {})
             if not wrong:
-                return {name: _file(env, loaded, source) for name, source in sources.items()}
+                return sources, {name: _file(env, [loaded], source) for name, source in sources.items()}
             inner = given_way(tried, wrong)
         raise KgenError(refusals(tried, wrong))
 
@@ -103,22 +131,23 @@ def _body(env: Environment, source: Source) -> str:
     return "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
 
 
-def _file(env: Environment, loaded: Loaded, source: Source) -> str:
+def _file(env: Environment, loaded: Sequence[Loaded], source: Source) -> str:
+    """A file of a spec, or of all its variants."""
     return stamp(
         _body(env, source),
         source.comment,
-        spec=loaded.spec.name,
-        spec_file=UserText(Path(loaded.path).name),
+        spec=loaded[0].spec.name,
+        spec_file=UserText(Path(loaded[0].path).name),
         inputs=_inputs_hash(env, loaded, source),
-        spdx=loaded.spec.license,
+        spdx=loaded[0].spec.license,
     )
 
 
-def _inputs_hash(env: Environment, loaded: Loaded, source: Source) -> str:
+def _inputs_hash(env: Environment, loaded: Sequence[Loaded], source: Source) -> str:
     """Stands for the spec as understood (comments and layout of its YAML do not count) and its templates.
 
     The model keeps its order: that of buffers is the order of the launcher's arguments.
     """
     texts = environment.template_texts(env, source.template)
-    parts = [loaded.spec.model_dump_json(), *(f"{name}\0{text}" for name, text in texts.items())]
-    return digest("\0".join(parts))
+    models = (one.spec.model_dump_json() for one in loaded)
+    return digest("\0".join([*models, *(f"{name}\0{text}" for name, text in texts.items())]))

@@ -25,7 +25,8 @@ State = Literal["new", "changed", "unchanged", "pruned", "edited"]
 
 @dataclass(frozen=True)
 class Output:
-    """What one spec makes. `whole` is false where only some of its targets were asked for."""
+    """A folder that a spec makes, by its name below that of all kernels: `causal`, or a variant's, `causal/bf16_d64`.
+    `whole` is false where only some of the targets were asked for."""
 
     spec: Path
     name: str
@@ -61,10 +62,19 @@ def compute_changes(outputs: Sequence[Output], generated: Path) -> list[Change]:
         for output in outputs:
             changes += _directory_changes(output, generated / output.name)
         names = {output.name for output in outputs}
-        for path in sorted(generated.glob(f"*/{MANIFEST}")):
-            if path.parent.name not in names and not path.parent.is_symlink():
-                changes += _orphan_changes(path.parent, made)
+        for folder in _folders(generated):
+            if folder.relative_to(generated).as_posix() not in names:
+                changes += _orphan_changes(folder, made)
         return changes
+
+
+def _folders(generated: Path) -> Iterator[Path]:
+    """The folders that kgen made, and below each those of its variants; a link leads to somebody else's."""
+    for path in sorted(generated.glob(f"*/{MANIFEST}")):
+        if not path.parent.is_symlink():
+            variants = sorted(path.parent.glob(f"*/{MANIFEST}"))
+            yield from (inner.parent for inner in variants if not inner.parent.is_symlink())
+            yield path.parent
 
 
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
@@ -98,7 +108,8 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
                 beside.unlink(missing_ok=True)
         for change in deletes:
             change.path.unlink(missing_ok=True)
-        for directory in {change.path.parent for change in deletes}:
+        emptied = {change.path.parent for change in deletes}
+        for directory in sorted(emptied, key=lambda path: len(path.parts), reverse=True):
             with suppress(OSError):  # It holds something that is not ours.
                 directory.rmdir()
 
@@ -130,7 +141,8 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Mapping[Path, Output],
     diagnostics = []
     first: dict[str, Path] = {}
     for output in outputs:
-        if not output.name.isidentifier():
+        parts = output.name.split("/")
+        if len(parts) > 2 or not all(part.isidentifier() for part in parts):
             raise ValueError(f"a spec is called {output.name!r}: its directory could be anywhere")
         directory = generated / output.name
         other = first.setdefault(output.name, output.spec)
@@ -148,7 +160,7 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Mapping[Path, Output],
                     hint="give the spec another `name`; if the other one was renamed, render both",
                 )
             )
-        if directory.is_symlink():
+        if any(generated.joinpath(*parts[: n + 1]).is_symlink() for n in range(len(parts))):
             diagnostics.append(
                 Diagnostic("link", "the output directory is a symbolic link", file=str(directory))
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +35,34 @@ class Loaded:
     """By field of the spec, for the fields that are there: `score_mod`, `mask_mod`, ..."""
     called: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """What callers say for a name that gave way to one of the kernels."""
+    listed: tuple[str, ...] = ()
+    """Fields for which the file has a list; this spec has one value of each."""
+
+    @property
+    def variant(self) -> str:
+        """Which values it has of those listed, as `bf16_d64`; empty where the file lists none."""
+        varies = family(self.spec.kernel).varies
+        return "_".join(varies[field].word(self.spec) for field in self.listed)
+
+    @property
+    def folder(self) -> str:
+        """Where its files are, below that of all kernels."""
+        return f"{self.spec.name}/{self.variant}" if self.variant else str(self.spec.name)
 
 
 def load(path: str | Path) -> Loaded:
-    """Read and check one YAML file. Raises `KgenError` with all its diagnostics."""
+    """Read and check one YAML file of one variant. Raises `KgenError` with all its diagnostics."""
+    return _only(load_variants(path))
+
+
+def loads(text: str, path: str | Path) -> Loaded:
+    """Check the text of a spec of one variant; `path` is the name that diagnostics show. Raises `KgenError`."""
+    return _only(loads_variants(text, path))
+
+
+def load_variants(path: str | Path) -> list[Loaded]:
+    """Read and check one YAML file: a spec for each combination of the values that it lists, as `dtype: [bf16, fp16]`.
+    Raises `KgenError` with all its diagnostics."""
     file = checked_path(Path(path))
     try:
         content = files.read(file, MAX_BYTES)
@@ -45,13 +70,47 @@ def load(path: str | Path) -> Loaded:
         message = f"cannot read the file: {error.strerror or error}"
         place = Diagnostic("cannot-read", message, file.as_posix(), 1, 1, hint="check its path")
         raise KgenError(place) from None
-    return loads(decode(content, file.as_posix()), file)
+    return loads_variants(decode(content, file.as_posix()), file)
 
 
-def loads(text: str, path: str | Path) -> Loaded:
-    """Check the text of a spec; `path` is the name that diagnostics show. Raises `KgenError`."""
-    path = Path(path)
-    document = Document(text, path.as_posix())
+def loads_variants(text: str, path: str | Path) -> list[Loaded]:
+    """The same of a text; `path` is the name that diagnostics show."""
+    document = Document(text, Path(path).as_posix())
+    own = family(_kernel(document))
+    listed = [field for field in own.varies if isinstance(document.data.get(field), list)]
+    empty = [field for field in listed if not document.data[field]]
+    wrong = [document.value("bad-value", f"`{f}` lists nothing", (f,), "list a value or more") for f in empty]
+    found: list[Loaded] = []
+    made: dict[tuple[str, str], int] = {}
+    for places in itertools.product(*(range(len(document.data[field])) for field in listed)):
+        try:
+            one = _checked(document.choosing(dict(zip(listed, places, strict=True))), Path(path))
+        except KgenError as error:
+            wrong += error.diagnostics
+            continue
+        found.append(dataclasses.replace(one, listed=tuple(listed)))
+        for field, place in zip(listed, places, strict=True):
+            word = own.varies[field].word(one.spec)
+            if made.setdefault((field, word), place) != place:
+                message = f"`{field}` lists `{word}` twice"
+                wrong.append(
+                    document.value("duplicate-value", message, (field, place), "list each value once")
+                )
+    if wrong:
+        raise _failure(wrong)
+    return found
+
+
+def _only(variants: list[Loaded]) -> Loaded:
+    if len(variants) > 1:
+        message = f"the spec has variants: {', '.join(one.variant for one in variants)}"
+        raise KgenError(
+            Diagnostic("variants", message, str(variants[0].path), hint="load_variants has them all")
+        )
+    return variants[0]
+
+
+def _checked(document: Document, path: Path) -> Loaded:
     model = family(_kernel(document)).model.get()
     try:
         spec = model.model_validate(document.data)

@@ -22,6 +22,9 @@ def json_schema() -> dict[str, Any]:
     models = [family.model.get() for family in families()]
     schema = TypeAdapter(_union(models)).json_schema()
     _describe(schema["$defs"], SpecModel)
+    for family in families():
+        for name in family.varies:
+            _list(schema["$defs"][family.model.get().__name__]["properties"], name)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kgen spec"}
 
 
@@ -35,6 +38,14 @@ def _union(models: list[Any]) -> Any:
     for model in models[1:]:
         union = union | model
     return union
+
+
+def _list(properties: dict[str, Any], name: str) -> None:
+    """Let a field have several values, as `Family.varies` says."""
+    own = properties[name]
+    said = {key: own.pop(key) for key in ("title", "description", "examples", "default") if key in own}
+    several = {"type": "array", "items": own, "minItems": 1}
+    properties[name] = {**said, "anyOf": [*own.get("anyOf", [own]), several]}
 
 
 def _describe(made: dict[str, Any], model: type[SpecModel]) -> None:

@@ -7,9 +7,11 @@ aliases, tags, duplicate keys and several documents are errors: a spec says each
 from __future__ import annotations
 
 import bisect
+import copy
+import dataclasses
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -70,6 +72,18 @@ class Document:
             self._starts.append(self._starts[-1] + len(line) + 1)
         self._root = _Reader(self).read()
         self.data: dict[str, Any] = _plain(self._root)
+
+    def choosing(self, places: Mapping[str, int]) -> Document:
+        """The same with one item of a list for the list, by top-level key."""
+        chosen = copy.copy(self)
+        items = dict(self._root.items)
+        for key, place in places.items():
+            name, tree = items[key]
+            assert isinstance(tree, _Sequence)
+            items[key] = (name, tree.items[place])
+        chosen._root = dataclasses.replace(self._root, items=items)
+        chosen.data = _plain(chosen._root)
+        return chosen
 
     def value(self, code: str, message: str, path: Path, hint: str | None = None) -> Diagnostic:
         """A diagnostic at the value under `path`, or at the nearest value around it that exists."""

@@ -15,7 +15,18 @@ from typing import Any
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Const
-from kgen.expr.spelling import ADD, ATOM, COMPARE, MODULES, MUL, TERNARY, UNARY, Spelling, in_modules
+from kgen.expr.spelling import (
+    ADD,
+    ATOM,
+    COMPARE,
+    MODULES,
+    MUL,
+    TERNARY,
+    UNARY,
+    Accuracy,
+    Spelling,
+    in_modules,
+)
 
 TRITON = "triton"
 GLUON = "gluon"
@@ -92,10 +103,9 @@ def op(form: str, *args: Code | str | int, fn: str = "", binds: int = ATOM, oper
     return Op(fn or form, operands, _spelled(form, binds, operand))
 
 
-def row(fn: str, *args: Code | str | int, fast: bool = False) -> Op:
+def row(fn: str, *args: Code | str | int, accuracy: Accuracy = "usual") -> Op:
     """A function or operator of the table."""
-    of = TABLE[fn]
-    spelled = {name: (of.fast.get(name) if fast else None) or of.spelled[name] for name in LANGUAGES}
+    spelled = {language: TABLE[fn].spelling(language, accuracy) for language in LANGUAGES}
     return Op(fn, tuple(a if isinstance(a, Code) else Name(str(a)) for a in args), spelled)
 
 

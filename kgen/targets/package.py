@@ -7,10 +7,11 @@ Several files may offer that function, one for each target or architecture
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from kgen.family import family
 from kgen.targets import Source, callable_files, opening
 
 if TYPE_CHECKING:
@@ -41,6 +42,47 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
     if choices:
         fields |= _choice(spec, choices, last)
     return Source("__init__.py", "package.j2", fields)
+
+
+def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | None:
+    """The source of `__init__.py` of a folder whose folders are the variants of a spec, given each with its sources;
+    None where no file has the function."""
+    (first, _), files = variants[0], [callable_files(sources)[:1] for _, sources in variants]
+    if not all(files):
+        return None
+    spec, varies = first.spec, family(first.spec.kernel).varies
+    (signature,) = {str(file.context["signature"]) for (file,) in files}
+    positional, keywords = _parameters(signature)
+    fields = first.listed
+    tests = [
+        " and ".join(f"{varies[f].told} == {varies[f].literal(one.spec)}" for f in fields)
+        for one, _ in variants
+    ]
+    got = " and ".join(f"{varies[f].words} {{{varies[f].told}}}" for f in fields)
+    there = ", ".join(one.variant for one, _ in variants)
+    return Source(
+        "__init__.py",
+        "variants.j2",
+        {
+            "name": spec.name,
+            "summary": opening(spec),
+            "words": [f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
+            "dtypes": "dtype" in fields,
+            "choices": [
+                {"word": "elif" if number else "if", "variant": one.variant, "test": tests[number]}
+                for number, (one, _) in enumerate(variants)
+            ],
+            "refusal": f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
+            "signature": signature,
+            "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
+        },
+    )
+
+
+def _of_variant(one: Loaded, fields: Iterable[str]) -> str:
+    """What tensors it takes."""
+    varies = family(one.spec.kernel).varies
+    return ", ".join(f"{varies[f].words} {varies[f].literal(one.spec)}" for f in fields)
 
 
 def _choice(spec: Any, choices: Sequence[Source], last: Source | None) -> dict[str, object]:

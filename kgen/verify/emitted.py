@@ -68,7 +68,7 @@ def _arch_here() -> str:
 
 def emitted_files(generated: Path, loaded: Any) -> list[Emitted]:
     """Every file of a spec that can be called, whether it was rendered or not."""
-    name, own = loaded.spec.name, family(loaded.spec.kernel).targets
+    name, own = loaded.folder, family(loaded.spec.kernel).targets
     belonging = {part for others in BESIDE.values() for part in others}
     return [
         Emitted(
@@ -94,7 +94,7 @@ def require_emitted(generated: Path, loaded: Any) -> list[Emitted]:
         raise KgenError(
             Diagnostic(
                 "not-rendered",
-                f"`{missing[0]}` does not exist: spec `{loaded.spec.name}` is not rendered",
+                f"`{missing[0]}` does not exist: spec `{loaded.folder}` is not rendered",
                 file=str(loaded.path),
                 hint=f"kgen render {loaded.path}",
             )

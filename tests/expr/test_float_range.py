@@ -98,7 +98,7 @@ def as_good(got: Node, written: Node, single: torch.Tensor, want: torch.Tensor, 
 def check_text(program: Program) -> None:
     """Constants of fp32, and no integers that are none of 32 bits."""
     printer = Printer(
-        program, "q", LAYOUTS, IndexRanges({}, frozenset({"SK", "HQ"})), frozenset({"cap"}), fast_math=False
+        program, "q", LAYOUTS, IndexRanges({}, frozenset({"SK", "HQ"})), frozenset({"cap"}), accuracy="usual"
     )
     nodes = [*(b.node for b in program.bindings), *program.results.values()]
     for node in nodes:

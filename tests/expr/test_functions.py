@@ -25,6 +25,7 @@ from kgen.expr.parse import parse_expression
 from kgen.expr.rows import Finite
 from kgen.expr.scope import Scope
 from kgen.expr.show import show
+from kgen.expr.spelling import Accuracy
 from kgen.expr.text import ExpressionError
 from kgen.expr.type_rules import TypeRuleError
 from kgen.kernels.norm.targets.cuda.kernels import SCALARS
@@ -230,11 +231,12 @@ INTEGERS = [
 ]
 
 
-def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
+def kernel_source(accuracy: Accuracy) -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
     """One kernel that computes every row for every typing, in float32, int32 and int64, each result as a row of
-    `out`."""
+    `out`: all rows as usual, or those that are spelled otherwise where they are to be precise."""
     helpers = "\n\n\n".join(s.helper for row in TABLE.values() for s in row.spellings("triton") if s.helper)
-    cases = [(name, types) for name in NAMES for types in typings(name) if (name, types) not in INTEGERS]
+    names = NAMES if accuracy == "usual" else [name for name in NAMES if "triton" in TABLE[name].precise]
+    cases = [(name, types) for name in names for types in typings(name) if (name, types) not in INTEGERS]
     body = []
     for row, (name, types) in enumerate(cases):
         for i, (variable, type_) in enumerate(zip("xyz", types, strict=False)):
@@ -247,15 +249,20 @@ def kernel_source() -> tuple[str, list[tuple[str, tuple[Type, ...]]]]:
                     BOOL: f"{variable} = {variable} != 0",
                 }[type_]
             )
-        spelling = TABLE[name].spelled["triton"].form.format(*"xyz"[: len(types)])
+        spelling = TABLE[name].spelling("triton", accuracy).form.format(*"xyz"[: len(types)])
         body.append(f"tl.store(out_ptr + {row} * N + i, ({spelling}).to(tl.float32))")
     lines = "\n".join(f"    {line}" for line in ("i = tl.arange(0, N)", *body) if line)
     kernel = f"@triton.jit\ndef kernel(in_ptr, out_ptr, N: tl.constexpr):\n{lines}\n"
     return f"import torch\nimport triton\nimport triton.language as tl\n{helpers}\n\n{kernel}", cases
 
 
-def test_triton_spelling(tmp_path: Path) -> None:
-    source, cases = kernel_source()
+@pytest.mark.parametrize(
+    ("accuracy", "bound"),
+    [("usual", {"rtol": 3e-6, "atol": 3e-6}), ("precise", {"rtol": 4e-7, "atol": 1e-9})],
+)
+def test_triton_spelling(accuracy: Accuracy, bound: dict[str, float], tmp_path: Path) -> None:
+    source, cases = kernel_source(accuracy)
+    assert cases
     inputs, wanted = [], []
     for name, types in cases:
         values = [v.float().double() if v.dtype == torch.float64 else v for v in operands(name, types)]
@@ -283,13 +290,11 @@ def test_triton_spelling(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     out = torch.tensor(json.loads((tmp_path / "out.json").read_text()), dtype=torch.float64)
     for (name, types), got, want in zip(cases, out, wanted, strict=True):
-        torch.testing.assert_close(
-            got, want, rtol=3e-6, atol=3e-6, msg=lambda m, c=(name, types): f"{c}: {m}"
-        )
+        torch.testing.assert_close(got, want, **bound, msg=lambda m, c=(name, types): f"{c}: {m}")
 
 
 def test_printed_operands_of_real_functions_are_real() -> None:
-    printer = Printer(hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), fast_math=False)
+    printer = Printer(hoist({}, {}), "q", {}, IndexRanges({}, frozenset()), frozenset(), accuracy="usual")
     for name, types in INTEGERS:
         assert "float32" in str(printer.own(typed_call(name, *variables(types))))
 

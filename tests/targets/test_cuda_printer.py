@@ -34,7 +34,9 @@ def test_every_function_is_one_of_cuda(verdict):
             arguments = [Var(names[t][i], t) for i, t in enumerate(types)]
             with contextlib.suppress(TypeRuleError):
                 for fast in (False, True):
-                    value = Printer(fast_math=fast, helpers=helpers).value(call(name, *arguments))
+                    value = Printer(accuracy="fast" if fast else "usual", helpers=helpers).value(
+                        call(name, *arguments)
+                    )
                     lines.append(f"    total += float({spell(value, CUDA)});")
     source = "\n".join(in_order(helpers))
     body = "\n".join(lines)
@@ -54,4 +56,4 @@ def test_every_function_is_one_of_cuda(verdict):
 def test_a_cheaper_tanh_is_asked_for():
     tanh = call("tanh", Var("x", Type.FLOAT))
     assert spell(Printer().value(tanh), CUDA) == "tanhf(x)"
-    assert spell(Printer(fast_math=True).value(tanh), CUDA) == "_tanh_approx(x)"
+    assert spell(Printer(accuracy="fast").value(tanh), CUDA) == "_tanh_approx(x)"

@@ -1,6 +1,6 @@
 """Attention: a score for each query and key, masked, and the softmax of it times the values."""
 
-from kgen.family import Bench, Family, Lazy, Verification
+from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 
 FAMILY = Family(
     name="attention",
@@ -22,5 +22,6 @@ FAMILY = Family(
         plot=Lazy("kgen.kernels.attention.bench.plot:plot"),
     ),
     tune=Lazy("kgen.kernels.attention.tune.tuning:tune_specs"),
+    varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
     names_give_way=True,
 )

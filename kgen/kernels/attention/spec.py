@@ -14,6 +14,7 @@ from kgen.expr.canonical import canonical
 from kgen.expr.mask_form import FALSE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, variables
 from kgen.expr.scope import BufferType, Scope
+from kgen.expr.spelling import Accuracy
 from kgen.spec.common import (
     ELEMENTS,
     Expression,
@@ -374,6 +375,13 @@ class AttentionSpec(SpecModel):
     def per_batch(self) -> bool:
         """Whether each sequence has its own number of keys, `kv_lens`."""
         return self.lengths.kv.per_batch or self.paged_kv is not None
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Of functions: products in TF32 are no better than 16 bits."""
+        if self.fast_math:
+            return "fast"
+        return "precise" if self.dtype == "fp32" and self.precision != "tf32" else "usual"
 
     @property
     def aligned_to_end(self) -> bool:

@@ -1,6 +1,6 @@
 """Chunk output: what linear attention, retention and gated delta rules do with the states of chunks."""
 
-from kgen.family import Bench, Family, Lazy, Verification
+from kgen.family import HEAD_DIM, Bench, Family, Lazy, Verification, dtype_of
 
 FAMILY = Family(
     name="chunk_output",
@@ -15,4 +15,5 @@ FAMILY = Family(
         race=Lazy("kgen.kernels.chunk_output.bench.race:race"),
         plot=Lazy("kgen.kernels.chunk_output.bench.plot:plot"),
     ),
+    varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
 )

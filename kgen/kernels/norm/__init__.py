@@ -1,6 +1,6 @@
 """Norms: rows of tensors divided by what their elements measure, and what is done to them before and after."""
 
-from kgen.family import Bench, Family, Lazy, Verification
+from kgen.family import Bench, Family, Lazy, Verification, dtype_of
 
 FAMILY = Family(
     name="norm",
@@ -15,4 +15,5 @@ FAMILY = Family(
         race=Lazy("kgen.kernels.norm.bench.race:race"),
         plot=Lazy("kgen.kernels.norm.bench.plot:plot"),
     ),
+    varies={"dtype": dtype_of("x")},
 )

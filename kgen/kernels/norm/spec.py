@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from kgen.diagnostics import did_you_mean, shown
 from kgen.expr.nodes import Node, Type, variables
 from kgen.expr.scope import Scope
+from kgen.expr.spelling import Accuracy
 from kgen.spec.common import (
     ELEMENTS,
     Expression,
@@ -262,6 +263,13 @@ class NormSpec(SpecModel):
     """Which kernels to emit: [forward] or [forward, backward]."""
     targets: Targets = Targets.model_validate({"triton": {}})
     """What to emit them for."""
+
+    @property
+    def accuracy(self) -> Accuracy:
+        """Of functions."""
+        if self.fast_math:
+            return "fast"
+        return "precise" if "fp32" in (self.dtypes["input"], self.dtypes["output"]) else "usual"
 
     @property
     def dtypes(self) -> Mapping[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kgen.expr.functions import TABLE, WRAPPING
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
-from kgen.expr.spelling import ATOM, UNARY
+from kgen.expr.spelling import ATOM, UNARY, Accuracy
 from kgen.targets.code import Code, Name, op, row, text
 
 INFINITY = text("__int_as_float(0x7f800000)")
@@ -24,7 +24,7 @@ class Printer:
     """Writes trees over named scalars. `names` renames variables; `helpers` collects texts of functions to define."""
 
     names: Mapping[str, str] = field(default_factory=dict)
-    fast_math: bool = False
+    accuracy: Accuracy = "usual"
     helpers: set[str] = field(default_factory=set)
 
     def value(self, node: Node) -> Code:
@@ -49,7 +49,7 @@ class Printer:
         if node.fn == "float" and node.args[0].type.integral:
             return self.real(node.args[0])
         of = TABLE[node.fn]
-        spelling = of.fast["cuda"] if self.fast_math and "cuda" in of.fast else of.spelled["cuda"]
+        spelling = of.spelling("cuda", self.accuracy)
         if spelling.helper:
             self.helpers.add(spelling.helper)
         if node.type.integral and node.fn in WRAPPING:
@@ -63,7 +63,7 @@ class Printer:
                 return _cast("long long", self.value(a))
             return self.real(a) if mixed and a.type is not Type.BOOL else self.value(a)
 
-        return row(node.fn, *map(operand, node.args), fast=self.fast_math)
+        return row(node.fn, *map(operand, node.args), accuracy=self.accuracy)
 
     def _wrapping(self, node: Call) -> Code:
         args = [self.value(a) for a in node.args]

@@ -13,7 +13,7 @@ from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
-from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT
+from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT, Accuracy
 from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number, op, row, text, total
 
@@ -72,7 +72,7 @@ class Printer:
     buffers: dict[str, BufferLayout]
     ranges: IndexRanges
     constants: frozenset[str]
-    fast_math: bool
+    accuracy: Accuracy
     helpers: set[str] = field(default_factory=set)
     axes: tuple[str, str] = ("q", "kv")
 
@@ -120,21 +120,26 @@ class Printer:
         if node.fn == "float" and node.args[0].type.integral:
             return self._real(node.args[0], axes)
         of = TABLE[node.fn]
-        fast = self.fast_math and "triton" in of.fast
-        spelling = of.fast["triton"] if fast else of.spelled["triton"]
+        spelling = of.spelling("triton", self.accuracy)
         if spelling.helper:
             self.helpers.add(spelling.helper)
         args = [self.over(a, axes) for a in node.args]
         if of.result is Type.FLOAT and spelling.binds == ATOM:
             args = [self._real(a, axes) for a in node.args]
-        return row(node.fn, *args, fast=fast)
+        return row(node.fn, *args, accuracy=self.accuracy)
 
     def _real(self, node: Node, axes: tuple[str, ...]) -> Code:
         """An operand of a function of reals: Triton's take fp32 tensors, neither integers nor Python's numbers."""
         own = self.over(node, axes)
-        if isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants):
+        if self._is_number(node):
             return op("{tl}.full([], {0}, {tl}.float32)", own)
         return row("float", own) if node.type.integral else own
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether it is known at compile time: Triton computes with it as Python does."""
+        if isinstance(node, Call):
+            return not TABLE[node.fn].callable and all(map(self._is_number, node.args))
+        return isinstance(node, Const) or (isinstance(node, Var) and node.name in self.constants)
 
     def _power_of_two(self, node: Call, axes: tuple[str, ...]) -> Code | None:
         """`// 2**n` and `% 2**n` are a shift and a mask, with Python's floor for negative numbers too."""

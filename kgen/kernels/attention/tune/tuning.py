@@ -94,7 +94,7 @@ def tune_specs(
             "error": trial.error,
         }
         for trial in found
-    ] + [untuned(one.spec.name) for one in loaded if not _has_table(one)]
+    ] + [untuned(one.folder) for one in loaded if not _has_table(one)]
 
 
 def _has_table(one: Any) -> bool:
@@ -135,7 +135,7 @@ class _Work:
     """The trials of one spec."""
 
     def __init__(self, one: Any, generated: Path, tried: Tried) -> None:
-        self.name, self.problem, self.tried = one.spec.name, problem_of(one), tried
+        self.name, self.problem, self.tried = one.folder, problem_of(one), tried
         files = require_emitted(generated, one)
         self.path = next(file.path for file in files if file.target == "triton").resolve()
         plan = plan_attention(one)

@@ -183,7 +183,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         # One past what the mask and the score compare the numbers of sequences and of heads with, and another.
         group = 1 if problem.gqa == "any" else int(problem.gqa)
         batch, heads = (n + 2 if n > 1 else 1 for n in most.values())
-        yield Case("numbers", 20, 20, batch=batch, heads_kv=-(-heads // group), few=True)
+        yield Case("numbers", 2, 20, batch=batch, heads_kv=-(-heads // group), few=True)
     if quick:
         return
     if problem.decodes:

@@ -7,6 +7,7 @@ simplification cannot hide, and both take gradients from autograd, never from sy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -247,7 +248,9 @@ def _slices(
 
     rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}
     result.natural.update(rows)
-    result.rounding.update({name: float(total.norm()) for name, total in rounding.items()})
+    # Few rows do not average what they are off by.
+    spread = 1 + 2 / math.sqrt(max(1, result.lse.numel()))
+    result.rounding.update({name: spread * float(total.norm()) for name, total in rounding.items()})
     for name, total in sums.items():
         result.grads[name] = total if exact else total.to((inputs | dict(buffers))[name].dtype)
     return result
@@ -311,10 +314,14 @@ def _softmax(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _uncancelled(p: Tensor, v: Tensor, dout: Tensor, dlse: Tensor) -> Tensor:
-    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink."""
+    """The gradient of the scores if the terms of `p * (dp - delta + dlse)` all added up, [SQ, SK], and of a sink.
+
+    Delta is a sum over the columns of the rounded output: what these are off by is there where they cancel.
+    """
     dp = torch.nn.functional.pad(dout @ v.mT, (0, p.shape[1] - len(v)))
-    delta = (p * dp).sum(1, keepdim=True)
-    return p * (dp.abs() + delta.abs() + dlse.abs()[:, None])
+    delta = (p * dp).sum(1, keepdim=True).abs()
+    columns = (dout * (p[:, : len(v)] @ v)).norm(dim=1, keepdim=True)
+    return p * (dp.abs() + torch.maximum(delta, columns) + dlse.abs()[:, None])
 
 
 def _accumulate(

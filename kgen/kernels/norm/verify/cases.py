@@ -96,11 +96,7 @@ def _compare(
         stored = dtypes[name]
         allowed = compare.tolerance(stored, None, problem.fast_math)
         natural = truth.natural.get(name)
-        expected = DTYPES[stored]
-        if value.dtype != expected:
-            found.append(compare.failure(name, f"{name}: dtype {value.dtype}, expected {expected}"))
-            continue
-        found.append(compare.check(name, value.float(), want, plain.float(), allowed, natural=natural))
+        found.append(compare.check(name, value, want, plain, allowed, natural=natural, dtype=DTYPES[stored]))
     return found
 
 

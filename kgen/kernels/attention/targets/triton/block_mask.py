@@ -83,7 +83,7 @@ def kernel_fields(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, Any
             kernels.layouts,
             kernels.plan.index_ranges,
             kernels.constants,
-            kernels.spec.fast_math,
+            kernels.spec.accuracy,
             kernels.helpers,
         )
 

@@ -370,7 +370,7 @@ class KernelFields:
             self.layouts,
             self.plan.index_ranges,
             self.constants,
-            self.spec.fast_math,
+            self.spec.accuracy,
             self.helpers,
         )
 

@@ -156,7 +156,7 @@ def _decay(plan: ChunkOutputPlan, helpers: set[str], *, with_slope: bool) -> _De
         factor = Const(math.log(2), Type.FLOAT)
         roots["slope"] = (plan.slope if plan.natural else _scaled(plan.slope, factor), ROW)
     program = hoist(roots, {"i": ROW, "g": ROW}, reserved={*_NAMES, *roots})
-    printer = Printer(program, "q", {}, IndexRanges({}, frozenset()), frozenset(), False, helpers)
+    printer = Printer(program, "q", {}, IndexRanges({}, frozenset()), frozenset(), "usual", helpers)
     lines = [assign(b.name, printer.over(b.node, b.place.axes)) for b in program.bindings]
     if "c" in roots:
         lines.append(assign("c", _row(program, program.results["c"], printer)))

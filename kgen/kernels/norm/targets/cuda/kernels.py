@@ -101,7 +101,7 @@ class KernelFields:
         names = {n: self.local(n) for n in (*self.spec.buffers, *self.runtime)} | {
             n: self.local(n).upper() for n in constants
         }
-        self.printer = Printer(names, self.spec.fast_math)
+        self.printer = Printer(names, self.spec.accuracy)
         self.rounds = False
         self.multiples = bool(self.spec.heads and plan.backward)
         self.constants = [

@@ -63,7 +63,7 @@ class _Fields:
             buffers={o.name: BufferLayout(o.dtype, ()) for o in loads},
             ranges=IndexRanges({}, frozenset()),
             constants=frozenset(self.constants),
-            fast_math=self.spec.fast_math,
+            accuracy=self.spec.accuracy,
             axes=(ROW, COL),
         )
 
