@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-ENVIRONMENT: Mapping[str, str] = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-"""Of a process with the interpreter. It multiplies tiles so small that threads would only wait for each other, which
-takes a hundred times as long where the cores have other work."""
+ENVIRONMENT: Mapping[str, str] = {
+    "TRITON_INTERPRET": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""Of a process with the interpreter. What it multiplies, and what references do of small cases, is so little that
+threads would only wait for each other, which takes a hundred times as long where the cores have other work."""
 
 
 def mend() -> None:

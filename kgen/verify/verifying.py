@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
@@ -154,8 +154,10 @@ def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick:
 
 def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
     """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
-    interpreted: Mapping[str, str | None] = ENVIRONMENT if job.device == "cpu" else {"TRITON_INTERPRET": None}
-    environment = {**interpreted, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    cores = max(1, (os.cpu_count() or 1) // jobs)
+    environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": str(cores)}
+    if job.device == "cpu":
+        environment = {**ENVIRONMENT}
     if jobs > 1:
         # By itself torch.compile begins a process for each core, in every worker.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
