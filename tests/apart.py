@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from unittest import mock
 
+from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.verifying import verify_specs
 from kgen.verify.worker import Job
 
@@ -34,7 +35,7 @@ def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMI
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
-    with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}), context.Pool(1) as pool:
+    with mock.patch.dict(os.environ, ENVIRONMENT), context.Pool(1) as pool:
         return pool.apply_async(function, args).get(seconds)
 
 

@@ -59,9 +59,8 @@ def loaded(name: str, **changes: Any) -> Any:
         "per_batch": False,
         "paged_kv": None,
     }
-    return SimpleNamespace(
-        path=Path(f"specs/{name}.yaml"), text="", spec=SimpleNamespace(**{**fields, **changes}), trees=trees
-    )
+    spec = SimpleNamespace(**{**fields, **changes})
+    return SimpleNamespace(path=Path(f"specs/{name}.yaml"), text="", folder=name, spec=spec, trees=trees)
 
 
 def _sources(loaded: Any, target: str, real: Any = emitted.sources) -> list[Source]:

@@ -18,6 +18,7 @@ OF_THE_REPOSITORY = {
     "growing": "from spec to text, through every stage",
     "left_alone": "emitted files of every family, as other tools see them",
     "mirror": "tests",
+    "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
     "settings": "kgen/settings.py, which is in no package",

@@ -148,6 +148,12 @@ NOT_NUMBERS: Mapping[str, Any] = {
 """What a number that kernels compute with may not be."""
 
 
+def elsewhere(tensors: Mapping[str, Tensor], device: str) -> dict[str, dict[str, Tensor]]:
+    """The same call with one of the tensors on another device: the CPU, or where kernels run there, without data."""
+    other = "meta" if device == "cpu" else "cpu"
+    return {f"{name} on another device": {name: x.detach().to(other)} for name, x in tensors.items()}
+
+
 def must_refuse(
     calls: Mapping[str, Callable[[], object]],
     *,

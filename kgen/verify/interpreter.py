@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+ENVIRONMENT: Mapping[str, str] = {
+    "TRITON_INTERPRET": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+"""Of a process with the interpreter. What it multiplies, and what references do of small cases, is so little that
+threads would only wait for each other, which takes a hundred times as long where the cores have other work."""
 
 
 def mend() -> None:
@@ -30,7 +39,34 @@ def mend() -> None:
     interpreter._convert_float = _rounding(interpreter._convert_float)
     _calculate_with_constants()
     _splat_truth_values(interpreter)
+    _keep_layouts()
     _quicken(interpreter)
+
+
+def _keep_layouts() -> None:
+    """Let `x.float()` have the strides of x, with NaN between its elements.
+
+    Launchers let float32 stand in for bfloat16, which the interpreter cannot multiply. PyTorch would make that dense,
+    and kernels would never meet the layouts that verification draws.
+    """
+    import torch
+
+    dense = torch.Tensor.float
+
+    def kept(self: Any, *args: Any, **options: Any) -> Any:
+        learned = self.requires_grad and torch.is_grad_enabled()
+        plain = type(self) is torch.Tensor and self.device.type == "cpu" and not (args or options or learned)
+        if (
+            not plain
+            or self.dtype != torch.bfloat16
+            or self.is_contiguous()
+            or 0 in (*self.shape, *self.stride())
+        ):
+            return dense(self, *args, **options)
+        extent = 1 + sum((n - 1) * step for n, step in zip(self.shape, self.stride(), strict=True))
+        return torch.full((extent,), torch.nan).as_strided(self.shape, self.stride()).copy_(self)
+
+    torch.Tensor.float = kept
 
 
 _OPERATORS = (

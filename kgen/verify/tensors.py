@@ -19,38 +19,52 @@ DTYPES: Mapping[str, Any] = {
     "bool": torch.bool,
 }
 
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast")
+LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed")
 
 
-def arrange(values: Tensor, layout: str) -> Tensor:
+def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
     """The same values in a storage of another layout; what lies between and after the rows is poison.
 
     `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
-    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: 8 elements of poison
-    after every row, the first one aligned; `offset`: contiguous, one element off; `stepped`: every other element;
-    `broadcast` and `expanded`: strides of 0 as they come.
+    and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: elements of poison
+    after every row, the first one aligned; `offset`: contiguous, not aligned; `stepped`: elements that lie apart;
+    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come.
+
+    `place` is that of the operand in its call: no two of a call have the same strides or offset, so that a kernel which
+    takes those of another is wrong.
     """
     if layout in ("broadcast", "expanded"):
         return values
     if layout == "contiguous" or values.ndim == 0:
         return values.contiguous()
-    if layout == "bshd":
-        return values.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "mixed":
+        layout = ("bshd", "spaced")[place % 2]
     shape = list(values.shape)
-    if layout == "offset":
-        view = _poison((values.numel() + 2,), values)[1:-1].view(shape)
+    if layout == "bshd":
+        # The heads of a projection that also has those of other operands.
+        shape[1], shape[2] = shape[2], shape[1] + place
+        view = _poison(tuple(shape), values).transpose(1, 2)[:, : values.shape[1]]
+    elif layout == "offset":
+        end = 1 + 2 * place
+        view = _poison((values.numel() + 2 * end,), values)[end:-end].view(shape)
     elif layout == "spaced":
-        view = _poison((*shape[:-1], shape[-1] + 8), values)[..., : shape[-1]]
+        view = _poison((*shape[:-1], shape[-1] + 8 * (1 + place)), values)[..., : shape[-1]]
     elif layout == "stepped":
-        view = _poison((*shape[:-1], 2 * shape[-1]), values)[..., ::2]
+        step = 2 + place
+        view = _poison((*shape[:-1], step * shape[-1]), values)[..., ::step]
     else:
-        aligned = layout == "padded"
-        grown = [n if i < len(shape) - 2 else n + (8 if aligned else 3) for i, n in enumerate(shape)]
-        start = 8 if aligned else 1
+        step, start = (8, 8) if layout == "padded" else (2, 1)
+        # Rows begin after poison too; an aligned layout keeps its rows aligned.
+        extra = [(0, 0)] * len(shape)
+        extra[-1] = (start, step * (1 + place))
+        if len(shape) > 1:
+            extra[-2] = (2, 1 + place)
+        if len(shape) > 2:
+            extra[-3] = (0, place)
+        grown = (n + before + after for n, (before, after) in zip(shape, extra, strict=True))
         view = _poison(tuple(grown), values)
-        for axis in range(max(0, len(shape) - 2), len(shape)):
-            # Rows begin after poison too; an aligned layout keeps its rows aligned.
-            view = view.narrow(axis, start if axis == len(shape) - 1 else 2, shape[axis])
+        for axis, (before, _) in enumerate(extra):
+            view = view.narrow(axis, before, shape[axis])
     view.copy_(values)
     return view
 

@@ -13,6 +13,7 @@ from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
+from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, describe, pick_device, toolchain, versions
 
@@ -153,10 +154,10 @@ def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick:
 
 def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
     """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
-    environment: dict[str, str | None] = {
-        "TRITON_INTERPRET": "1" if job.device == "cpu" else None,
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
-    }
+    cores = max(1, (os.cpu_count() or 1) // jobs)
+    environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": str(cores)}
+    if job.device == "cpu":
+        environment = {**ENVIRONMENT}
     if jobs > 1:
         # By itself torch.compile begins a process for each core, in every worker.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

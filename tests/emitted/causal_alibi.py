@@ -213,6 +213,8 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
         raise ValueError(f"shapes do not match: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     if slopes.shape != q.shape[1:2] or slopes.dtype != torch.float32:
         raise ValueError("slopes must be float32 [HQ]")
+    if slopes.device != q.device:
+        raise ValueError(f"slopes are on {slopes.device}, q on {q.device}")
     if scale is not None and (type(scale) is not float or not 1e-38 < scale < 2e38):
         raise ValueError("scale must be a positive number, finite in float32")
     _Constant.apply(lambda *_: (), q, k, v, slopes)

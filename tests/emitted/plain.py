@@ -94,6 +94,8 @@ def plain(q, k, v, *, lens, scale=None, return_lse=False):
         raise TypeError("q, k and v must be float32 and lens int32")
     if k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1] or lens.shape != q.shape[:1]:
         raise ValueError("shapes do not match")
+    if any(t.device != q.device for t in (k, v, lens)):
+        raise ValueError("k, v and lens must be where q is")
     if scale is not None and (type(scale) is not float or not 1e-38 < scale < 2e38):
         raise ValueError("scale must be a positive number, finite in float32")
     _Constant.apply(lambda *_: (), q, k, v)

@@ -13,6 +13,7 @@ from rich.progress import Progress
 
 from fuzzing.ledger import Ledger
 from fuzzing.running import LIMIT, Outcome, smaller, tried
+from kgen.verify.interpreter import ENVIRONMENT
 
 SEEDS_OF_A_PROCESS = 50
 
@@ -31,7 +32,7 @@ def fuzz(
     """
     console, ledger = Console(stderr=True), Ledger.read()
     first = ledger.next() if seed < 0 else seed
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.update(ENVIRONMENT)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["fuzzing.running", "torch", "triton"])
     outcomes: list[Outcome] = []

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from kgen.verify.interpreter import ENVIRONMENT
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.running import ROOT, Outcome, machine_code, tried
 
@@ -33,7 +34,7 @@ def mutate(
     record: Annotated[bool, typer.Option(help="Enter the result in tests/mutating/report.json.")] = True,
 ) -> None:
     """Change emitted files, one thing at a time, and verify them; exit 1 if a mutant that is not equivalent lives."""
-    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ.update(ENVIRONMENT)
     console = Console(stderr=True)
     work = [
         (spec, name, one)

@@ -103,8 +103,11 @@ def test_only_who_asks_decodes() -> None:
 
 
 def test_lengths_are_hard() -> None:
-    assert set(lengths(5, 300).tolist()) == {300, 101, 0, 1, 299}
-    assert int(lengths(7, 1).max()) == 1
+    for turn in range(5):
+        assert set(lengths(5, 300, turn).tolist()) == {300, 101, 0, 1, 299}
+    assert {int(lengths(5, 300, turn)[0]) for turn in range(5)} == {300, 101, 0, 1, 299}
+    assert int(lengths(7, 1, 0).max()) == 1
+    assert lengths(1, 300, 2).tolist() == [300]
     assert NO_PAGE * 64 > 2**31
 
 

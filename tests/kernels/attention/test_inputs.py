@@ -59,7 +59,7 @@ def test_the_number_of_keys_is_whole_pages_where_the_spec_uses_it():
 
 def test_a_key_in_the_page_that_sequences_share_is_hidden_from_all_or_none():
     after = call("ge", K, Read("lens", (B,), INT))
-    inputs = draw(paged(after), Case("x", 8, 100, batch=2, hidden=True), "cpu")
+    inputs = draw(paged(after), Case("first", 8, 100, batch=2, hidden=True), "cpu")
     table, lens, first = inputs.cache["block_table"], inputs.cache["kv_lens"], inputs.buffers["lens"]
     assert table[0, 0] == table[1, 0]
     assert first.tolist() == [51, 0]
@@ -142,5 +142,18 @@ def test_runtime_params_meet_their_edges():
     }
     problem = problem_of(loaded("p", params=params))
     drawn = [draw(problem, case, "cpu") for case in cases(problem, True)]
-    assert {0, 1, 33, 100_000} == {inputs.runtime["window"] for inputs in drawn}
+    assert {0, 1, 34, 100_000} == {inputs.runtime["window"] for inputs in drawn}
     assert all(inputs.params["cap"] == 20.0 and "cap" not in inputs.runtime for inputs in drawn)
+
+
+def test_operands_have_strides_and_places_of_their_own():
+    problem = problem_of(loaded("full"))
+    for layout in ("bshd", "guarded", "padded", "spaced", "stepped"):
+        inputs = draw(problem, Case("x", 20, 20, 2, 2, layout=layout, dout="strided", lse=True), "cpu")
+        operands = (inputs.q, inputs.k, inputs.v)
+        assert len({t.stride() for t in operands}) == 3, layout
+        assert len({t.stride()[-2:] if layout != "bshd" else t.stride(2) for t in operands}) == 3, layout
+        assert inputs.dout.stride() not in {t.stride() for t in operands}
+        assert not inputs.dlse.is_contiguous()
+    starts = [arrange(torch.zeros(2, 3, 4, 5), "offset", place).storage_offset() for place in range(4)]
+    assert len(set(starts)) == 4

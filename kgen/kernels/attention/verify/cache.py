@@ -11,10 +11,14 @@ NO_PAGE = 2**30
 """What the block table says past a sequence's last page: an index that no kernel survives."""
 
 
-def lengths(batch: int, sk: int) -> Tensor:
-    """Keys per sequence, [B] int32: all of them, some off any tile, none, one, and again."""
-    some = (sk, sk // 3 + 1, 0, 1, max(0, sk - 1))
-    return torch.tensor([min(sk, some[b % len(some)]) for b in range(batch)], dtype=torch.int32)
+def lengths(batch: int, sk: int, turn: int) -> Tensor:
+    """Keys per sequence, [B] int32: some off any tile, all of them, none, all but one, one, and again.
+
+    They begin at any of these, by the `turn`: which sequence is the longest says nothing. One sequence has all keys.
+    """
+    some = (sk // 3 + 1, sk, 0, max(0, sk - 1), 1)
+    found = [min(sk, some[(b + turn) % len(some)]) for b in range(batch)] if batch > 1 else [sk] * batch
+    return torch.tensor(found, dtype=torch.int32)
 
 
 def beyond(lens: Tensor, sk: int) -> Tensor:
@@ -33,7 +37,7 @@ def paged(x: Tensor, lens: Tensor, size: int, share: bool = False) -> tuple[Tens
     """x [B, HKV, SK, D] as a pool [pages, size, HKV, D] and a block table [B, n] int32.
 
     Pages lie in random order; the rest of a last page, and pages that nobody has, are NaN. With `share`, sequences
-    whose first page is whole take that of the first sequence.
+    whose first page is whole take that of the first of them.
     """
     batch, heads, sk, width = x.shape
     n = -(-sk // size)
@@ -45,5 +49,6 @@ def paged(x: Tensor, lens: Tensor, size: int, share: bool = False) -> tuple[Tens
     pool[table.flatten().to(x.device)] = rows.unflatten(2, (n, size)).permute(0, 2, 3, 1, 4).flatten(0, 1)
     table = table.masked_fill(torch.arange(n) * size >= lens[:, None], NO_PAGE)
     if share:
-        table[1:, :1] = torch.where(lens[1:, None] >= size, table[:1, :1], table[1:, :1])
+        whole = lens >= size
+        table[whole, :1] = table[whole, :1][:1]
     return pool, table.to(torch.int32)

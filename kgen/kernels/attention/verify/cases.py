@@ -153,7 +153,9 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
     out, lse = result if asks_lse else (result, None)
     if not wanted:
         return {"out": out} if lse is None else {"out": out, "lse": lse}
-    outputs, cotangents = ([out], [inputs.dout]) if lse is None else ([out, lse], [inputs.dout, inputs.dlse])
+    pairs = [(out, inputs.dout)] if inputs.case.dout != "none" else []
+    pairs += [(lse, inputs.dlse)] if lse is not None else []
+    outputs, cotangents = ([pair[i] for pair in pairs] for i in (0, 1))
     grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
     return {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
 from kgen.verify import compare
-from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
+from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 
 def reaches_far(subject: Subject) -> None:
@@ -112,8 +112,8 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
             other = value[None] if told is None else torch.cat([value, value], told)
             found[f"{buffer.name} of another shape"] = {buffer.name: other}
         found[f"{buffer.name} of another dtype"] = {buffer.name: value.to(torch.complex64)}
-    if subject.device != "cpu":
-        found["k on another device"] = {"k": k.cpu()}
+    offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
+    found |= elsewhere({"k": k, "v": v, **offsets, **inputs.cache, **inputs.buffers}, subject.device)
     return found
 
 

@@ -18,11 +18,13 @@ from torch import Tensor
 
 from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
+from kgen.kernels.attention.verify.deciding import shapes_that_decide
 from kgen.kernels.attention.verify.problem import Buffer, Problem
+from kgen.verify.deciding import edges
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
 
-INT_EDGES = (33, 1, 100_000, 0)
+INT_EDGES = (34, 1, 100_000, 0)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
 
 
@@ -30,8 +32,9 @@ FLOAT_EDGES = (1.0, 0.125, 50.0)
 class Case:
     """One call of the kernel.
 
-    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided` or
-    `expanded`. `ints` says what unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
+    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided`,
+    `expanded` or `none`: then the gradient comes through the log-sum-exp alone. `ints` says what
+    unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
     the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
     their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
     `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
@@ -53,6 +56,10 @@ class Case:
     ints: str = "mixed"
     hidden: bool = False
     edge: int = 0
+    learned: tuple[str, ...] = ()
+    """What gradients are asked for; empty for all."""
+    few: bool = False
+    """As few heads as the spec allows: the case is for its lengths."""
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
 
@@ -130,11 +137,11 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("no-keys", 40, 0, batch=2, lse=True)
     yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
-    yield Case("q-shorter", 33, 100, dout="strided")
+    yield Case("q-shorter", 33, 100, batch=2, heads_kv=2, layout="mixed", dout="strided", lse=True)
     yield Case("q-longer", 130, 41, lse=True)
     yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
-    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded")
+    yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
     yield Case("large", 66, 66, magnitude=16.0)
     yield Case("scale", 67, 67, scale=0.37, lse=True)
@@ -159,6 +166,24 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("decode-most", 64, 60)
         yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
+        yield Case(
+            "stepped-again", 70, 34, layout="stepped", few=True
+        )  # past the queries that kernels for few take
+    if "backward" in problem.passes:
+        yield Case("lse-alone", 40, 50, dout="none", lse=True, few=True)
+        yield Case("k-alone", 50, 40, learned=("k",), few=True)
+    if any(b.sorted and b.per_token for b in problem.buffers):
+        yield Case(
+            "long-documents", 330, 330, ints="runs", few=True
+        )  # with tiles inside of one, and across two
+    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
+        yield Case(f"decided-{number}", sq, sk, few=True)
+    most = {name: max(edges(problem.trees, name), default=0) for name in "bh"}
+    if max(most.values()) > 1:
+        # One past what the mask and the score compare the numbers of sequences and of heads with, and another.
+        group = 1 if problem.gqa == "any" else int(problem.gqa)
+        batch, heads = (n + 2 if n > 1 else 1 for n in most.values())
+        yield Case("numbers", 2, 20, batch=batch, heads_kv=-(-heads // group), few=True)
     if quick:
         return
     if problem.decodes:
@@ -209,10 +234,10 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("several", *several, lse=True)
     yield case("empty", (0, 0), (17, 0), (0, 23), (40, 40), (0, 0), heads_kv=2, lse=True)
     yield case("no-tokens", (0, 0), (0, 0), lse=True)
-    yield case("tail", (30, 50), (65, 67), tail=(70, 68), lse=True)
+    yield case("tail", (30, 50), (65, 67), heads_kv=2, tail=(70, 68), layout="mixed", lse=True)
     yield case("bshd", (70, 70), (3, 9), heads_kv=2, layout="bshd", dout="strided")
     yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", lse=True)
-    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded")
+    yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
     yield case("stepped", (50, 34), (5, 60), layout="stepped")
     yield case("large", (66, 66), (2, 2), magnitude=16.0)
@@ -220,6 +245,12 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
+    if "backward" in problem.passes:
+        yield case("lse-alone", (20, 30), (9, 7), dout="none", lse=True, few=True)
+        yield case("k-alone", (30, 20), (9, 7), learned=("k",), few=True)
+    yield case("whole-tiles", (5, 3), (140, 140), few=True)
+    for number, (sq, sk) in enumerate(shapes_that_decide(problem)):
+        yield case(f"decided-{number}", (9, 7), (sq, sk), few=True)
     if quick:
         return
     yield case("long", (1000, 1000), (1, 1), (2047, 2047), (513, 1537), heads_kv=2, lse=True)
@@ -236,7 +267,7 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
     sq, sk = case.sq, case.sk
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
-    group = (1, 2, 3, 4)[number % 4] if problem.gqa == "any" else int(problem.gqa)
+    group = (1 if case.few else (1, 2, 3, 4)[number % 4]) if problem.gqa == "any" else int(problem.gqa)
     sq = -(-sq // problem.q_multiple) * problem.q_multiple
     # SK is what the pages have room for.
     whole = problem.page_size if problem.reads_sk else None
@@ -264,10 +295,12 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     k = normal(*columns, problem.head_qk, magnitude=case.magnitude)
     v = normal(*columns, problem.head_v)
     dout = normal(*rows, problem.head_v)
+    if case.dout == "none":
+        dout = torch.zeros_like(dout)
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
-    buffers = {b.name: _buffer(b, case, random) for b in problem.buffers}
+    buffers = {b.name: _buffer(b, case, random, edges(problem.trees, b.name)) for b in problem.buffers}
     if problem.sinks:
         # As large as scores are; the first quarter of the heads has none.
         none = torch.arange(size["HQ"]) < size["HQ"] // 4
@@ -277,6 +310,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":
         dout = dout.flatten()[0].expand_as(dout)
+        dlse = None if dlse is None else dlse.flatten()[0].expand_as(dlse)
 
     hidden = (
         _hidden(problem, case, buffers, params) if case.hidden else torch.zeros(columns, dtype=torch.bool)
@@ -287,7 +321,7 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         # In the page that all sequences share, a key is hidden if it is from all of them.
         hidden[:, :, : problem.page_size] = hidden[:, :, : problem.page_size].all(0)
     if problem.per_batch:
-        cache["kv_lens"] = lengths(case.batch, case.sk)
+        cache["kv_lens"] = kv_lens(case)
         hidden = hidden | beyond(cache["kv_lens"], case.sk)
     clean = k, v
     if hidden.any():
@@ -301,23 +335,39 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
         if dlse is not None:
             dlse[:, ends[0] :] = torch.nan
+    ours = case.layout if case.layout in ("guarded", "stepped") else "contiguous"
+    grads = {"strided": "guarded", "none": "contiguous"}.get(case.dout, case.dout)
     return Inputs(
         case=case,
-        q=arrange(q.to(device), case.layout),
-        k=arrange(k.to(device), case.layout),
-        v=arrange(v.to(device), case.layout),
-        dout=arrange(dout.to(device), "guarded" if case.dout == "strided" else case.dout),
-        dlse=None if dlse is None else dlse.to(device),
+        q=arrange(q.to(device), case.layout, 0),
+        k=arrange(k.to(device), case.layout, 1),
+        v=arrange(v.to(device), case.layout, 2),
+        dout=arrange(dout.to(device), grads, 3),
+        dlse=None
+        if dlse is None
+        else _by_token(dlse.to(device))
+        if case.dout == "strided"
+        else dlse.to(device),
         clean_k=clean[0].to(device),
         clean_v=clean[1].to(device),
-        buffers={name: arrange(value.to(device), _buffer_layout(case)) for name, value in buffers.items()},
+        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(buffers.items())},
         params=params,
         runtime=runtime,
         cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
         if case.packed
         else (),
-        cache={name: arrange(value.to(device), _buffer_layout(case)) for name, value in cache.items()},
+        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(cache.items())},
     )
+
+
+def kv_lens(case: Case) -> Tensor:
+    """Keys per sequence; the name says with which length they begin."""
+    return lengths(case.batch, case.sk, len(case.name))
+
+
+def _by_token(dlse: Tensor) -> Tensor:
+    """The same, the heads of a token side by side: autograd makes dense what is not, and keeps what is."""
+    return dlse.mT.contiguous().mT
 
 
 def _edge(type_: str, case: Case) -> int | float:
@@ -325,17 +375,14 @@ def _edge(type_: str, case: Case) -> int | float:
     return edges[case.edge % len(edges)]
 
 
-def _buffer_layout(case: Case) -> str:
-    return case.layout if case.layout in ("guarded", "stepped") else "contiguous"
-
-
-def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
-    """Values that make sense for what a buffer seems to be, in its own dtype."""
+def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) -> Tensor:
+    """Values that make sense for what a buffer seems to be, in its own dtype; integers also about what they are
+    `compared` with."""
     longest = max(case.sq, case.sk)
     # Of an open extent some indices are outside.
     sizes = case.sizes | {ANY: longest // 2 + 2}
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
-    per_token = any(n in ("SQ", "SK") for n in buffer.shape)
+    per_token = buffer.per_token
     dtype = DTYPES[buffer.dtype]
     wide = dtype == torch.int64 and case.ints == "wide"
     if dtype.is_floating_point:
@@ -343,6 +390,8 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
+        if case.ints == "runs":
+            return (torch.arange(shape[-1]) // 270).expand(shape).to(dtype)
         # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
         documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
         return (documents - 1) * 2**32 + 5 if wide else documents
@@ -352,7 +401,8 @@ def _buffer(buffer: Buffer, case: Case, random: Any) -> Tensor:
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
         return torch.rand(shape, generator=random) < chance
-    values = torch.randint(0, 4 if per_token else longest + 9, shape, generator=random)
+    choice = torch.tensor(sorted({*range(4 if per_token else longest + 9), *compared}))
+    values = choice[torch.randint(0, len(choice), shape, generator=random)]
     if not per_token and values.numel() > 1:
         values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
     if wide:
@@ -374,7 +424,7 @@ def _hidden(
     """The keys [B, HKV, SK] that the mask hides from every query whatever its position."""
     size = case.sizes
     env: dict[str, Any] = {**size, **params, **buffers, "inf": torch.inf}
-    env |= {"kv_lens": lengths(case.batch, case.sk)} if problem.per_batch else {}
+    env |= {"kv_lens": kv_lens(case)} if problem.per_batch else {}
     env["b"] = torch.arange(size["B"])[:, None, None]
     env["h"] = torch.arange(size["HQ"])[None, :, None]
     env["kv_idx"] = torch.arange(size["SK"])[None, None, :]
@@ -408,4 +458,5 @@ def differentiable(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
     """What gradients are asked for, by name, switched to require them."""
     names = [b.name for b in problem.buffers if b.grad]
     wanted = {"q": inputs.q, "k": inputs.k, "v": inputs.v} | {name: inputs.buffers[name] for name in names}
-    return {name: tensor.requires_grad_() for name, tensor in wanted.items()}
+    learned = inputs.case.learned or (*wanted,)
+    return {name: tensor.requires_grad_() for name, tensor in wanted.items() if name in learned}

@@ -23,6 +23,11 @@ class Buffer:
     grad: bool = False
     sorted: bool = False
 
+    @property
+    def per_token(self) -> bool:
+        """Whether it has an entry for each position."""
+        return any(n in ("SQ", "SK") for n in self.shape)
+
 
 @dataclass(frozen=True)
 class Param:

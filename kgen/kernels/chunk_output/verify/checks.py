@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, differentiable, draw, sized
 from kgen.verify.compare import careful, same_bits, wrong_offsets
-from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
+from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 
 def keeps_sequences_apart(subject: Subject) -> None:
@@ -139,6 +139,4 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         found["chunk_indices of another length"] = {"chunk_indices": inputs.keywords["chunk_indices"][:-1]}
     else:
         found["a chunk too few"] = {"h": t["h"][:, :-1]}
-    if subject.device != "cpu":
-        found["k on another device"] = {"k": t["k"].cpu()}
-    return found
+    return found | elsewhere({n: x for n, x in t.items() if n != "q"}, subject.device)

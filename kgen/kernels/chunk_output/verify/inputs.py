@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kgen.kernels.chunk_output.verify.problem import Problem
 from kgen.kernels.chunk_output.verify.reference import Chunks, chunk_indices_of, chunks_of
+from kgen.verify.deciding import edges
 from kgen.verify.tensors import DTYPES, arrange
 
 
@@ -66,16 +67,18 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
 def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     BT = problem.chunk_size
     yield Case("one-chunk", (BT,))
-    yield Case("one-token", (1,), batch=2)
+    yield Case("one-token", (1,), batch=2, heads=3)
     yield Case("no-token", (0,))
     yield Case("off-chunk", (2 * BT + 3,), batch=2, indices=True)
     yield Case("short", (1, 2, 0, BT - 1, 3), do="strided", indices=True)
     yield Case("empty-at-the-ends", (0, BT + 1, 0, 0), do="expanded")
     yield Case("steep", (BT + 5,), gate=300.0)
-    yield Case("guarded", (BT - 7, BT + 9), layout="guarded", do="strided")
+    yield Case("guarded", (BT - 7, BT + 9), heads=2, layout="guarded", do="strided")
     yield Case("padded", (BT + 2,), layout="padded", scale=-0.37)
     yield Case("stepped", (19, 5), layout="stepped", magnitude=4.0)
     yield Case("very-steep", (BT - 1, BT), gate=2e4)
+    if compared := edges([problem.decay] if problem.decay is not None else [], "h"):
+        yield Case("heads", (9,), heads=-(-(compared[-1] + 1) // (problem.group or 2)))
     if quick:
         return
     yield Case("chunks", (8 * BT,), batch=3, heads=2)
@@ -131,8 +134,8 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     return Inputs(
         case=case,
         chunks=chunks_of(case.lengths, BT, B, device),
-        tensors={name: arrange(t.to(device), case.layout) for name, t in found.items()},
-        do=arrange(do.to(device), "guarded" if case.do == "strided" else case.do),
+        tensors={n: arrange(t.to(device), case.layout, i) for i, (n, t) in enumerate(found.items())},
+        do=arrange(do.to(device), "guarded" if case.do == "strided" else case.do, len(found)),
         keywords=keywords,
     )
 

@@ -21,7 +21,7 @@ from kgen.verify.evaluate import evaluate
 NAMES = ("q", "k", "v", "h", "g", "g_gamma")
 """The inputs that are tensors of real numbers, by the names of flash-linear-attention; `h` are the states."""
 
-_VALUES: dict[Node, Node] = {
+VALUES: dict[Node, Node] = {
     Read("g", (Var("i", Type.INT),), Type.FLOAT): Var("g", Type.FLOAT),
     Read("g_gamma", (Var("h", Type.INT),), Type.FLOAT): Var("g_gamma", Type.FLOAT),
 }
@@ -136,7 +136,7 @@ def _output(
         env: dict[str, Any] = {"i": i, "h": torch.arange(HV, device=q.device)[:, None], "H": H, "HV": HV}
         env |= {"g": tokens(t["g"])} if "g" in t else {}
         env |= {"g_gamma": t["g_gamma"][:, None]} if "g_gamma" in t else {}
-        exponent = evaluate(substitute(decay, _VALUES), env, torch, real)
+        exponent = evaluate(substitute(decay, VALUES), env, torch, real)
         exponent = exponent * (1.0 if base == "e" else math.log(2.0))
         exponent = exponent.expand(
             torch.broadcast_shapes(exponent.shape, (HV, BT))

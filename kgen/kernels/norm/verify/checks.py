@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.norm.verify.inputs import Inputs, arguments, call, differentiable, sized
-from kgen.verify.families import NOT_NUMBERS, Subject, must_refuse
+from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
 
 def reaches_far(subject: Subject) -> None:
@@ -83,6 +83,4 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         value = inputs.operands[o.name]
         found[f"{o.name} of another shape"] = {o.name: torch.cat([value, value])}
         found[f"{o.name} of another dtype"] = {o.name: value.to(torch.complex64)}
-        if subject.device != "cpu":
-            found[f"{o.name} on another device"] = {o.name: value.cpu()}
-    return found
+    return found | elsewhere({o.name: inputs.operands[o.name] for o in problem.operands[1:]}, subject.device)

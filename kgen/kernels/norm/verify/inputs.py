@@ -16,8 +16,10 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.norm.verify.problem import Problem
+from kgen.verify.deciding import edges
 from kgen.verify.tensors import DTYPES, arrange
 
+INT_EDGES = (3, 1, 40)
 FLOAT_EDGES = (1.0, 0.125, 50.0)
 MAX_WIDTH_OF_HEADS = 16384
 """Wider rows are drawn with heads only where the spec has no others."""
@@ -43,6 +45,8 @@ class Case:
     eps: float | None = None
     h: bool = True
     """Whether a gradient comes through the returned h, and not through out alone."""
+    edge: int = 0
+    """Which of their edges run-time params have."""
 
 
 @dataclass
@@ -70,7 +74,7 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
     found: dict[str, Case] = {}
     for number, case in enumerate(_wanted(quick)):
-        fitted = _fit(problem, case, number)
+        fitted = _fit(problem, replace(case, edge=number if problem.runtime_params else 0), number)
         if fitted is not None and not any(replace(fitted, name=n) == c for n, c in found.items()):
             found[fitted.name] = fitted
     return tuple(found.values())
@@ -137,33 +141,40 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     shape = (*case.rows, *([case.heads] if case.heads else []), case.width)
     shapes = {"element": shape, "row": shape[:-1], "column": shape[-2:] if case.heads else shape[-1:]}
     operands = {}
-    for o in problem.operands:
-        values = _values(o.name, o.dtype, shapes[o.along], case, random)
+    trees = [t for t in (problem.input_mod, problem.output_mod) if t is not None]
+    for place, o in enumerate(problem.operands):
+        values = _values(o.name, o.dtype, shapes[o.along], case, random, edges(trees, o.name))
         if o.along == "element" and case.layout == "broadcast":
             values = values[:1].expand_as(values)
         layout = case.layout if o.along == "element" else {"bshd": "contiguous"}.get(case.layout, case.layout)
-        operands[o.name] = arrange(values.to(device), layout if values.ndim > 1 else "offset")
+        operands[o.name] = arrange(values.to(device), layout if values.ndim > 1 else "offset", place)
     dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"]}
-    cotangents = {}
+    cotangents: dict[str, Tensor] = {}
     if "backward" in problem.passes:
         for name in [n for n in problem.outputs if n == "out" or case.h]:
             grad = torch.randn(shape, generator=random).to(DTYPES[dtypes[name]])
             if case.dout == "expanded":
                 grad = grad[(slice(0, 1),) * grad.ndim].expand_as(grad)
             layout = "guarded" if case.dout == "strided" and grad.ndim > 1 else case.dout
-            cotangents[name] = arrange(grad.to(device), layout)
-    runtime = {p.name: (3 if p.type == "int" else FLOAT_EDGES[0]) for p in problem.runtime_params}
+            cotangents[name] = arrange(grad.to(device), layout, len(operands) + len(cotangents))
+    runtime: dict[str, int | float] = {}
+    for p in problem.runtime_params:
+        choice = (*INT_EDGES, *edges(trees, p.name)) if p.type == "int" else FLOAT_EDGES
+        runtime[p.name] = choice[case.edge % len(choice)]
     fixed = {p.name: p.value for p in problem.params if p.value is not None}
     scale = torch.tensor(0.0173, device=device) if problem.quantize == "per_tensor" else None
     eps = problem.eps if case.eps is None else case.eps
     return Inputs(case, eps, operands, scale, cotangents, {**fixed, **runtime}, dict(runtime))
 
 
-def _values(name: str, dtype: str, shape: tuple[int, ...], case: Case, random: Any) -> Tensor:
-    """Values that make sense for an operand, in its own dtype."""
+def _values(
+    name: str, dtype: str, shape: tuple[int, ...], case: Case, random: Any, compared: tuple[int, ...]
+) -> Tensor:
+    """Values that make sense for an operand, in its own dtype; integers also about what they are `compared` with."""
     kind = DTYPES[dtype]
     if not kind.is_floating_point:
-        values = torch.randint(0, 2, shape, generator=random)
+        choice = torch.tensor(sorted({0, 1, *compared} if kind != torch.bool else {0, 1}))
+        values = choice[torch.randint(0, len(choice), shape, generator=random)]
         if kind == torch.int64:
             values += 2**32 * torch.randint(-1, 2, shape, generator=random)
         return values.to(kind)

@@ -1,0 +1,138 @@
+"""Emitted kernels with a mistake in them are found wrong by the quick cases, in Triton's interpreter.
+
+They are of classes that inputs must be drawn for: strides of other operands, bounds of windows and of documents,
+lengths of other sequences, numbers that a branch is for, arguments of launches, checks left out. None writes outside
+its tensors, which would end the process. `tests/mutating` has what an adversary changes without a plan.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from apart import verified
+
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+
+ROOT = Path(__file__).resolve().parents[1]
+
+KINDS = """
+kernel: norm
+name: kinds
+norm: rms
+width: any
+dtype: bf16
+buffers:
+  ids: {shape: [ROWS], dtype: int32}
+params:
+  level: {type: int, runtime: true}
+output_mod: where(ids > 2, -y, y) * (2.0 if level > 7 else 1.0)
+passes: [forward, backward]
+targets: {triton: {}}
+"""
+
+STRIDES = (
+    ("causal_d64", "guarded", "q_ptr + offs_m[:, None] * {stride_qs => stride_ks}"),
+    ("causal_d64", "bshd", "q_ptr += b * {stride_qb + h * stride_qh => stride_kb + h * stride_kh}"),
+    ("causal_d64", "stepped", "offs_m[:, None] * stride_qs + offs_d[None, :] * {stride_qd => stride_kd}"),
+    ("causal_d64", "guarded", "k_ptr + offs_n[:, None] * {stride_ks => stride_vs}"),
+    ("causal_d64", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
+    ("causal_d64", "stepped", "offs_e[None, :] * {stride_vd => stride_kd}"),
+    ("causal_d64", "bshd", "v_ptr += b * {stride_vb + h * stride_vh => stride_kb + h * stride_kh}"),
+    ("causal_d64", "bshd", "do_ptr + offs_m[:, None] * {stride_gs => stride_qs}"),
+    ("causal_d64", "bshd", "do_ptr += b * {stride_gb + h * stride_gh => stride_ob + h * stride_oh}"),
+    ("causal_d64", "q-shorter", "dv_ptr + offs_n[:, None] * {stride_ws => stride_os}"),
+    ("causal_d64", "q-shorter", "b * stride_lb + h * stride_lh + q_idx{ * stride_ls => }"),
+    ("decode_gqa", "guarded", "v_ptr + offs_n[:, None] * {stride_vs => stride_ks}"),
+    ("decode_gqa", "stepped-again", "offs_e[None, :] * {stride_vd => stride_kd}"),
+    ("rms_norm", "padded", "rows[:, None] * {stride_dout => stride_x}"),
+    ("fused_add_rms_norm", "padded", "rows[:, None] * {stride_residual => stride_x}"),
+    ("retention_output", "guarded", "first * {stride_kt + h_qk * stride_kh => stride_qt + h_qk * stride_qh}"),
+    ("retention_output", "stepped", "(start + offs_k)[None, :] * {stride_kd => stride_qd}"),
+    ("retention_output", "guarded", " v_ptr + b * stride_vb + first * {stride_vt => stride_ot}"),
+    ("retention_output", "guarded", "number * {stride_hn + h * stride_hh => stride_hh + h * stride_hn}"),
+)
+"""Of each: the spec, the case that tells, and the text with what stands for what."""
+BOUNDS = (
+    ("gemma2", "decided-0", "WINDOW = tl.constexpr({4096 => 1 << 20})"),
+    ("sliding_window", "decided-0", "WINDOW = tl.constexpr({1024 => 1025})"),
+    ("longformer", "decided-0", "WINDOW = tl.constexpr({256 => 1 << 20})"),
+    ("decode_sliding_window", "decided-0", "WINDOW = tl.constexpr({1024 => 1025})"),
+    ("varlen_alibi", "decided-0", "WINDOW = tl.constexpr({512 => 513})"),
+    ("document_causal", "long-documents", "kv_full_hi = tl.minimum(q_start + {1 => 65}, SK)"),
+    ("document_causal", "long-documents", "{doc_first_0, doc_first_1 => doc_first_1, doc_first_0} ="),
+    ("document_causal", "long-documents", "tl.maximum({doc_first_1 => doc_first_0}, 0), BLOCK_N)"),
+    ("decode_gqa", "decode", "tl.load(kv_lens_ptr{ + b * stride_kv_lens_0 => })"),
+    ("retention_output", "off-chunk", "pair = (i[:, None] {>= => >} i[None, :])"),
+)
+LAUNCHES = (
+    (
+        "causal_d64",
+        "guarded",
+        "*{q.stride(), *k.stride => k.stride(), *q.stride}(), *v.stride(), *out.stride()",
+    ),
+    ("causal_d64", "q-shorter", "*dout.stride(), *dk.stride(), *{dv.stride => dk.stride}()"),
+    ("causal_d64", "bshd", "*{out.stride(), *dout.stride => dout.stride(), *out.stride}(), *(dlse"),
+    ("causal_d64", "off-tile", "HAS_DLSE={dlse is not None => False}"),
+    (
+        "varlen_causal",
+        "tail",
+        "{cu_seqlens_q, cu_seqlens_k => cu_seqlens_k, cu_seqlens_q}, B, HQ, TQ, TK, scale, GQA=HQ",
+    ),
+    ("rms_norm", "padded", "*{x.stride()[:1], *dout.stride => dout.stride()[:1], *x.stride}()[:1]"),
+    ("retention_output", "guarded", "*{q.stride(), *k.stride => k.stride(), *q.stride}(), *v.stride()"),
+    ("retention_output", "off-chunk", "{T, NT => NT, T}, scale, H=H, HV=HV"),
+)
+CHECKS = (
+    ("padding", "misuse", "{or lens.device != q.device => }"),
+    ("decode_gqa", "misuse", "{or kv_lens.device != q.device => }"),
+    ("causal", "misuse", "if not {0.0 <  => }scale <= 2.0**127:"),
+    ("causal", "k-alone", "{or k.requires_grad => }"),
+    ("causal", "lse-alone", "{if dout is None:\n        dout = torch.zeros_like(out) => }"),
+)
+BRANCHES = (
+    (KINDS, "plain", "ids[:, None] > {2 => 9}"),
+    (KINDS, "odd", "level > {7 => 99}"),
+)
+
+MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *BRANCHES)
+SAMPLE = (STRIDES[4], LAUNCHES[1], CHECKS[1], BRANCHES[0])
+
+
+def found(spec: str, case: str, mistake: str, folder: Path) -> bool:
+    """Whether a case finds the file of a spec, by its name or as text, wrong with a mistake wherever it can be made."""
+    stock = ROOT / "specs" / f"{spec}.yaml"
+    if "\n" not in spec:
+        loaded = load(stock)
+        shutil.copytree(ROOT / "generated" / spec, folder / spec)
+    else:
+        (folder / "spec.yaml").write_text(spec)
+        loaded = load(folder / "spec.yaml")
+        (folder / loaded.spec.name).mkdir()
+        for name, text in render_spec(loaded).items():
+            (folder / loaded.spec.name / name).write_text(text)
+    file = folder / loaded.spec.name / "triton.py"
+    right, wrong = (re.sub(r"\{(.*?) => (.*?)\}", rf"\{i}", mistake, flags=re.DOTALL) for i in (1, 2))
+    text = file.read_text()
+    assert right in text
+    file.write_text(text.replace(right, wrong))
+    rows = verified([loaded], folder, device="cpu", timeout=20.0, cases=[case], targets=["triton"])
+    return not all(row["ok"] for row in rows)
+
+
+def named(mistakes: tuple[tuple[str, str, str], ...]) -> list[str]:
+    return [f"{'kinds' if spec is KINDS else spec}-{case}" for spec, case, _ in mistakes]
+
+
+@pytest.mark.parametrize("mistake", SAMPLE, ids=named(SAMPLE))
+def test_a_mistake_is_found(mistake: tuple[str, str, str], tmp_path: Path) -> None:
+    assert found(*mistake, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("mistake", MISTAKES, ids=named(MISTAKES))
+def test_every_mistake_is_found(mistake: tuple[str, str, str], tmp_path: Path) -> None:
+    assert found(*mistake, tmp_path)
