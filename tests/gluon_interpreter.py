@@ -419,6 +419,7 @@ gl = SimpleNamespace(
         name: _tensors(getattr(torch, name))
         for name in (
             "abs",
+            "ceil",
             "cos",
             "erf",
             "exp",
@@ -556,7 +557,7 @@ class _Whole(int):
 BOTH = {"_tile_and_head"} | {
     spelling.form.partition("(")[0]
     for row in TABLE.values()
-    for spelling in row.spellings("triton")
+    for spelling in {*row.spellings("triton")} & {*row.spellings("gluon")}
     if spelling.helper
 }
 """Helpers of Triton's kernels that those of Gluon call, too."""

@@ -87,9 +87,12 @@ _OPERATORS = (
 )
 
 
+_REFLECTED = ("mod", "and_", "or_", "xor", "lshift", "rshift")
+
+
 def _calculate_with_constants() -> None:
     """Let compile-time constants stand left of an operator, as they may where kernels are compiled: with a tensor they
-    would make a constant of it. And let them be what a remainder is by."""
+    would make a constant of it. And let them stand right of a number."""
     import triton.language as tl
 
     constexpr, tensor = tl.core.constexpr, tl.core.tensor
@@ -103,7 +106,9 @@ def _calculate_with_constants() -> None:
     for name in _OPERATORS:
         own = f"__{name}__"
         setattr(constexpr, own, beside(getattr(constexpr, own), getattr(operator, own)))
-    constexpr.__rmod__ = lambda self, other: constexpr(other % self.value)
+    for name in _REFLECTED:
+        of = getattr(operator, name)
+        setattr(constexpr, f"__r{name.strip('_')}__", lambda self, other, of=of: constexpr(of(other, self.value)))
 
 
 def _splat_truth_values(interpreter: Any) -> None:
