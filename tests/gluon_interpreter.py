@@ -357,7 +357,7 @@ _PTX: dict[str, Callable[..., Tensor]] = {
 def _assembly(text: str, constraints: str, args: Sequence[Tensor], *, pack: int, **_: Any) -> Tensor:
     """PTX over `pack` elements at a time, neighbours in a row, others where they are too few; each thread votes for
     itself."""
-    broadcast = torch.broadcast_tensors(*args)
+    broadcast = torch.broadcast_tensors(*map(torch.as_tensor, args))
     missing = -broadcast[0].numel() % pack
     operands = [
         torch.cat((x.flatten(), x.flatten()[:1].expand(missing))).reshape(-1, pack).unbind(1)
