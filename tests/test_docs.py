@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import evidence
 import pytest
 import speed_tables
 import walkthrough
@@ -39,7 +40,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs)(?:: (\S+))? -->\n"
+    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs|evidence)(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
 )
@@ -195,6 +196,7 @@ MAKERS = {
     "decoding": lambda _: speed_tables.decoding(),
     "norms": speed_tables.norms,
     "proofs": lambda _: proof_table(),
+    "evidence": lambda _: evidence.table(),
 }
 
 
