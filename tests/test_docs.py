@@ -40,7 +40,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs|evidence)(?:: (\S+))? -->\n"
+    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
 )
