@@ -30,9 +30,7 @@ def words(*parts: str | Code) -> Words:
 def quoting(text: str) -> Words:
     """A sentence of our own, whose pieces in backquotes are code."""
     return tuple(
-        Code(part, quoted=True) if number % 2 else part
-        for number, part in enumerate(text.split("`"))
-        if part
+        Code(part, quoted=True) if number % 2 else part for number, part in enumerate(text.split("`")) if part
     )
 
 
@@ -141,11 +139,18 @@ class Bars:
     groups: tuple[Group, ...]
     stacked: bool = False
     logarithmic: bool = False
+    palette: tuple[str, ...] = ()
+    """Series in the order of their colours, where several pictures share these."""
 
     @property
     def series(self) -> tuple[str, ...]:
         """The series that groups have, in their order."""
-        return tuple(dict.fromkeys(name for group in self.groups for name in group.values))
+        there = dict.fromkeys(name for group in self.groups for name in group.values)
+        return tuple(dict.fromkeys([*(name for name in self.palette if name in there), *there]))
+
+    def colour(self, series: str) -> int:
+        """The number of a series among colours."""
+        return (self.palette or self.series).index(series)
 
 
 Block = Prose | Lines | Formula | Remarks | Table | Listing | Grid | Bars

@@ -7,6 +7,7 @@ that stands alone brings `STYLE`.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,11 +23,13 @@ SERIES = 8
 STYLE = """\
 :root { color-scheme: light dark; --ink: #1c2330; --soft: #5b6675; --line: #d5dbe3; --paper: #ffffff;
   --skipped: #edf0f4; --masked: #f0a830; --full: #2f6fb7;
-  --c0: #2f6fb7; --c1: #e08a1e; --c2: #3d9a5b; --c3: #c8504f; --c4: #8465b5; --c5: #8a6a52; --c6: #cf6fa8; --c7: #6f7a86; }
+  --c0: #2f6fb7; --c1: #e08a1e; --c2: #3d9a5b; --c3: #c8504f;
+  --c4: #8465b5; --c5: #8a6a52; --c6: #cf6fa8; --c7: #6f7a86; }
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6eaf0; --soft: #9aa6b5; --line: #38424f; --paper: #14181e;
     --skipped: #252c36; --masked: #d9962c; --full: #4f94dd;
-    --c0: #4f94dd; --c1: #e79b3c; --c2: #58b878; --c3: #e0716f; --c4: #a48ad3; --c5: #b08f74; --c6: #df8dbe; --c7: #93a0ae; } }
+    --c0: #4f94dd; --c1: #e79b3c; --c2: #58b878; --c3: #e0716f;
+    --c4: #a48ad3; --c5: #b08f74; --c6: #df8dbe; --c7: #93a0ae; } }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: var(--ink); }
 svg .soft { fill: var(--soft); }
 svg .strong { font-weight: 600; }
@@ -90,8 +93,7 @@ LEFT, TOP, LINE = 28, 24, 18
 
 def grid(of: Grid) -> Element:
     """Tiles as rectangles: what lies side by side and is of one kind is one, cut by the lines of tiles."""
-    width, height = LEFT + SIDE + 8, TOP + SIDE + 4 * LINE
-    return _picture(width, height, f"{of.title}: {text.shares(of)}", _drawn(of))
+    return _picture(LEFT + SIDE + 8, _height(of), f"{of.title}: {text.shares(of)}", _drawn(of))
 
 
 def _drawn(of: Grid) -> Iterator[Element]:
@@ -113,26 +115,33 @@ def _drawn(of: Grid) -> Iterator[Element]:
         yield _line(LEFT, TOP + i * down, LEFT + SIDE, TOP + i * down, "cut")
     for i in range(1, columns):
         yield _line(LEFT + i * across, TOP, LEFT + i * across, TOP + SIDE, "cut")
-    y, x = TOP + SIDE + LINE, float(LEFT)
+    y, x = float(TOP + SIDE + LINE), LEFT
     for (kind, name), share in zip(KINDS.items(), of.shares().values(), strict=True):
         yield _rect(x, y - 10, 11, 11, CLASSES[kind])
         said = f"{name}, {share:.0%}"
         yield _text(x + 16, y, said)
-        x += 16 + 7 * len(said) + 12
+        y += LINE
     queries, keys = of.tile
-    yield _text(LEFT, y + LINE, f"a tile is {queries} queries by {keys} keys", "soft")
-    yield _text(LEFT, y + 2 * LINE, of.title, "soft")
+    yield _text(LEFT, y, f"a tile is {queries} queries by {keys} keys", "soft")
+    yield from (_text(LEFT, y + (i + 1) * LINE, line, "soft") for i, line in enumerate(_wrapped(of.title)))
+
+
+def _wrapped(title: str) -> list[str]:
+    """A title on lines as wide as a grid."""
+    return textwrap.wrap(title, SIDE // 7)
+
+
+def _height(of: Grid) -> float:
+    return TOP + SIDE + (len(KINDS) + 1 + len(_wrapped(of.title)) + 0.5) * LINE
 
 
 def grids(of: tuple[Grid, ...], name: str) -> str:
     """Grids of a spec below each other, in a file of its own."""
-    drawn = [grid(one) for one in of]
-    step = TOP + SIDE + 4 * LINE
-    placed = [
-        Element("g", {"transform": f"translate(0 {_shown(30 + i * step)})"}, tuple(_drawn(one)))
-        for i, one in enumerate(of)
-    ]
-    width, height = LEFT + SIDE + 8, 30 + len(drawn) * step
+    placed, height = [], 30.0
+    for one in of:
+        placed.append(Element("g", {"transform": f"translate(0 {_shown(height)})"}, tuple(_drawn(one))))
+        height += _height(one)
+    width = LEFT + SIDE + 8
     style = Element("style", {}, STYLE)
     head = _text(LEFT, 20, name, "strong")
     paper = _rect(0, 0, width, height, "paper")
@@ -152,11 +161,12 @@ def bars(of: Bars) -> Element:
     rows = [1 if of.stacked else len(group.values) for group in of.groups]
     legend = [*_legend(of)]
     top = 10 + LINE * (1 + (legend[-1][1] if legend else 0))
-    height = top + sum(rows) * BAR + len(rows) * 7 + 4
+    height: float = top + sum(rows) * BAR + len(rows) * 7 + 4
     inner = [_text(0, 14, f"{of.title}, {of.unit}", "strong")]
     for number, (x, line) in enumerate(legend):
         y = 14 + LINE * line
-        inner += [_rect(x, y - 10, 11, 11, _class(number)), _text(x + 16, y, of.series[number])]
+        name = of.series[number]
+        inner += [_rect(x, y - 10, 11, 11, _class(of, name)), _text(x + 16, y, name)]
     lowest, highest = _range(of)
     inner.append(_line(labels, top - 2, labels, height - 4, "rule"))
     y = float(top)
@@ -178,8 +188,8 @@ def _legend(of: Bars) -> Iterator[tuple[float, int]]:
         x += width
 
 
-def _class(number: int) -> str:
-    return f"c{number % SERIES}"
+def _class(of: Bars, series: str) -> str:
+    return f"c{of.colour(series) % SERIES}"
 
 
 def _range(of: Bars) -> tuple[float, float]:
@@ -198,12 +208,10 @@ def _share(value: float, lowest: float, highest: float, logarithmic: bool) -> fl
     return math.log(value / lowest) / math.log(highest / lowest) if value > lowest else 0.0
 
 
-def _group(
-    of: Bars, group: Group, x: float, y: float, length: Callable[[float], float]
-) -> Iterator[Element]:
+def _group(of: Bars, group: Group, x: float, y: float, length: Callable[[float], float]) -> Iterator[Element]:
     end = x
     for name, value in group.values.items():
-        kind, width = _class(of.series.index(name)), length(value)
+        kind, width = _class(of, name), length(value)
         yield _rect(end, y + 1, max(width, 0.5), BAR - 2, kind, f"{group.name}, {name}: {value:.4g}")
         if of.stacked:
             end += width

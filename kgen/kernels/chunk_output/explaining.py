@@ -33,7 +33,9 @@ def explain_chunk_output(loaded: Loaded, _drawing: Drawing | None = None) -> Pag
 
 def _formula(plan: ChunkOutputPlan) -> Iterator[Block]:
     base = plan.spec.gate_base
-    before, between = (f"{base}**c(i) * ", f"{base}**(c(i) - c(j)) * ") if plan.decay is not None else ("", "")
+    before, between = (
+        (f"{base}**c(i) * ", f"{base}**(c(i) - c(j)) * ") if plan.decay is not None else ("", "")
+    )
     pairs = f"sum over j <= i of {between}(q[i] . k[j]) * v[j]"
     yield Lines((Line(f"o[i] = scale * ({before}q[i] @ state + {pairs})"),))
 
@@ -55,7 +57,9 @@ def _decay(plan: ChunkOutputPlan) -> Iterator[Block]:
     )  # fmt: skip
     if plan.natural:
         yield Prose(
-            words("Kernels use 2^x in place of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e).")
+            words(
+                "Kernels use 2^x in place of e^x: e^x is ", Code("2^(LOG2E * x)"), ", with LOG2E = log2(e)."
+            )
         )
 
 

@@ -84,8 +84,8 @@ def _operations(plan: NormPlan, written: Mapping[str, Node]) -> Iterator[Block]:
     loads = {"forward": [*forward.loads]}
     stores = {"forward": [forward.out.rounded, *([forward.h.rounded] if plan.stores_h else [])]}
     if backward is not None:
-        values = [*backward.before, *backward.means, backward.dh, *backward.gradients]
-        columns["backward"] = [v.tree for v in values]
+        values = [*backward.before, *backward.means, backward.dh]
+        columns["backward"] = [*(v.tree for v in values), *(g.tree for g in backward.gradients)]
         loads["backward"] = [*backward.loads, *plan.upstream]
         stores["backward"] = [gradient.dtype for gradient in backward.elements]
     moved = {name: _bytes(loads[name], stores[name]) for name in loads}

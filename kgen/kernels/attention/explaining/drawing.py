@@ -6,10 +6,10 @@ import math
 
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.expr.nodes import Const, distinct, variables
+from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.picture import Run, conditions, picture
 from kgen.pages.model import Drawing, Grid
-from kgen.spec.common import FLOAT32_MAX, INT32
 
 SHORTEST, LONGEST = 1024, 2**16
 """Lengths that are chosen where none is asked for."""
@@ -59,7 +59,8 @@ def _telling(plan: AttentionPlan, given: dict[str, int | float]) -> int:
     values = [named.get(name) for name in variables(mask)]
     values += [node.value for node in distinct(mask) if isinstance(node, Const)]
     largest = max((v for v in values if isinstance(v, int) and 0 < v <= LONGEST), default=1)
-    return min(LONGEST, max(SHORTEST, 2 ** math.ceil(math.log2(4 * largest))))
+    length: int = 2 ** (4 * largest - 1).bit_length()
+    return min(LONGEST, max(SHORTEST, length))
 
 
 def _given(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float]:
@@ -93,4 +94,6 @@ def _no_param(plan: AttentionPlan, name: str, runtime: list[str]) -> KgenError:
 
 def _undrawable(plan: AttentionPlan, error: Exception) -> KgenError:
     message = f"the tiles of `{plan.spec.name}` cannot be drawn: {error}"
-    return KgenError(Diagnostic("usage", message, hint="give other values with `--set`, or another `--length`"))
+    return KgenError(
+        Diagnostic("usage", message, hint="give other values with `--set`, or another `--length`")
+    )

@@ -42,7 +42,9 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
             words(Code(name), " is a tensor ", Code(f"[{shape}]"), f" of {buffer.dtype}{''.join(promises)}")
         )
     if spec.varlen:
-        yield _said("Sequences are packed: positions, SQ and SK are those of one sequence, and b is its number")
+        yield _said(
+            "Sequences are packed: positions, SQ and SK are those of one sequence, and b is its number"
+        )
     if spec.sinks:
         yield _said(
             "sinks is a tensor [HQ]: a logit that is in the sum of every row of its head, and has no value"
@@ -72,9 +74,7 @@ def softmax(plan: AttentionPlan) -> Iterator[Block]:
         factor = show(form.multiplier)
         names = "scale and LOG2E" if _is_plain(form.multiplier) else "scale, LOG2E and the slope of score_mod"
         yield Prose(
-            words(
-                f"Folded: score_mod is linear in the score, so {names} are one factor, ", Code(factor), "."
-            )
+            words(f"Folded: score_mod is linear in the score, so {names} are one factor, ", Code(factor), ".")
         )
     else:
         yield _said("Not folded: score_mod is not linear in the score, so scale is applied first.")
@@ -98,7 +98,9 @@ def softmax(plan: AttentionPlan) -> Iterator[Block]:
             "The factor is positive: row maxima are taken before it, and it costs no step of its own."
         )
     if not form.finite:
-        yield _said("Nothing promises that a score is finite: rows are checked for having seen no key at all.")
+        yield _said(
+            "Nothing promises that a score is finite: rows are checked for having seen no key at all."
+        )
 
 
 def _is_plain(multiplier: Node) -> bool:
