@@ -152,11 +152,13 @@ def grids(of: tuple[Grid, ...], name: str) -> str:
 # --- bars ------------------------
 
 WIDTH, BAR = 560, 13
+LETTER = 7.4
+"""How wide one is at most, of those that are usual in names."""
 
 
 def bars(of: Bars) -> Element:
     """Bars that lie, group by group, with the value at the end of each; of a stack, with the parts in its title."""
-    labels = 8 + 6.6 * max(len(group.name) for group in of.groups)
+    labels = 8 + LETTER * max(len(group.name) for group in of.groups)
     room = WIDTH - labels - 64
     rows = [1 if of.stacked else len(group.values) for group in of.groups]
     legend = [*_legend(of)]
@@ -169,11 +171,11 @@ def bars(of: Bars) -> Element:
         inner += [_rect(x, y - 10, 11, 11, _class(of, name)), _text(x + 16, y, name)]
     lowest, highest = _range(of)
     inner.append(_line(labels, top - 2, labels, height - 4, "rule"))
-    y = float(top)
+    below = float(top)
     for group, count in zip(of.groups, rows, strict=True):
-        inner.append(_text(labels - 6, y + count * BAR / 2 + 4, group.name, "", "end"))
-        inner += _group(of, group, labels, y, lambda v: room * _share(v, lowest, highest, of.logarithmic))
-        y += count * BAR + 7
+        inner.append(_text(labels - 6, below + count * BAR / 2 + 4, group.name, "", "end"))
+        inner += _group(of, group, labels, below, lambda v: room * _share(v, lowest, highest, of.logarithmic))
+        below += count * BAR + 7
     return _picture(WIDTH, height, f"{of.title}, {of.unit}", inner)
 
 
@@ -181,7 +183,7 @@ def _legend(of: Bars) -> Iterator[tuple[float, int]]:
     """Where each series is named: an offset, and a line below the title."""
     x, line = 0.0, 1
     for name in of.series:
-        width = 16 + 7 * len(name) + 14
+        width = 16 + LETTER * len(name) + 14
         if x and x + width > WIDTH:
             x, line = 0.0, line + 1
         yield x, line

@@ -10,12 +10,12 @@ from typing import Any
 from kgen.pages.model import Bars, Block, Code, Group, Page, Prose, Section, Table, quoting, words
 from kgen.reports.speed import speed
 from kgen.spec.load import Loaded
-from kgen.verify.ledger import INTERPRETER, STATES, status
+from kgen.verify.ledger import INTERPRETER, STATES, Ledger, file_hash, read, status
 
 
 def record(loaded: Sequence[Loaded], generated: Path, benchmarks: Path) -> Page:
     """The page."""
-    rows = status(loaded, generated)
+    rows, files = status(loaded, generated), read(generated)
     kernels = {one.spec.name: one.spec.kernel for one in loaded}
     counted = Counter(row["state"] for row in rows)
     said = ", ".join(f"{counted[state]} {state}" for state in STATES if counted[state])
@@ -24,9 +24,9 @@ def record(loaded: Sequence[Loaded], generated: Path, benchmarks: Path) -> Page:
         f"{len(kernels)} specs, {len(rows)} files: {said}" if rows else "no specs",
         (
             Section("States by file", tuple(_states(rows))),
-            Section("Errors", tuple(_errors(rows, kernels))),
+            Section("Errors", tuple(_errors(rows, kernels, files))),
             Section("Where files ran", tuple(_places(rows))),
-            Section("Files", (_files(rows),)),
+            Section("Files", (_files(rows, files),)),
             *speed(benchmarks),
         ),
     )
@@ -49,20 +49,48 @@ def _states(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
     )
 
 
-def _errors(rows: Sequence[dict[str, Any]], kernels: dict[str, str]) -> Iterator[Block]:
+def _errors(rows: Sequence[dict[str, Any]], kernels: dict[str, str], files: Ledger) -> Iterator[Block]:
+    """Of each file on the first device that it ran on."""
     yield Prose(
         words(
-            "The worst error of any output of any case, relative to float64. Bars are logarithmic. An error of the "
-            "size of a rounding of its dtype is none: each is held against that of eager PyTorch in the same dtypes."
+            "Against float64, of the worst case. What counts is the error over that of eager PyTorch in the same "
+            "dtypes, or over a rounding of the result where that is more: a gradient that nearly cancels has a large "
+            "relative error, however it is computed. Bars of errors are logarithmic."
         )
     )
     for kernel in dict.fromkeys(kernels.values()):
-        own = [row for row in rows if kernels[row["spec"]] == kernel and row["error"]]
-        palette = tuple(dict.fromkeys(row["device"] for row in own))
-        groups = tuple(Group(_named(row), {row["device"]: row["error"]}) for row in own)
-        if groups:
-            title, unit = f"Kernels of {kernel}", "relative error"
-            yield Bars(title, unit, groups, logarithmic=True, palette=palette)
+        own = [
+            (row, found) for row in rows if kernels[row["spec"]] == kernel and (found := _worst(row, files))
+        ]
+        palette = tuple(dict.fromkeys(row["device"] for row, _ in own))
+        ratios = [(row, max(ratio for _, ratio in found.values())) for row, found in own]
+        errors = [(row, found[OUTPUT][0]) for row, found in own if OUTPUT in found]
+        charts = {
+            (f"{kernel}: error over eager's, worst of all outputs", "times"): ratios,
+            (f"{kernel}: error of the output", "relative"): errors,
+        }
+        for (title, unit), values in charts.items():
+            groups = tuple(Group(_named(row), {row["device"]: value}) for row, value in values)
+            if groups:
+                yield Bars(title, unit, groups, logarithmic=values is errors, palette=palette)
+
+
+OUTPUT = "out"
+"""What a file's result is called in the ledger, where it has several outputs."""
+
+
+def _worst(row: dict[str, Any], files: Ledger) -> dict[str, tuple[float, float]]:
+    """The error of each output and its ratio, on the device that the row is of; nothing where it did not run."""
+    if row["device"] is None:
+        return {}
+    records = files.get(file_hash(Path(row["file"])), {"records": {}})["records"]
+    found: dict[str, tuple[float, float]] = {}
+    for place in row["verified"]:
+        if records[place]["device"] == row["device"]:
+            for name, entry in records[place]["worst"].items():
+                error, ratio = found.get(name, (0.0, 0.0))
+                found[name] = max(error, entry["error"]), max(ratio, float(entry.get("ratio") or 0.0))
+    return found
 
 
 def _named(row: dict[str, Any]) -> str:
@@ -81,14 +109,15 @@ def _places(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
         yield Prose(words("Nothing on record ran anywhere."))
 
 
-def _files(rows: Sequence[dict[str, Any]]) -> Table:
+def _files(rows: Sequence[dict[str, Any]], files: Ledger) -> Table:
     cells = []
     for row in rows:
         proof = row["proof"]
         proved = f"{proof['proved']} of {proof['proved'] + proof['unknown']}" if proof else ""
-        error = "" if row["error"] is None else f"{row['error']:.3g}"
+        worst = max(_worst(row, files).items(), key=lambda item: item[1][1], default=None)
+        said = f"{worst[1][1]:.3g} ({worst[0]}, error {worst[1][0]:.2g})" if worst else ""
         file = Code(f"{row['spec']}/{Path(row['file']).name}")
         cells.append(
-            (words(file), words(row["state"]), words(row["device"] or ""), words(error), words(proved))
+            (words(file), words(row["state"]), words(row["device"] or ""), words(said), words(proved))
         )
-    return Table(("file", "state", "on", "worst error", "obligations proved"), tuple(cells))
+    return Table(("file", "state", "on", "worst error over eager's", "obligations proved"), tuple(cells))
