@@ -18,6 +18,7 @@ _KINDS = {
     "where": "choose",
 }
 _CONVERSIONS = {"float", "int"}
+READ = "read of a buffer"
 
 
 def operations(nodes: Iterable[Node]) -> Counter[str]:
@@ -29,7 +30,7 @@ def operations(nodes: Iterable[Node]) -> Counter[str]:
 
 def _kind(node: Node) -> str | None:
     if isinstance(node, Read):
-        return "read of a buffer"
+        return READ
     if not isinstance(node, Call) or node.fn in _CONVERSIONS:
         return None
     row = TABLE[node.fn]

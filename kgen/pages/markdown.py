@@ -92,16 +92,18 @@ def _bars(block: model.Bars) -> Iterator[str]:
 
 
 def said(parts: Words) -> str:
-    """Words on one line, which begins no list."""
+    """Words on one line, which begins no list, quote or heading."""
     line = "".join(
-        code(part.text) if isinstance(part, Code) else _escaped(part.replace("\n", " ")) for part in parts
+        code(part.text) if isinstance(part, Code) else _MARKUP.sub(r"\\\g<0>", part.replace("\n", " "))
+        for part in parts
     )
-    return re.sub(r"^(\d*)([-+=.)])", r"\1\\\2", line)
+    return re.sub(r"^( *\d*)([-+=.)>])", r"\1\\\2", line)
 
 
-def _escaped(part: str) -> str:
-    """Text that is no markup."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~&!$@])", r"\\\1", part)
+_MARKUP = re.compile(
+    r"[\\`*\[\]#|~$@]|<(?=[A-Za-z/!?])|&(?=#?\w+;)|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|:(?=//)|(?<=www)\."
+)
+"""What would be read as markup: `a_b` and `a < b` are not."""
 
 
 def code(text: str) -> str:

@@ -130,9 +130,7 @@ def test_every_section_is_there(name: str) -> None:
     ids = {attributes.get("id") for tag, attributes in read.elements if tag == "section"}
     assert ids == {anchor(title) for title in SECTIONS[name]}
     assert all(title in read.text for title in SECTIONS[name])
-    assert [line[3:] for line in markdown(page).splitlines() if line.startswith("## ")] == [
-        title.replace("_", "\\_") for title in SECTIONS[name]
-    ]
+    assert [line[3:] for line in markdown(page).splitlines() if line.startswith("## ")] == [*SECTIONS[name]]
 
 
 def test_what_is_said() -> None:
@@ -192,7 +190,7 @@ def test_a_spec_is_no_markup(spec: str, tmp_path: Path) -> None:
     read = assert_harmless(made)
     assert HOSTILE in read.text
     assert "49" not in read.text.partition("javascript:1")[0].partition("alert")[2]
-    assert "\\<script\\>" in markdown(page)
+    assert "\\<script>" in markdown(page)
 
 
 def test_bytes_do_not_depend_on_the_hash_seed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kgen.expr.operations import operations
+from kgen.expr.operations import READ, operations
 from kgen.expr.show import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, bytes_per_token, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import tile_tables
@@ -67,9 +67,11 @@ def _operations(plan: ChunkOutputPlan) -> Iterator[Block]:
     if plan.decay is None or plan.exponent is None:
         yield Prose(words("None beside the products of matrices: nothing decays."))
         return
-    columns = {"c(i), as written": operations([plan.decay]), "c(i)": operations([plan.exponent])}
-    if plan.slope is not None:
-        columns["d c / d g"] = operations([plan.slope])
+    trees = {"c(i), as written": plan.decay, "c(i)": plan.exponent}
+    trees |= {"d c / d g": plan.slope} if plan.slope is not None else {}
+    columns = {name: operations([tree]) for name, tree in trees.items()}
+    for found in columns.values():
+        del found[READ]  # gates are loaded once, by whatever name
     yield counts(columns)
     natural = "a multiplication by LOG2E, " if plan.natural else ""
     yield Prose(words(f"Each pair j <= i takes a subtraction, {natural}a power and a product on top."))
