@@ -122,7 +122,7 @@ def _drawn(of: Grid) -> Iterator[Element]:
         yield _text(x + 16, y, said)
         y += LINE
     queries, keys = of.tile
-    yield _text(LEFT, y, f"a tile is {queries} queries by {keys} keys", "soft")
+    yield _text(LEFT, y, f"one rectangle is {queries} queries by {keys} keys", "soft")
     yield from (_text(LEFT, y + (i + 1) * LINE, line, "soft") for i, line in enumerate(_wrapped(of.title)))
 
 

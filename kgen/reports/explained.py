@@ -46,7 +46,7 @@ def _files(loaded: Loaded, generated: Path) -> Table:
             why = Code(f"targets: {{{name}: {{}}}}")
             rows.append((words(Code(name)), (), (), words("none: the spec does not ask for it by ", why)))
             continue
-        anywhere = "any GPU, and Triton's interpreter" if target.runtime.on_cpu else "any GPU of its kind"
+        anywhere = "GPUs, and Triton's interpreter" if target.runtime.on_cpu else "GPUs"
         part = f", the {target.part} alone" if target.part else ""
         for source in sources(loaded, name):
             where = words((source.arch or anywhere) + part)

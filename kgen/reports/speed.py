@@ -100,7 +100,7 @@ def _ratios(rows: Sequence[Row]) -> Table | None:
         (words(pass_), *(words(_spread(by_peer.get(peer, []))) for peer in peers))
         for pass_, by_peer in found.items()
     )
-    return Table(("time over kgen's: mean (least to greatest)", *peers), cells) if cells else None
+    return Table(("time over kgen's: geometric mean (least to greatest)", *peers), cells) if cells else None
 
 
 def _spread(ratios: Sequence[float]) -> str:

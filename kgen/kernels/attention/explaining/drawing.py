@@ -42,7 +42,8 @@ def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]
 
 def _whose(depends: frozenset[str], heads: int) -> str:
     if heads > 1:
-        return f"Drawn for b = 0 and each of {heads} heads; heads with the same tiles share a grid."
+        alike = "heads with the same tiles share a grid, and what is assumed of a matrix is the same for all."
+        return f"Drawn for b = 0 and each of {heads} heads; {alike}"
     differ = [name for index, name in (("b", "batches"), ("h", "heads")) if index in depends]
     if not differ:
         return "All batches and heads have these tiles."
