@@ -480,7 +480,10 @@ class Kernel:
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             for number in range(grid[0]):
                 _own.place, _own.begun = (number, grid[0]), _Own()
-                self.function(*given, **options)
+                try:
+                    self.function(*given, **options)
+                finally:
+                    del _own.place
 
         return launch
 
@@ -578,8 +581,6 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
 
 
 def _of_both(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
-    """One of them."""
-    import triton.language as tl
-
+    """One of them: ours in a kernel that runs here."""
     ours = FunctionType(function.fn.__code__, {**names, "tl": gl})
-    return lambda *args: function(*args) if isinstance(args[0], tl.tensor) else ours(*args)
+    return lambda *args: ours(*args) if hasattr(_own, "place") else function(*args)

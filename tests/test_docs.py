@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import evidence
 import pictures
 import pytest
 import speed_tables
@@ -41,7 +42,8 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 STOCK = sorted((ROOT / "specs").glob("*.yaml"))
 
 PART = re.compile(
-    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs)(?:: (\S+))? -->\n"
+    r"<!-- (spec|loop|stage|specs|functions|speed|lengths|forms|others|decoding|norms|proofs|evidence)"
+    r"(?:: (\S+))? -->\n"
     r"(.*?)<!-- end -->\n",
     re.DOTALL,
 )
@@ -197,6 +199,7 @@ MAKERS = {
     "decoding": lambda _: speed_tables.decoding(),
     "norms": speed_tables.norms,
     "proofs": lambda _: proof_table(),
+    "evidence": lambda _: evidence.table(),
 }
 
 

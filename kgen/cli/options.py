@@ -40,6 +40,12 @@ Generated = Annotated[
 ]
 
 
+Why = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--why", metavar="FILE", help="All that is recorded of this emitted file instead."),
+]
+
+
 def output_to(default: str) -> Any:
     """The option of a verb that writes files."""
     return typer.Option("-o", "--output", metavar="DIR", help=f"Where to. Default: {default}.")

@@ -15,7 +15,7 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
-from kgen.cli.options import JOBS, Form, Generated, Jobs, Spec, Specs, Targets, output_to
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Spec, Specs, Targets, Why, output_to
 from kgen.cli.proofs import proof_cell, proofs
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
@@ -434,8 +434,17 @@ def schema(form: Form = Format.TEXT) -> int:
 
 
 @verb("status")
-def status(specs: Specs = None, generated: Generated = None, form: Form = Format.TEXT) -> int:
+def status(
+    specs: Specs = None,
+    why: Why = None,
+    generated: Generated = None,
+    form: Form = Format.TEXT,
+) -> int:
     """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
+    if why:
+        from kgen.cli.why import why as say
+
+        return say(why, generated or settings().generated, form)
     from kgen.verify.ledger import STATES
     from kgen.verify.ledger import status as ledger_status
 

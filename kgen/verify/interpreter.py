@@ -108,7 +108,9 @@ def _calculate_with_constants() -> None:
         setattr(constexpr, own, beside(getattr(constexpr, own), getattr(operator, own)))
     for name in _REFLECTED:
         of = getattr(operator, name)
-        setattr(constexpr, f"__r{name.strip('_')}__", lambda self, other, of=of: constexpr(of(other, self.value)))
+        setattr(
+            constexpr, f"__r{name.strip('_')}__", lambda self, other, of=of: constexpr(of(other, self.value))
+        )
 
 
 def _splat_truth_values(interpreter: Any) -> None:

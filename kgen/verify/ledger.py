@@ -29,6 +29,7 @@ from kgen.verify.emitted import Emitted, emitted_files, parts
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
 PROOF = "proof"
+MUTANTS = "mutants"
 
 STATES = ("verified", "interpreted", "compiled", "stale", "missing")
 """Of an emitted file, the best first; `status` says what they mean."""
@@ -198,6 +199,18 @@ def record_proved(
     update(generated, change)
 
 
+def record_mutated(
+    generated: Path, path: Path, digest: str, counts: Mapping[str, int], versions: Mapping[str, str]
+) -> None:
+    """Enter how many mutants of one file were `killed`, `lived`, or are `equivalent`."""
+
+    def change(files: Ledger) -> None:
+        records = _records(files, generated, path, digest)
+        records[MUTANTS] = {"versions": dict(versions), "counts": dict(counts)}
+
+    update(generated, change)
+
+
 def _records(files: Ledger, generated: Path, path: Path, digest: str) -> dict[str, Any]:
     name = Path(os.path.relpath(path, generated)).as_posix()
     records: dict[str, Any] = files.setdefault(digest, {"file": name, "records": {}})["records"]
@@ -220,9 +233,9 @@ def update(generated: Path, change: Callable[[Ledger], None]) -> None:
     with _locked(generated):
         files = read(generated)
         change(files)
-        present = {
-            path.relative_to(generated).as_posix(): file_hash(path) for path in generated.glob("*/*.py")
-        }
+        # A variant of a spec has its files one folder deeper.
+        emitted = [*generated.glob("*/*.py"), *generated.glob("*/*/*.py")]
+        present = {path.relative_to(generated).as_posix(): file_hash(path) for path in emitted}
         files = _kept(files, present)
         text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
         path = generated / FILENAME
@@ -312,6 +325,15 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
 def _ran(records: Mapping[str, Any]) -> dict[str, Any]:
     """The records of what ran, without those of what compiled or was looked through by a sanitizer."""
     return {place: found for place, found in records.items() if "worst" in found}
+
+
+def records_of(path: Path, generated: Path) -> dict[str, Any]:
+    """All that is recorded of an emitted file as it is, by place, tool or kind. Raises `KgenError` without the file."""
+    if not path.is_file():
+        hint = "name an emitted file, as generated/causal/triton.py"
+        raise KgenError(Diagnostic("no-file", "there is no such file", file=str(path), hint=hint))
+    records: dict[str, Any] = read(generated).get(file_hash(path), {"records": {}})["records"]
+    return records
 
 
 def proof_of(path: Path, generated: Path) -> dict[str, Any] | None:

@@ -15,7 +15,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from kgen.verify import ledger
 from kgen.verify.interpreter import ENVIRONMENT
+from kgen.verify.toolchain import versions
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.running import ROOT, Outcome, machine_code, tried
 
@@ -146,6 +148,12 @@ def _record(outcomes: list[Outcome]) -> None:
             ],
         }
     REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    generated = ROOT / "generated"
+    for spec in dict.fromkeys(outcome.file.partition("/")[0] for outcome in outcomes):
+        # Kernels for Hopper are part of what is called.
+        counts = Counter(outcome.what for outcome in outcomes if outcome.file.startswith(f"{spec}/"))
+        path = generated / spec / "triton.py"
+        ledger.record_mutated(generated, path, ledger.file_hash(path), counts, versions(("triton",)))
 
 
 if __name__ == "__main__":

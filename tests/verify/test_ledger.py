@@ -98,12 +98,8 @@ def test_gluon_is_taken_from_tritons_of_the_ledger():
                 verified.setdefault(version, set()).add(entry["file"])
     hopper = [path for path in ROOT.glob("generated/*/triton.py") if "GLUON_TRITONS" in path.read_text()]
     every = {path.relative_to(ROOT / "generated").as_posix() for path in hopper}
-    table = (
-        (ROOT / "docs/performance/attention.md")
-        .read_text()
-        .partition("<!-- speed -->")[2]
-        .partition("<!-- end -->")[0]
-    )
+    page = (ROOT / "docs/performance/attention.md").read_text()
+    table = page.partition("<!-- speed -->")[2].partition("<!-- end -->")[0]
     first = {f"{name}/triton.py" for name in re.findall(r"^\| `(\w+)` \|", table, re.M)}
     assert len(first) > 10
     for version in GLUON:
@@ -197,3 +193,25 @@ def test_what_a_file_was_made_from_does_not_count(tmp_path: Path) -> None:
     hashes.append(ledger.file_hash(path))
     assert hashes[0] == hashes[1]
     assert len(set(hashes[1:])) == 4
+
+
+def test_all_that_is_recorded_of_a_file(tmp_path: Path) -> None:
+    """Of a variant's, too, which lies one folder deeper."""
+    path = tmp_path / "many/bf16/triton.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("x = 1\n")
+    found = {"killed": 9, "lived": 1}
+    ledger.record_mutated(tmp_path, path, ledger.file_hash(path), found, {"triton": "3.6.0"})
+    ledger.record_sanitized(
+        *(tmp_path, path, ledger.file_hash(path), "memcheck", True),
+        device="GPU",
+        capability="9.0",
+        versions={"torch": "2.11.0"},
+    )
+    records = ledger.records_of(path, tmp_path)
+    assert set(records) == {"mutants", "memcheck GPU"}
+    assert records["mutants"]["counts"] == found
+    path.write_text("x = 2\n")
+    assert ledger.records_of(path, tmp_path) == {}
+    with pytest.raises(KgenError, match="no such file"):
+        ledger.records_of(tmp_path / "gone.py", tmp_path)

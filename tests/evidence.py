@@ -1,0 +1,55 @@
+"""What verification found besides its cases, as a table of the documentation: from the reports that are checked in."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kgen.verify.sanitizing import TOOLS
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def table() -> str:
+    """Random specs, mutants, sanitizers."""
+    rows = [*_random_specs(), *_mutants(), *_sanitizers()]
+    return (
+        "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
+        + "\n"
+    )
+
+
+def _read(path: str) -> Any:
+    return json.loads((ROOT / path).read_text(encoding="utf-8"))
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _random_specs() -> Iterator[tuple[str, str]]:
+    seeds = _read("tests/fuzzing/seeds.json")
+    yield f"{seeds['tried']} random specs on the CPU", f"{_counted(seeds['outcomes'])}"
+    yield "of these refused, by error", _counted(seeds["refused"])
+    for counts in seeds["before"].values():
+        yield f"{sum(counts.values())} of an earlier generator", f"{_counted(counts)}; all mended since"
+
+
+def _mutants() -> Iterator[tuple[str, str]]:
+    for file, found in sorted(_read("tests/mutating/report.json").items()):
+        counts: Counter[str] = Counter()
+        for of_operator in found["operators"].values():
+            counts.update(of_operator)
+        yield f"mutants of `{file}`", _counted(counts)
+
+
+def _sanitizers() -> Iterator[tuple[str, str]]:
+    clean: Counter[tuple[str, str]] = Counter()
+    for entry in _read("generated/verified.json")["files"].values():
+        places = (place.partition(" ") for place in entry["records"])
+        clean.update((tool, device) for tool, _, device in places if tool in TOOLS)
+    for (tool, device), count in sorted(clean.items()):
+        yield f"`{tool}` on {device}", f"nothing in {count} files"
