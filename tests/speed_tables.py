@@ -1,4 +1,4 @@
-"""README's tables of speed, from the figures in `benchmarks`."""
+"""Tables of speed, from the figures in `benchmarks`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ HEAD = """\
 TFLOP/s on one {device} and how many times faster than FlexAttention (`torch.compile`d, Triton backend, with its block
 mask built beforehand), than PyTorch's own (`scaled_dot_product_attention`; `varlen_attn` for packed sequences) where
 that has the variant, and than the Triton kernels of the same file, which serve every other chip, where there are
-kernels for Hopper. B {B}, HQ {HQ}, S {SQ}, medians of interleaved rounds in one run with torch {torch} and triton
-{triton}; above 1 the emitted kernel is faster."""
+kernels for Hopper. B {B}, HQ {HQ}, S {SQ}, packed sequences {tokens} tokens in all; medians of interleaved rounds in
+one run with torch {torch} and triton {triton}; above 1 the emitted kernel is faster."""
 
-Rows = dict[tuple[Any, ...], dict[str, dict[str, Any]]]
+Peers = dict[str, dict[str, Any]]
+Rows = dict[tuple[Any, ...], Peers]
 
 
 def _reports(name: str) -> list[dict[str, Any]]:
@@ -39,17 +40,27 @@ def _times(rows: dict[str, dict[str, Any]], *peers: str) -> str:
     return "" if ratio is None else f"{ratio:.2f}x"
 
 
+def race(name: str = "attention.json") -> tuple[list[tuple[str, dict[str, Peers]]], dict[str, Any]]:
+    """Each spec of a race with its rows by pass and by peer, and the condition that all were measured in. Packed
+    sequences have as many tokens as the batch of the others, in a batch of one."""
+    reports = _reports(name)
+    (condition,) = {_condition(report) for report in reports}
+    shape = reports[0]["workload"]["shape"]
+    rows = [(r["spec"], {pass_: peers for (pass_,), peers in _rows(r, "pass").items()}) for r in reports]
+    return rows, {"B": shape["B"], "SQ": shape["SQ"], **dict(condition)}
+
+
+def _condition(report: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    facts, shape = report["facts"], report["workload"]["shape"]
+    versions = ((name, facts["versions"][name]) for name in ("torch", "triton"))
+    return ("device", facts["device"]), ("HQ", shape["HQ"]), ("tokens", shape["B"] * shape["SQ"]), *versions
+
+
 def attention(name: str = "attention.json") -> str:
     """Each spec beside FlexAttention, what PyTorch has of its own, and kgen's Triton kernels for every chip."""
-    reports = _reports(name)
-    versions, shape = reports[0]["facts"]["versions"], reports[0]["workload"]["shape"]
-    head = HEAD.format(
-        device=reports[0]["facts"]["device"],
-        **{name: shape[name] for name in ("B", "HQ", "SQ")},
-        **{name: versions[name] for name in ("torch", "triton")},
-    )
+    _, condition = race(name)
     peers = {"Flex": ("flex",), "PyTorch": ("sdpa", "varlen"), "Triton": ("kgen-triton",)}
-    return f"{head}\n\n{_variants(reports, peers)}"
+    return f"{HEAD.format(**condition)}\n\n{_variants(_reports(name), peers)}"
 
 
 def forms(tuned: str = "attention-autotune.json", flash: str = "attention-flash.json") -> str:

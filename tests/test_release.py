@@ -37,13 +37,34 @@ def test_the_changelog_has_the_version() -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_run_what_is_there(path: Path) -> None:
-    """What they run in the repository is a file of it, and each job ends by itself."""
+    """What they run in the repository is a script of it, and each job ends by itself."""
     jobs = YAML(typ="safe").load(path.read_text())["jobs"]
     for job in jobs.values():
         assert job["timeout-minutes"] <= 30
         for command in (step["run"] for step in job["steps"] if "run" in step):
-            for named in re.findall(r"(?:scripts|tests)/\w+(?:\.py)?", command):
-                assert (ROOT / named).is_file(), named
+            for named in re.findall(r"\bscripts/\w+", command):
+                assert os.access(ROOT / named, os.X_OK), named
+            assert "pytest" not in command, "what tests need is installed by scripts/setup alone"
+
+
+def test_a_release_is_tested_and_tried() -> None:
+    """By the commands that are tried here: the README's, and the one of tests/test_wheel.py."""
+    jobs = YAML(typ="safe").load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]
+    commands = [step["run"] for step in jobs["wheel"]["steps"] if "run" in step]
+    assert [command.split()[-1] for command in commands] == ["scripts/test", "scripts/wheel"]
+    assert jobs["publish"]["needs"] == "wheel"
+
+
+def test_hints_name_extras_that_there_are() -> None:
+    metadata = (ROOT / "pyproject.toml").read_text()
+    (table,) = re.findall(
+        r"^\[project\.optional-dependencies\]\n(.*?)^\[", metadata, re.MULTILINE | re.DOTALL
+    )
+    extras = set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
+    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("kgen/**/*.py")]
+    text = "\n".join(path.read_text() for path in pages)
+    named = set(re.findall(r"kgen-kernels\[(\w+)\]", text)) | set(re.findall(r"the extra `(\w+)`", text))
+    assert {"verify", "prove"} <= named <= extras
 
 
 def test_the_site_is_built(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def test_wheel_renders_the_same(installed: Path, tmp_path: Path) -> None:
     assert emitted.read_bytes() == (ROOT / "generated/causal_alibi/triton.py").read_bytes()
 
 
+@pytest.mark.thorough
+def test_the_wheel_is_all_that_a_user_needs(tmp_path: Path) -> None:
+    """Installed in an empty environment with what it asks for, it lists and renders what is in the box."""
+    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = [ROOT / "scripts/wheel", tmp_path]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "causal_alibi " in run.stdout
+    assert "3 rendered, 3 changed, 0 pruned" in run.stdout
+
+
 def kgen(*arguments: str, folder: Path, installed: Path) -> str:
     code = f"import sys; sys.argv[1:] = {list(arguments)!r}; from kgen.cli import main; main()"
     return run(code, folder, installed)

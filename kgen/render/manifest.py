@@ -24,7 +24,7 @@ MANIFEST = "manifest.json"
 class Manifest:
     """What a directory's manifest says. `spec` is a posix path relative to the directory, or a stock spec's name.
 
-    `kgen` is the version that wrote it, for people: nothing depends on it, and another version alone is no change.
+    `kgen` is the version that wrote it, for people: nothing depends on it, and another version, or none, is no change.
     """
 
     spec: str
@@ -33,7 +33,8 @@ class Manifest:
 
     def text(self) -> str:
         """The file, the same on every machine."""
-        said = {"kgen": self.kgen, "spec": self.spec, "files": dict(sorted(self.files.items()))}
+        version = {"kgen": self.kgen} if self.kgen else {}
+        said = {**version, "spec": self.spec, "files": dict(sorted(self.files.items()))}
         return json.dumps(said, indent=2) + "\n"
 
     def spec_path(self, directory: Path) -> Path:

@@ -50,7 +50,9 @@ def test_an_older_triton_gets_one_sentence(path: Path, monkeypatch: pytest.Monke
 def test_the_oldest_triton_is_said_everywhere() -> None:
     oldest = ".".join(map(str, OLDEST))
     assert f'"torch>={TORCH_OF_OLDEST}", "triton>={oldest};' in (ROOT / "pyproject.toml").read_text()
-    assert f"Triton {oldest} (torch {TORCH_OF_OLDEST})" in (ROOT / "README.md").read_text()
+    for page in (ROOT / "README.md", ROOT / "docs/support.md"):
+        assert f"Triton {oldest} (torch {TORCH_OF_OLDEST})" in page.read_text()
+        assert f"{GLUON[0][0]}.{GLUON[0][1]} to {GLUON[-1][0]}.{GLUON[-1][1]}" in page.read_text()
     for path in FILES:
         assert (
             f"\nNeeds Triton {oldest} (torch {TORCH_OF_OLDEST}) or newer.\n"

@@ -89,7 +89,7 @@ def test_each_triton_has_a_record_of_its_own(tmp_path, emitted):
 
 def test_gluon_is_taken_from_tritons_of_the_ledger():
     """The kernels for Hopper run with a Triton only if they were verified with it: the newest and the oldest over every
-    spec that has them, the others over those of the README's first table."""
+    spec that has them, the others over those of the first race."""
     verified: dict[tuple[int, ...], set[str]] = {}
     for entry in ledger.read(ROOT / "generated").values():
         for found in entry["records"].values():
@@ -98,7 +98,8 @@ def test_gluon_is_taken_from_tritons_of_the_ledger():
                 verified.setdefault(version, set()).add(entry["file"])
     hopper = [path for path in ROOT.glob("generated/*/triton.py") if "GLUON_TRITONS" in path.read_text()]
     every = {path.relative_to(ROOT / "generated").as_posix() for path in hopper}
-    table = (ROOT / "README.md").read_text().partition("<!-- speed -->")[2].partition("<!-- end -->")[0]
+    page = (ROOT / "docs/performance/attention.md").read_text()
+    table = page.partition("<!-- speed -->")[2].partition("<!-- end -->")[0]
     first = {f"{name}/triton.py" for name in re.findall(r"^\| `(\w+)` \|", table, re.M)}
     assert len(first) > 10
     for version in GLUON:
