@@ -122,7 +122,22 @@ def test_markdown() -> None:
             "`a` ``b``",
             "*a* **b** _c_ __d__ a_b_c ~~e~~",
         ),
-        *("a|b", "# a", "> a", "- a", "+ a", "12. a", "1) a", "---", "===", "\\", "\\*a*", "$a$", "@team", "www.a.b http://a.b"),
+        *(
+            "a|b",
+            "# a",
+            "> a",
+            "- a",
+            "+ a",
+            "12. a",
+            "1) a",
+            "---",
+            "===",
+            "\\",
+            "\\*a*",
+            "$a$",
+            "@team",
+            "www.a.b http://a.b",
+        ),
     ],
 )
 def test_markdown_of_a_user_is_text(written: str) -> None:
