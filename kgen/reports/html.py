@@ -110,7 +110,8 @@ def _formula(block: model.Formula) -> Markup:
 
 @_block.register
 def _remarks(block: model.Remarks) -> Markup:
-    return _macro("remarks")({"of": block.of.text, "said": [*map(_said, block.said)]})
+    said = [part for words in block.said for part in (*_said(words), Part(" ", False))]
+    return _macro("remarks")({"of": block.of.text, "said": said})
 
 
 @_block.register
