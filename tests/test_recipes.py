@@ -290,7 +290,8 @@ def test_a_family_is_one_folder(copy: Copy) -> None:
     copy.render("specs/halved.yaml")
     function = imported(copy.root / "generated/halved/eager.py", "copied_halved").halved
     assert torch.equal(function(POINTS), POINTS / 2)
-    assert "multiplied by 0.5" in copy.kgen("explain", "specs/halved.yaml")
+    for form in ("text", "html"):
+        assert "multiplied by 0.5" in copy.kgen("explain", "specs/halved.yaml", "--format", form)
     said = copy.refuses("kernel: scalin\nname: x\n")
     assert "did you mean `scaling`?" in said
     verified = copy.python("-m", "kgen", "verify", "specs/halved.yaml", "--device", "cpu")

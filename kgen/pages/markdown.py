@@ -9,6 +9,9 @@ from functools import singledispatch
 from kgen.pages import model, text
 from kgen.pages.model import Block, Code, Page, Words
 
+LANGUAGES = {"py": "python", "cu": "c++", "yaml": "yaml"}
+"""Of files, by how their names end."""
+
 
 def markdown(page: Page) -> str:
     """The whole page."""
@@ -74,7 +77,7 @@ def _cell(cell: Words) -> str:
 @printed.register
 def _listing(block: model.Listing) -> Iterator[str]:
     yield code(block.file)
-    yield fenced(block.text, "python" if block.file.endswith(".py") else "c++")
+    yield fenced(block.text, LANGUAGES.get(block.file.rpartition(".")[2], ""))
 
 
 @printed.register

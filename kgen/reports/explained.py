@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kgen.diagnostics import escaped
 from kgen.family import family
 from kgen.pages.model import Code, Drawing, Listing, Page, Prose, Section, Table, Words, quoting, words
 from kgen.render.rendering import excerpts
@@ -30,9 +31,12 @@ def explained(loaded: Loaded, drawing: Drawing | None, generated: Path) -> Page:
     """The whole page."""
     page = said(loaded, drawing)
     loops = tuple(Listing(file, text) for file, text in excerpts(loaded, INNER_LOOP))
+    path = escaped(Path(loaded.path).name)
+    spec = Listing(path, "\n".join(map(escaped, loaded.text.splitlines())))
     found = (
         Section("Files", (_files(loaded, generated), *_what_states_are()), for_pages=True),
         Section("The inner loop, as emitted", loops, for_pages=True),
+        Section("The spec", (spec,), for_pages=True),
     )
     return replace(page, sections=(*page.sections, *(s for s in found if s.blocks)))
 

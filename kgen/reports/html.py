@@ -7,7 +7,7 @@ load or run anyway.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, singledispatch
 from typing import Any
@@ -39,9 +39,10 @@ class Titled:
 
 def html(page: Page) -> str:
     """The file."""
+    anchors = [anchor(section.title) for section in page.sections]
     sections = tuple(
-        Titled(section.title, anchor(section.title), tuple(map(_block, section.blocks)))
-        for section in page.sections
+        Titled(section.title, _unlike(anchors, i), tuple(map(_block, section.blocks)))
+        for i, section in enumerate(page.sections)
     )
     # The colours are our own text, in a style.
     fields = {"page": page, "sections": sections, "colours": Markup(svg.STYLE)}
@@ -52,6 +53,12 @@ def html(page: Page) -> str:
 def anchor(title: str) -> str:
     """What a link to a section names."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def _unlike(anchors: Sequence[str], i: int) -> str:
+    """An anchor, with a number where one before it is the same."""
+    before = anchors[:i].count(anchors[i])
+    return f"{anchors[i]}-{before + 1}" if before else anchors[i]
 
 
 @cache
@@ -103,7 +110,8 @@ def _formula(block: model.Formula) -> Markup:
 
 @_block.register
 def _remarks(block: model.Remarks) -> Markup:
-    return _macro("remarks")({"of": block.of.text, "said": [*map(_said, block.said)]})
+    said = [part for words in block.said for part in (*_said(words), Part(" ", False))]
+    return _macro("remarks")({"of": block.of.text, "said": said})
 
 
 @_block.register

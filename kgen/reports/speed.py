@@ -21,6 +21,8 @@ Report = Mapping[str, Any]
 def speed(benchmarks: Path) -> Iterator[Section]:
     """A section for each file of reports. Those that are in the file of a family, too, are drawn there alone."""
     files = {path: _reports(path) for path in sorted(benchmarks.glob("*/*.json"))}
+    if not files:
+        yield Section("Speed", (Prose(words("There are no reports of benchmarks.")),))
     families = [report for found in files.values() if found and len(found) > 1 for report in found]
     other = [path for path, found in files.items() if found is None]
     for path, found in files.items():

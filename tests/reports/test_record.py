@@ -82,6 +82,7 @@ def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
     assert (worst.name, [*worst.values.values()]) == ("causal", [0.75])
     (output,) = errors["attention: error of the output"].groups
     assert [*output.values.values()] == [0.002]
+    assert page.sections[-1].title == "Speed"
     files = {row[0]: row[1:] for row in cells(page, "Files")}
     assert files["causal/triton.py"] == ["verified", f"GPU {HOSTILE}", "0.75 (out, error 0.002)", ""]
     assert files["rms_norm/triton.py"][0] == "stale"

@@ -119,6 +119,12 @@ def test_a_window_that_is_given() -> None:
         by_hand(lambda q, k, window=window: q >= k and q - k < window, drawn)
 
 
+def test_what_makes_no_difference_is_said() -> None:
+    params = "score_mod: score * t\nparams: {t: {type: float, runtime: true}}\n"
+    whose, _ = grids(plan_attention(masked("q_idx >= kv_idx", params)), Drawing(512, given={"t": "2"}))
+    assert whose == "All batches and heads have these tiles. To tiles `t` makes no difference."
+
+
 def test_each_head() -> None:
     plan = plan_attention(masked("q_idx >= kv_idx and q_idx - kv_idx < 128 * (1 + h % 2)"))
     whose, (one,) = grids(plan, Drawing(512))

@@ -20,8 +20,10 @@ def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]
     given = _given(plan, drawing)
     length = drawing.length or _telling(plan, given)
     depends = frozenset().union(*map(variables, conditions(plan)))
-    own = "h" in depends
-    heads = drawing.heads if own and drawing.heads else 1
+    heads = drawing.heads if "h" in depends and drawing.heads else 1
+    whose = _whose(depends, heads)
+    if unused := [f"`{name}`" for name in given if name not in depends]:
+        whose += f" To tiles {' and '.join(unused)} make{'s' * (len(unused) == 1)} no difference."
     found: dict[tuple[str, ...], tuple[list[int], Grid]] = {}
     for head in range(heads):
         try:
@@ -36,8 +38,8 @@ def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]
             Grid(g.rows, g.tile, length, f"h = {', '.join(map(str, same))}: {g.title}")
             for same, g in found.values()
         )
-        return _whose(depends, heads), tuple(titled)
-    return _whose(depends, heads), tuple(grid for _, grid in found.values())
+        return whose, tuple(titled)
+    return whose, tuple(grid for _, grid in found.values())
 
 
 def _whose(depends: frozenset[str], heads: int) -> str:
