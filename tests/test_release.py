@@ -74,3 +74,7 @@ def test_the_site_is_built(tmp_path: Path) -> None:
     home = (tmp_path / "index.html").read_text()
     assert 'href="files/generated/causal_alibi/triton.py"' in home
     assert (tmp_path / "files/generated/causal_alibi/triton.py").is_file()
+    assert (tmp_path / "pictures/speed.svg").is_file()
+    loaded = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="([^"]+)"', home)
+    assert loaded
+    assert not [place for place in loaded if "//" in place], "a page needs nothing from elsewhere"
