@@ -352,6 +352,21 @@ def test_an_option_has_one_name_in_all_verbs() -> None:
     assert len(flags) == len({*flags}), "one flag sets one thing"
 
 
+def test_options_are_where_the_verb_says() -> None:
+    """A verb that writes files says where to, one that reads kernels where they are, and specs need no option."""
+    verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    has = {name: {each.name for each in verb.params} for name, verb in verbs.items()}
+    assert {name for name in has if "output" in has[name]} == {"render", "import", "new", "bench"}
+    reads = {"compile", "verify", "prove", "bench", "tune", "explain", "status"}
+    assert {name for name in has if "generated" in has[name]} == reads
+    arguments = {
+        name: [each.name for each in verb.params if each.param_type_name == "argument"]
+        for name, verb in verbs.items()
+    }
+    own = {"explain": ["spec"], "import": ["source"], "new": ["name"], "schema": [], "doctor": []}
+    assert arguments == {name: own.get(name, ["specs"]) for name in verbs}
+
+
 def test_shells_complete(project: Project) -> None:
     assert "--install-completion" in project.kgen("--help").out
     env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kgen ren", "COMP_CWORD": "1"}
