@@ -21,8 +21,8 @@ import kgen
 from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
-    *("diagnostics", "files", "settings", "sizes", "family", "expr", "spec", "targets", "render"),
-    *("flex", "verify", "prove", "bench", "tuning", "kernels", "cli", "__main__"),
+    *("diagnostics", "files", "settings", "sizes", "pages", "family", "expr", "spec", "targets", "render"),
+    *("flex", "verify", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
 )
 OWN_STAGES = {
     "spec": "spec",

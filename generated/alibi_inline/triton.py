@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45fd0e2ac34b53f8
+# inputs: 8b6e9f337117d2ec
 # body: 77d4910d4cd71b58
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8115a245961a5dbc
+# inputs: e3a7b1afaeb69209
 # body: 051eef7e9a3839f6
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

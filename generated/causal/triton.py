@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b1c799880c3ea11a
+# inputs: b5cea762b55144fe
 # body: 9bed47d1fd79d103
 """Attention of every query to the keys up to its own position.
 

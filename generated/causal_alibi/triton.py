@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c152e73673c327a
+# inputs: 05171f412588e37d
 # body: df300ddece5bf2ee
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebce23e32fcd9eed
+# inputs: b17fd540bb43ef26
 # body: 8b179741b32fc838
 """Attention of every query to the keys up to its own position, heads of 64.
 

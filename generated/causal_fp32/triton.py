@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dfd3115609117b44
+# inputs: 8d226714235a74ad
 # body: f46323bd0ec25ebb
 """Causal attention in fp32, products in three TF32 passes.
 

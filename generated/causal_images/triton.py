@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9d350ea125fa9857
+# inputs: 4e2aca375838c3f5
 # body: 5a7c2917d9711155
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75595d2a84beb3c5
+# inputs: 313399ce1c741a27
 # body: 832f1073ad6d7ebb
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0c02ba34c013787c
+# inputs: e3d85f0ff380ef50
 # body: a605ebbc89ab42d0
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

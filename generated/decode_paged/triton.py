@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cd4ce442d1644de7
+# inputs: fde60d88b55d73b8
 # body: 04452c4123a46262
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 349bd2268ff650a0
+# inputs: db2168e7761adfce
 # body: 1a5937624897dbff
 """Causal attention to the last 1024 positions of a KV cache.
 

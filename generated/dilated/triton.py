@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf2f17153a8610b9
+# inputs: 0458bc4c38c8f27f
 # body: e8238a63852a6f93
 """Causal attention to every fourth position back from the query.
 

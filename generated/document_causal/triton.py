@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 92dda8b8f7eaad7c
+# inputs: 99068634622e0b18
 # body: 126598a5ca6173f4
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 76ce11842d45f07b
+# inputs: ed4828070da9a02d
 # body: 63de35ea3cc51fc7
 """Attention of every query to every key.
 

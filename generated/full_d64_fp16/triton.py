@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 823942513d9f761b
+# inputs: 5f90521a89c474f0
 # body: e7fa471a8da8e9f8
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 79e6fed3145fa2c9
+# inputs: 97ecaada4c94d326
 # body: 21a9ecc74b3567a1
 """Adds a block's output to the residual stream and norms the sum; returns both.
 

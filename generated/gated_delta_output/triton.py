@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 31a01f89e98af9c2
+# inputs: 5234f176a82707d3
 # body: ef1be70872348107
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0fdb1f5b9feaac3d
+# inputs: 5b00aff53abf6fe5
 # body: 88b31f632c575acd
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1be8f8da6b0615a0
+# inputs: 65b540cced7cadef
 # body: c6e5a34699de0fdd
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b1fad9e3cc5586d9
+# inputs: 8fc746c91ef02e8d
 # body: 23c64f13cf0f77ed
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ef3d3507fae9d150
+# inputs: c28859af54f9d6ae
 # body: 46687b77c9db0831
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

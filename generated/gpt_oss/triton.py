@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8589073ed8da936a
+# inputs: cc5d2f5a92052c72
 # body: 88e840368d1fc7d6
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ecfd79064e42f4ba
+# inputs: 349563b987f50007
 # body: e2303dba4bd3aee1
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cec07553d75cafe1
+# inputs: e0401e8f5a7c1266
 # body: dd55e87a2f9a447f
 """Layer norm over the last dimension, with weight and bias.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0757a1ea60d50adf
+# inputs: 0b8850e7ef6ac594
 # body: 0ace605f95bc5028
 """Layer norm of rows of 65536.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27dea89e2ea1b323
+# inputs: c8060399ec7bb21a
 # body: ad8d4450e7827ef5
 """The output step of chunked linear attention without decay.
 

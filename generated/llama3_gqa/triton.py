@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ca9c5f1ad8a4a636
+# inputs: 540458a56666432a
 # body: b366c3cc4b33b69f
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

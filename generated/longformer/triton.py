@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1196ee77d99f549d
+# inputs: e5c14bed2a73d017
 # body: f9f1a93aff74fd78
 """Attention to a symmetric window and to a few global tokens at the front.
 

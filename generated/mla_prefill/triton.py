@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b7d6b427f34297e3
+# inputs: 1d1c8ee87413e2fe
 # body: 09f0684b6034d3ed
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

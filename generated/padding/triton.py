@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3e90c0dce4ee32b
+# inputs: 874a6a8a6f7e8db4
 # body: 235277d6b66e0bf6
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

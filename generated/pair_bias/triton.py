@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6cb76de467edf015
+# inputs: 6d967c351ba0b1b3
 # body: 2f78bf47b6218651
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d05d84759ec8852a
+# inputs: de011ac2d40b3810
 # body: 83122daec5891f7f
 """Full attention within a prefix whose length is given at launch, causal after it.
 

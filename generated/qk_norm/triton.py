@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: defdda06031f304d
+# inputs: da29e441e4c3ab98
 # body: e45b4393e04a4462
 """RMS norm of queries or keys, with a weight for each head.
 

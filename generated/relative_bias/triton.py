@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1ee80c43b89ce8b8
+# inputs: b27a2266ebde5d6e
 # body: cede6e9d4684a7a9
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 40ea1c3404bfd0ee
+# inputs: d7e960b4cfd27fe8
 # body: 0945807298dc59d9
 """The output step of chunked retention, where each head decays by a constant of its own.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 610b74da8a712446
+# inputs: 22b903aa92d1a959
 # body: cc3c0efde04f14d5
 """RMS norm over the last dimension.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e23b5f17cd57aee1
+# inputs: d13d3ab5b402700c
 # body: cfdc323e818db442
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

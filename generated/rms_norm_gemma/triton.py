@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5247c54e44b2e215
+# inputs: 9aa02d2fb509774e
 # body: d11efc5a123f965c
 """RMS norm whose weights are stored around zero, as Gemma's are.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3fac824e6001422d
+# inputs: 1ba6e6888ff8d217
 # body: 1e952ec8de3f9937
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 16ff707f7b478176
+# inputs: 85a15d3048916bb6
 # body: 8ba4cd1843604ab3
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03c055ce51b43c4d
+# inputs: 47412626e3010386
 # body: f0d1d6bedffcf03a
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f58266c0c3c925d6
+# inputs: 949ebc882deb5086
 # body: 68b2a81125d05ce6
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5071681be82f3040
+# inputs: 7997775ecf5d65fe
 # body: c4ccd34f3150a7b8
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

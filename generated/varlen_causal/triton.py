@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78005c4ff0fa21b5
+# inputs: 27a2caf9f3df142c
 # body: 2f7d2ea62d0a6902
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 

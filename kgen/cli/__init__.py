@@ -1,8 +1,10 @@
 """The `kgen` command: the only place that prints or exits. Verbs import what is heavy when they run."""
 
+import kgen.cli.explaining
 import kgen.cli.importing
 import kgen.cli.new
-import kgen.cli.prove  # noqa: F401  they register their verbs
+import kgen.cli.prove
+import kgen.cli.reporting  # noqa: F401  all register their verbs
 from kgen.cli.verbs import app, main
 
 __all__ = ["app", "main"]

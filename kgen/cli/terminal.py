@@ -86,7 +86,12 @@ def summary(text: str, form: Format, *, aside: bool = False) -> None:
 
 def data(value: object) -> None:
     """A value as JSON."""
-    line(json.dumps(_finite(value), indent=2, default=str))
+    line(as_json(value))
+
+
+def as_json(value: object) -> str:
+    """The text of that."""
+    return json.dumps(_finite(value), indent=2, default=str)
 
 
 def table(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:

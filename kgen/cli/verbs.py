@@ -15,8 +15,8 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
-from kgen.cli.options import JOBS, Form, Generated, Jobs, Spec, Specs, Targets, Why, output_to
-from kgen.cli.proofs import proof_cell, proofs
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, Targets, Why, output_to
+from kgen.cli.proofs import proof_cell
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
@@ -80,8 +80,7 @@ def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     def register(function: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(function)
         def run(**arguments: object) -> None:
-            form = arguments["form"]
-            assert isinstance(form, Format)
+            form = Format.JSON if arguments["form"] == Format.JSON else Format.TEXT
             raise SystemExit(terminal.guarded(lambda: function(**_checked(arguments)), form))
 
         app.command(name)(run)
@@ -356,45 +355,6 @@ def tune(
     terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
     timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
     terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
-    return 0
-
-
-@verb("explain")
-def explain(
-    spec: Spec,
-    length: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=2**20, help="Draw the tiles that are visited for sequences of this length."),
-    ] = None,
-    generated: Generated = None,
-    flex: Annotated[
-        bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
-    ] = False,
-    form: Form = Format.TEXT,
-) -> int:
-    """Show what becomes of a spec's expressions, step by step."""
-    loaded, *others = load_specs([spec])
-    if any(other.path != loaded.path for other in others):
-        message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
-        hint = f"kgen explain {loaded.path}"
-        raise KgenError(Diagnostic("usage", message, file=str(spec), hint=hint))
-    from kgen.family import family
-    from kgen.spec.too_large import too_large
-
-    if flex:
-        from kgen.flex.flexcode import flex_code
-
-        text = flex_code(loaded)
-    else:
-        with too_large(loaded):
-            text = family(loaded.spec.kernel).explain(loaded, length)
-        text += "".join(f"\n{line}\n" for line in proofs(loaded, generated or settings().generated))
-    if others and not flex:
-        text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
-    if form is Format.JSON:
-        terminal.data({"spec": loaded.spec.name, "text": text})
-    else:
-        terminal.line(text.rstrip("\n"))
     return 0
 
 

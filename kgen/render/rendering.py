@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from kgen.spec.user_text import UserText
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+    from jinja2.runtime import Context
 
     from kgen.spec.load import Loaded
     from kgen.targets import Source
@@ -43,7 +45,7 @@ def render_spec(
 
     `single`: the one file `<name>.py` that does without others. Raises `KgenError` where there is none.
     """
-    return _rendered(loaded, targets, _single if single else _sources)[1]
+    return _rendered(loaded, targets, single)[1]
 
 
 def render_variants(
@@ -57,10 +59,10 @@ def render_variants(
         message = f"`{first.spec.name}` has variants, and one file is one of them"
         hint = f"render its folder, or take `{first.folder}/triton.py` with what lies beside it"
         raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
-    made = {one.folder: _rendered(one, targets, _single if single else _sources) for one in variants}
+    made = {one.folder: _rendered(one, targets, single) for one in variants}
     folders = {folder: texts for folder, (_, texts) in made.items()}
     if first.variant and targets is None:
-        with blaming(f"spec `{first.spec.name}` ({Path(first.path).name})"):
+        with _blaming(first):
             env = environment.environment(environment.template_root())
             source = choosing([(one, made[one.folder][0].values()) for one in variants])
             files = {source.filename: source} if source else {}
@@ -69,25 +71,70 @@ def render_variants(
 
 
 def _rendered(
-    loaded: Loaded, targets: Collection[str] | None, found: Callable[..., dict[str, Source]]
+    loaded: Loaded, targets: Collection[str] | None, single: bool
 ) -> tuple[dict[str, Source], dict[str, str]]:
     """What the files of one spec are made of, and their texts."""
-    with blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})"):
+    with _blaming(loaded):
         env = environment.environment(environment.template_root())
-        inner: Loaded | None = loaded
-        while inner is not None:
-            tried, sources = inner, found(inner, targets)
+        sources = _settled(env, loaded, targets, single)
+        return sources, {name: _file(env, [loaded], source) for name, source in sources.items()}
 
-            def renamed(other: Loaded, names: Collection[str] = tuple(sources)) -> dict[str, str]:
-                """The files of Python of the same spec with other names, by the names that the files have here."""
-                pairs = zip(names, found(other, targets).values(), strict=True)
-                return {name: _body(env, source) for name, source in pairs if source.comment == "#"}
 
-            wrong = clashes(tried, sources, renamed) or hidden(tried, renamed(tried) if tried.called else {})
-            if not wrong:
-                return sources, {name: _file(env, [loaded], source) for name, source in sources.items()}
-            inner = given_way(tried, wrong)
-        raise KgenError(refusals(tried, wrong))
+def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
+    """Filename and text of each place where a block of that name is in the files of a spec, set in as little as can
+    be."""
+    with _blaming(loaded):
+        env = environment.environment(environment.template_root())
+        return [
+            (name, textwrap.dedent(_tidy(text)))
+            for name, source in _settled(env, loaded, None, single=False).items()
+            for text in _blocks(env, source, block)
+        ]
+
+
+def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
+    return blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})")
+
+
+def _settled(
+    env: Environment, loaded: Loaded, targets: Collection[str] | None, single: bool
+) -> dict[str, Source]:
+    """What each file is made of, with names within it that mean one thing each."""
+    found = _single if single else _sources
+    inner: Loaded | None = loaded
+    while inner is not None:
+        tried, sources = inner, found(inner, targets)
+
+        def renamed(other: Loaded, names: Collection[str] = tuple(sources)) -> dict[str, str]:
+            """The files of Python of the same spec with other names, by the names that the files have here."""
+            pairs = zip(names, found(other, targets).values(), strict=True)
+            return {name: _body(env, source) for name, source in pairs if source.comment == "#"}
+
+        wrong = clashes(tried, sources, renamed) or hidden(tried, renamed(tried) if tried.called else {})
+        if not wrong:
+            return sources
+        inner = given_way(tried, wrong)
+    raise KgenError(refusals(tried, wrong))
+
+
+def _blocks(env: Environment, source: Source, block: str) -> list[str]:
+    """What the blocks of a name are while a file is rendered."""
+    found: list[str] = []
+
+    def kept(render: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:
+        def rendered(context: Context) -> Iterator[str]:
+            found.append("".join(render(context)))
+            yield found[-1]
+
+        return rendered
+
+    apart = env.overlay()  # templates of its own
+    for name in environment.template_texts(env, source.template):
+        blocks = apart.get_template(name).blocks
+        if block in blocks:
+            blocks[block] = kept(blocks[block])
+    apart.get_template(source.template).render(source.context)
+    return found
 
 
 def _sources(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source]:
@@ -127,7 +174,10 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(env: Environment, source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    rendered = env.get_template(source.template).render(source.context)
+    return _tidy(env.get_template(source.template).render(source.context))
+
+
+def _tidy(rendered: str) -> str:
     return "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
 
 

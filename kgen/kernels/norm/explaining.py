@@ -2,56 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
+from kgen.expr.nodes import Node
+from kgen.expr.operations import operations
 from kgen.expr.show import show
-from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Value, plan_norm
+from kgen.kernels.norm.plan.planning import Gradient, NormPlan, Operand, Value, plan_norm
+from kgen.pages.model import Block, Code, Drawing, Line, Lines, Page, Prose, Section, words
+from kgen.pages.tables import counts
+from kgen.sizes import ELEMENT_SIZE
 from kgen.spec.load import Loaded
 
 ALONG = {"element": "for every element", "row": "summed over each row", "column": "summed over the rows"}
 
 
-def explain_norm(loaded: Loaded, _length: int | None = None) -> str:
-    """The steps from a spec to its kernels, as plain text."""
+def explain_norm(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
+    """The steps from a spec to its kernels. A norm has no tiles to draw."""
     plan = plan_norm(loaded)
-    sections = {"Forward, for each row": _forward(plan)}
+    sections: dict[str, Iterable[Block]] = {"Forward, for each row": _forward(plan)}
     if plan.backward is not None:
         sections["Backward, for each row"] = _backward(plan)
-        sections["Gradients"] = map(_gradient, plan.backward.gradients)
-    title = f"{plan.spec.name}: {plan.spec.summary.on_terminal()}".rstrip(": ")
-    texts = ["\n".join([f"{heading}\n", *lines]) for heading, lines in sections.items()]
-    return "\n\n".join([title, *texts]) + "\n"
+        sections["Gradients"] = [_gradient(one) for one in plan.backward.gradients]
+    sections["Operations for each element"] = _operations(plan, loaded.trees)
+    return Page(
+        plan.spec.name,
+        plan.spec.summary.on_terminal(),
+        tuple(Section(title, tuple(blocks)) for title, blocks in sections.items()),
+    )
 
 
-def _forward(plan: NormPlan) -> Iterator[str]:
+def _forward(plan: NormPlan) -> Iterator[Block]:
     forward = plan.forward
-    yield f"  reads {', '.join(o.name for o in forward.loads)}"
-    yield from _values([forward.h])
-    if plan.layer:
-        yield "  mean = sum(h) / WIDTH"
+    yield _reads(o.name for o in forward.loads)
     around = "(h - mean)" if plan.layer else "h"
-    yield f"  rstd = 1 / sqrt(sum({around}**2) / WIDTH + eps)"
-    yield from _values([*forward.normed, forward.out])
+    yield Lines(
+        (
+            *_values([forward.h]),
+            *([Line("mean = sum(h) / WIDTH")] if plan.layer else []),
+            Line(f"rstd = 1 / sqrt(sum({around}**2) / WIDTH + eps)"),
+            *_values([*forward.normed, forward.out]),
+        )
+    )
     if plan.saves:
-        yield f"  saves {' and '.join(plan.saves)} for backward, where a gradient is asked for"
+        saved = Code(" and ".join(plan.saves))
+        yield Prose(words("saves ", saved, " for backward, where a gradient is asked for"))
 
 
-def _backward(plan: NormPlan) -> Iterator[str]:
-    assert plan.backward is not None
-    reads = [o.name for o in (*plan.backward.loads, *plan.upstream)]
-    yield f"  reads {', '.join([*reads, *plan.saves])}"
-    yield from _values(plan.backward.before)
-    for mean in plan.backward.means:
-        yield f"  {mean.name} = sum({show(mean.tree)}) / WIDTH"
-    yield from _values([plan.backward.dh])
+def _backward(plan: NormPlan) -> Iterator[Block]:
+    backward = plan.backward
+    assert backward is not None
+    yield _reads([*(o.name for o in (*backward.loads, *plan.upstream)), *plan.saves])
+    means = (Line(f"{mean.name} = sum({show(mean.tree)}) / WIDTH") for mean in backward.means)
+    yield Lines((*_values(backward.before), *means, *_values([backward.dh])))
 
 
-def _values(values: Iterable[Value]) -> Iterator[str]:
+def _reads(names: Iterable[str]) -> Prose:
+    return Prose(words("reads ", Code(", ".join(names))))
+
+
+def _values(values: Iterable[Value]) -> Iterator[Line]:
     for v in values:
-        yield f"  {v.name} = {show(v.tree)}" + (f", rounded to {v.rounded}" if v.rounded else "")
+        yield Line(f"{v.name} = {show(v.tree)}", f"rounded to {v.rounded}" if v.rounded else "")
 
 
-def _gradient(gradient: Gradient) -> str:
+def _gradient(gradient: Gradient) -> Block:
     if gradient.same_as is not None:
-        return f"  {gradient.name} is d{gradient.same_as}, stored once"
-    return f"  {gradient.name} = {show(gradient.tree)}, {ALONG[gradient.along]}, in {gradient.dtype}"
+        return Prose(words(Code(gradient.name), " is ", Code(f"d{gradient.same_as}"), ", stored once"))
+    note = f"{ALONG[gradient.along]}, in {gradient.dtype}"
+    return Lines((Line(f"{gradient.name} = {show(gradient.tree)}", note),))
+
+
+def _operations(plan: NormPlan, written: Mapping[str, Node]) -> Iterator[Block]:
+    """Of arithmetic, and bytes of what has an element for each of x."""
+    forward, backward = plan.forward, plan.backward
+    mods = [written.get("input_mod", forward.h.tree), written.get("output_mod", forward.out.tree)]
+    trees = [v.tree for v in (forward.h, *forward.normed, forward.out)]
+    columns = {
+        "forward, as written": [*mods, *(v.tree for v in forward.normed)],
+        "forward": trees,
+    }
+    loads = {"forward": [*forward.loads]}
+    stores = {"forward": [forward.out.rounded, *([forward.h.rounded] if plan.stores_h else [])]}
+    if backward is not None:
+        values = [*backward.before, *backward.means, backward.dh]
+        columns["backward"] = [*(v.tree for v in values), *(g.tree for g in backward.gradients)]
+        loads["backward"] = [*backward.loads, *plan.upstream]
+        stores["backward"] = [gradient.dtype for gradient in backward.elements]
+    moved = {name: _bytes(loads[name], stores[name]) for name in loads}
+    yield counts({name: operations(trees) for name, trees in columns.items()}, {"bytes": moved})
+    yield Prose(
+        words(
+            "Bytes are those of tensors with an element for each of x, read once and written once.\n"
+            "Sums over the row come on top, and what is read once for each row or column."
+        )
+    )
+
+
+def _bytes(loads: Iterable[Operand], stored: Iterable[str | None]) -> int:
+    read = (o.dtype for o in loads if o.along == "element")
+    return sum(ELEMENT_SIZE[dtype] for dtype in (*read, *stored) if dtype is not None)

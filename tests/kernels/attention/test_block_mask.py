@@ -15,10 +15,12 @@ from kgen.expr.nodes import Type
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import Scope
 from kgen.kernels.attention.bench.block_mask import listed
-from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.explaining import explain as page_of
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, period
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.block_mask import _listed, block_kinds
+from kgen.pages.model import Drawing
+from kgen.pages.text import text as printed
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.families import problem_of
@@ -187,8 +189,12 @@ def test_flexattention_lists_the_same_blocks(length: int) -> None:
     assert all(same) == (length <= 128)
 
 
+def explain(loaded: Loaded, drawing: Drawing | None = None) -> str:
+    return printed(page_of(loaded, drawing))
+
+
 def test_explained() -> None:
-    text = explain(load(LISTED[1]), 2048)
+    text = explain(load(LISTED[1]), Drawing(2048))
     assert "No range of positions says where these hold" in text
     assert "natten_2d_block_mask" in text
     assert "with the mask" in text

@@ -15,6 +15,7 @@ PROGRAM = """
 import dataclasses, sys
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.explaining import explain
+from kgen.pages.text import text
 from kgen.spec.load import load
 
 def canonical(value):
@@ -32,7 +33,7 @@ def canonical(value):
 for path in sys.argv[1:]:
     loaded = load(path)
     print(canonical(plan_attention(loaded)))
-    print(explain(loaded))
+    print(text(explain(loaded)))
 """
 
 

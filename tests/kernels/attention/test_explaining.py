@@ -1,4 +1,4 @@
-"""`kgen explain` for four specs, word for word. `scripts/update` writes `explained/` anew."""
+"""`kgen explain` as text: for four specs, word for word. `scripts/update` writes `explained/` anew."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.explaining import explain as page_of
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.spec.load import load, loads
+from kgen.pages.text import text as printed
+from kgen.spec.load import Loaded, load, loads
 
 ROOT = Path(__file__).resolve().parents[3]
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 ATTENTION = [path for path in SPECS if "kernel: attention" in path.read_text()]
 GOLDEN = sorted((Path(__file__).parent / "explained").glob("*.txt"))
+
+
+def explain(loaded: Loaded) -> str:
+    return printed(page_of(loaded))
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda p: p.stem)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kgen.kernels.attention.explaining import explain
+from kgen.kernels.attention.explaining import explain as page_of
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.hopper_conditions import (
     OF_ALL,
@@ -13,6 +13,7 @@ from kgen.kernels.attention.plan.hopper_conditions import (
     without_kernels,
 )
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.pages.text import text as printed
 from kgen.spec.load import Loaded, loads
 
 LENS = "buffers: {lens: {shape: [B], dtype: int32}}\n"
@@ -76,6 +77,10 @@ REFUSED = [
         "a gradient of a buffer is no sum over keys alone",
     ),
 ]
+
+
+def explain(loaded: Loaded) -> str:
+    return printed(page_of(loaded))
 
 
 def spec(more: str) -> Loaded:

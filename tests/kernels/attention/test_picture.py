@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from kgen.diagnostics import KgenError
 from kgen.kernels.attention.explaining import explain
-from kgen.kernels.attention.plan.picture import FULL, MASKED, SKIPPED, _usual, picture, value
+from kgen.kernels.attention.explaining.drawing import grids
+from kgen.kernels.attention.plan.picture import Run, _usual, picture, value
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.positions import positioned
-from kgen.spec.load import load, loads
+from kgen.pages.model import FULL, MASKED, SKIPPED, Drawing, Grid
+from kgen.pages.text import text as printed
+from kgen.spec.load import Loaded, load, loads
 from kgen.verify.evaluate import evaluate
 
 SPECS = sorted((Path(__file__).resolve().parents[3] / "specs").glob("*.yaml"))
@@ -26,8 +32,8 @@ MASKED_SPECS = [
 @pytest.mark.parametrize("path", MASKED_SPECS, ids=lambda p: p.stem)
 def test_against_the_mask(path: Path, length: int) -> None:
     plan, loaded = plan_attention(load(path)), positioned(load(path))
-    drawn = picture(plan, length)
-    scalars, rows, _ = _usual(plan, length)
+    drawn = picture(plan, Run(length))
+    scalars, rows, _ = _usual(plan, Run(length))
     # Leading indices make no difference in a picture.
     sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length}
     shapes = {n: tuple(sizes.get(str(s), s) for s in b.shape[:-1]) for n, b in loaded.spec.buffers.items()}
@@ -50,8 +56,8 @@ def test_against_the_mask(path: Path, length: int) -> None:
 
 
 def test_what_causal_looks_like() -> None:
-    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\nmask_mod: q_idx >= kv_idx\n"
-    drawn = picture(plan_attention(loads(text, "n.yaml")), 100_000)
+    spec = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\nmask_mod: q_idx >= kv_idx\n"
+    drawn = picture(plan_attention(loads(spec, "n.yaml")), Run(100_000))
     wide = drawn.tile[0] // drawn.tile[1]
     assert drawn.tile[0] == wide * drawn.tile[1]
     columns = -(-100_000 // drawn.tile[1])
@@ -62,17 +68,101 @@ def test_what_causal_looks_like() -> None:
 
 def test_it_is_part_of_the_explanation() -> None:
     path = next(p for p in SPECS if p.stem == "prefix_lm")
-    assert "one character" not in explain(load(path))
-    text = explain(load(path), 2048)
-    assert "SQ = SK = 2048, prefix = 512; one character is" in text
-    assert "% skipped, " in text
+    assert "one character" not in printed(explain(load(path)))
+    said = printed(explain(load(path), Drawing(2048)))
+    assert "SQ = SK = 2048, prefix = 512; one character is" in said
+    assert "% skipped, " in said
+    given = printed(explain(load(path), Drawing(2048, given={"prefix": "300"})))
+    assert "SQ = SK = 2048, prefix = 300; one character is" in given
 
 
 def test_scalars_are_python_numbers() -> None:
-    text = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nscore_mod: "
+    head = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 64\nscore_mod: "
     tree = loads(
-        text + "score + where(q_idx % 3 == 1 and not q_idx > 8, q_idx // -2, max(q_idx, 5, 2))\n", "n"
+        head + "score + where(q_idx % 3 == 1 and not q_idx > 8, q_idx // -2, max(q_idx, 5, 2))\n", "n"
     )
     score = tree.trees["score_mod"]
     assert value(score, {"score": 0.5, "q_idx": 7}, {}) == 0.5 - 4
     assert value(score, {"score": 0.5, "q_idx": 3}, {}) == 5.5
+
+
+HEAD = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\n"
+
+
+def masked(mask: str, more: str = "") -> Loaded:
+    return loads(f"{HEAD}mask_mod: {mask}\n{more}", "n.yaml")
+
+
+def by_hand(allowed: Callable[[int, int], bool], drawn: Grid) -> None:
+    """Every tile against every pair in it: none of a skipped one is allowed, all of a full one are, and a tile is drawn
+    with the mask where some are, or where the plan cannot tell."""
+    height, width = drawn.tile
+    for i, row in enumerate(drawn.rows):
+        for j, kind in enumerate(row):
+            queries = range(i * height, min((i + 1) * height, drawn.length))
+            keys = range(j * width, min((j + 1) * width, drawn.length))
+            found = {allowed(q, k) for q in queries for k in keys}
+            assert kind == {frozenset({False}): SKIPPED, frozenset({True}): FULL}.get(
+                frozenset(found), MASKED
+            )
+
+
+def test_a_window_that_is_given() -> None:
+    loaded = masked(
+        "q_idx >= kv_idx and q_idx - kv_idx < window", "params: {window: {type: int, runtime: true}}\n"
+    )
+    plan = plan_attention(loaded)
+    for window in (64, 200, 300):
+        whose, (drawn,) = grids(plan, Drawing(512, given={"window": str(window)}))
+        assert whose == "All batches and heads have these tiles."
+        assert drawn.title == f"SQ = SK = 512, window = {window}"
+        by_hand(lambda q, k, window=window: q >= k and q - k < window, drawn)
+
+
+def test_each_head() -> None:
+    plan = plan_attention(masked("q_idx >= kv_idx and q_idx - kv_idx < 128 * (1 + h % 2)"))
+    whose, (one,) = grids(plan, Drawing(512))
+    assert whose.startswith("Drawn for b = 0, h = 0: tiles differ between heads; `--heads 8`")
+    whose, found = grids(plan, Drawing(512, heads=4))
+    assert "each of 4 heads" in whose
+    assert [drawn.title.partition(":")[0] for drawn in found] == ["h = 0, 2", "h = 1, 3"]
+    assert found[0].rows == one.rows
+    for head, drawn in enumerate(found):
+        by_hand(lambda q, k, head=head: q >= k and q - k < 128 * (1 + head), drawn)
+
+
+def test_lengths_of_heads_differ() -> None:
+    buffers = "buffers: {window: {shape: [HQ], dtype: int32}}\n"
+    plan = plan_attention(masked("q_idx >= kv_idx and q_idx - kv_idx < window[h]", buffers))
+    _, found = grids(plan, Drawing(1024, heads=4))
+    for size, drawn in zip((192, 384, 576, 768), found, strict=True):
+        by_hand(lambda q, k, size=size: q >= k and q - k < size, drawn)
+
+
+def test_the_length_shows_the_mask() -> None:
+    def length(mask: str, more: str = "") -> int:
+        return grids(plan_attention(masked(mask, more)), Drawing())[1][0].length
+
+    assert length("q_idx >= kv_idx") == 1024
+    assert length("q_idx - kv_idx < 1024") == 4096
+    assert length("q_idx - kv_idx < window", "params: {window: 4096}\n") == 16384
+    assert length("q_idx - kv_idx < 1000000") == 1024
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"size": "x"}, "`x` is not an integer of 32 bits"),
+        ({"size": "3000000000"}, "is not an integer of 32 bits"),
+        ({"size": "9" * 5000}, "is not an integer of 32 bits"),
+        ({"x": "nan"}, "`nan` is not a number of 32 bits"),
+        ({"fixed": "3"}, "`fixed` is compiled in"),
+        ({"m": "3"}, "`n` has no run-time parameter `m`"),
+        ({"size": "0"}, "the tiles of `n` cannot be drawn"),
+    ],
+)
+def test_what_cannot_be_given(given: dict[str, str], said: str) -> None:
+    params = "params: {size: {type: int, runtime: true}, x: {type: float, runtime: true}, fixed: 4}\n"
+    plan = plan_attention(masked("q_idx // size == kv_idx // size and q_idx * x > fixed", params))
+    with pytest.raises(KgenError, match=re.escape(said)):
+        grids(plan, Drawing(512, given=given))

@@ -21,6 +21,7 @@ from kgen.kernels.chunk_output.verify.cases import reference
 from kgen.kernels.chunk_output.verify.inputs import cases, draw
 from kgen.kernels.chunk_output.verify.problem import problem_of
 from kgen.kernels.chunk_output.verify.reference import chunk_indices_of, chunk_output, chunks_of
+from kgen.pages.text import text as printed
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.toolchain import import_file
@@ -167,7 +168,7 @@ def test_what_is_expected_can_be_stored(path, verdict):
 @pytest.mark.parametrize("path", CHUNKED, ids=lambda path: path.stem)
 def test_every_spec_is_explained(path):
     loaded = load(path)
-    text = explain_chunk_output(loaded)
+    text = printed(explain_chunk_output(loaded))
     assert f"c(i) = {loaded.spec.decay.written}" in text if loaded.spec.decay else "None: a pair" in text
     assert ("41,088 bytes" in text) == (path.stem in ("gated_delta_output", "gated_delta_output_varlen"))
     assert "Call(" not in text

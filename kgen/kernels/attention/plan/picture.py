@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.expr.functions import TABLE
@@ -17,14 +17,13 @@ from kgen.expr.nodes import Const, Node, Read, Var, children, reads, variables
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.pages.model import FULL, MASKED, SKIPPED
 
 MOST = 64
 """Tiles along one side of the picture; longer sequences get larger tiles."""
 
 MOST_PAIRS = 2**21
 """Pairs that are looked at one by one."""
-
-SKIPPED, MASKED, FULL = ".", "+", "#"
 
 Row = list[int]
 """One row of a buffer; leading indices make no difference in a picture."""
@@ -39,13 +38,32 @@ class Picture:
     assumed: tuple[str, ...]
 
 
-def picture(plan: AttentionPlan, length: int) -> Picture:
-    """The forward loop for b = h = 0, with run-time values that are usual for such lengths."""
+@dataclass(frozen=True)
+class Run:
+    """What a launch has, of sequences of `length`: run-time params as they were `given`, by name, and a head of all
+    `heads`. What is not given is usual for such lengths."""
+
+    length: int
+    given: Mapping[str, int | float] = field(default_factory=dict)
+    heads: int = 1
+    head: int = 0
+
+
+def conditions(plan: AttentionPlan) -> list[Node]:
+    """What says which tiles are visited: ranges of positions, or the condition whose blocks are listed."""
+    if plan.block_mask is not None:
+        return [plan.block_mask.condition]
+    return [node for span in plan.forward.spans for node in _bounds(span)]
+
+
+def picture(plan: AttentionPlan, run: Run) -> Picture:
+    """The forward loop for b = 0."""
+    length = run.length
     chips = plan.tiles.forward
     shape = chips[90 if 90 in chips else max(chips)][0]
     stretch = math.ceil(length / MOST / min(shape.BLOCK_M, shape.BLOCK_N))
     tile = shape.BLOCK_M * max(1, stretch), shape.BLOCK_N * max(1, stretch)
-    scalars, buffers, assumed = _usual(plan, length)
+    scalars, buffers, assumed = _usual(plan, run)
     if plan.block_mask is not None:
         size = BLOCK_SIZE * max(1, math.ceil(length / MOST / BLOCK_SIZE))
         return Picture(*_listed(plan.block_mask, scalars, buffers, length, size, assumed))
@@ -101,33 +119,41 @@ def _bounds(span: Span) -> tuple[Node, Node, Node, Node]:
     return span.lo, span.hi, *((span.full_lo, span.full_hi) if span.has_full else (empty, empty))
 
 
-def _usual(plan: AttentionPlan, length: int) -> tuple[dict[str, Any], dict[str, Row], tuple[str, ...]]:
+def _usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row], tuple[str, ...]]:
     """Values of everything that the bounds name, and a line for each that a launch would give."""
-    scalars: dict[str, Any] = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length, "b": 0, "h": 0}
+    length, group = run.length, plan.spec.gqa if isinstance(plan.spec.gqa, int) else 1
+    sizes = {"B": 1, "HQ": run.heads, "HKV": max(1, run.heads // group), "SQ": length, "SK": length}
+    scalars: dict[str, Any] = {**sizes, "b": 0, "h": run.head}
     buffers: dict[str, Row] = {}
     assumed: list[str] = []
     listed = plan.block_mask is not None
-    bounds = [node for span in plan.forward.spans for node in _bounds(span)]
-    bounds = [plan.block_mask.condition] if plan.block_mask is not None else bounds
+    bounds = conditions(plan)
     for name, param in plan.spec.params.items():
         scalars[name] = param.value
         if param.runtime and any(name in variables(node) for node in bounds):
-            scalars[name] = length // 4 if param.type == "int" else 1.0
+            usual = length // 4 if param.type == "int" else 1.0
+            scalars[name] = run.given.get(name, usual)
             assumed.append(f"{name} = {scalars[name]}")
     quarter = max(1, length // 4)
     for name in dict.fromkeys(r.buffer.removesuffix(FIRST_AT_LEAST) for n in bounds for r in reads(n)):
         buffer = plan.spec.buffers[name]
+        extent = buffer.shape[-1]
         if buffer.sorted:
             buffers[name] = [i // quarter for i in range(length)]
             assumed.append(f"{name} in four parts of {quarter}")
-        elif listed and buffer.shape[-1] not in ("B", "HQ", "HKV"):
-            extent = buffer.shape[-1] if isinstance(buffer.shape[-1], int) else length
-            run = max(1, quarter // 2) if extent == length else 1
+        elif listed and extent not in ("B", "HQ", "HKV"):
+            number = extent if isinstance(extent, int) else length
+            run_of = max(1, quarter // 2) if number == length else 1
             buffers[name] = [
-                int(i // run % 3 == 0) if buffer.dtype == "bool" else i // run % 3 for i in range(extent)
+                int(i // run_of % 3 == 0) if buffer.dtype == "bool" else i // run_of % 3
+                for i in range(number)
             ]
             words = "every third of" if buffer.dtype == "bool" else "0, 1 and 2 in turn along"
-            assumed.append(f"{name}: {words} its last axis, in runs of {run}")
+            assumed.append(f"{name}: {words} its last axis, in runs of {run_of}")
+        elif extent in ("HQ", "HKV") and sizes[extent] > 1:
+            # A number for each head, so that heads differ.
+            buffers[name] = [3 * length // 4 * (i + 1) // sizes[extent] for i in range(sizes[extent])]
+            assumed.append(f"{name} up to {buffers[name][-1]}, more with each head")
         else:
             # One number: a length, an offset.
             buffers[name] = [3 * length // 4]

@@ -1,0 +1,39 @@
+"""What becomes of a spec's expressions, step by step, in words for the person who wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kgen.kernels.attention.explaining.chips import kernels, tiles
+from kgen.kernels.attention.explaining.expressions import as_read, formula, places, softmax
+from kgen.kernels.attention.explaining.gradients import gradients
+from kgen.kernels.attention.explaining.operations import operations
+from kgen.kernels.attention.explaining.visits import decoding, drawn, visits
+from kgen.kernels.attention.plan.decode import decodes, plan_decode
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.plan.positions import positioned
+from kgen.pages.model import Block, Drawing, Page, Section
+from kgen.spec.load import Loaded
+
+
+def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
+    """The steps from a spec to its kernels; with grids of the tiles that are visited, where a drawing is asked for."""
+    plan, written = plan_attention(loaded), positioned(loaded).trees
+    sections: Mapping[str, Iterable[Block]] = {
+        "Formula": formula(plan, written),
+        "As read": as_read(plan, written),
+        "Softmax": softmax(plan),
+        "Where it is computed, in the forward kernel": places(plan.forward),
+        "Operations for each (query, key)": operations(plan, written),
+        "Tiles that are visited": visits(plan),
+        **({"Tiles of queries (down) by keys (across)": drawn(plan, drawing)} if drawing else {}),
+        **({"Decoding": decoding(plan_decode(loaded))} if decodes(loaded) else {}),
+        "Gradients": gradients(plan),
+        "Sizes of tiles": tiles(plan),
+        "Kernels by chip": kernels(plan),
+    }
+    return Page(
+        plan.spec.name,
+        plan.spec.summary.on_terminal(),
+        tuple(Section(title, tuple(blocks)) for title, blocks in sections.items()),
+    )

@@ -1,0 +1,100 @@
+"""Grids of the tiles that forward visits, for what a person asks: a length, heads, run-time params."""
+
+from __future__ import annotations
+
+import math
+
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
+from kgen.expr.nodes import Const, distinct, variables
+from kgen.expr.parse import FLOAT32_MAX, INT32
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.plan.picture import Run, conditions, picture
+from kgen.pages.model import Drawing, Grid
+
+SHORTEST, LONGEST = 1024, 2**16
+"""Lengths that are chosen where none is asked for."""
+
+
+def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]:
+    """A grid for each head that is not as one before it, and a sentence that says whose they are."""
+    given = _given(plan, drawing)
+    length = drawing.length or _telling(plan, given)
+    depends = frozenset().union(*map(variables, conditions(plan)))
+    own = "h" in depends
+    heads = drawing.heads if own and drawing.heads else 1
+    found: dict[tuple[str, ...], tuple[list[int], Grid]] = {}
+    for head in range(heads):
+        try:
+            drawn = picture(plan, Run(length, given, heads, head))
+        except (ArithmeticError, ValueError) as error:
+            raise _undrawable(plan, error) from None
+        title = ", ".join([f"SQ = SK = {length}", *drawn.assumed])
+        grid = Grid(drawn.rows, drawn.tile, length, title)
+        found.setdefault(drawn.rows, ([], grid))[0].append(head)
+    if heads > 1:
+        titled = (
+            Grid(g.rows, g.tile, length, f"h = {', '.join(map(str, same))}: {g.title}")
+            for same, g in found.values()
+        )
+        return _whose(depends, heads), tuple(titled)
+    return _whose(depends, heads), tuple(grid for _, grid in found.values())
+
+
+def _whose(depends: frozenset[str], heads: int) -> str:
+    if heads > 1:
+        alike = "heads with the same tiles share a grid, and what is assumed of a matrix is the same for all."
+        return f"Drawn for b = 0 and each of {heads} heads; {alike}"
+    differ = [name for index, name in (("b", "batches"), ("h", "heads")) if index in depends]
+    if not differ:
+        return "All batches and heads have these tiles."
+    more = "; `--heads 8` draws eight heads" if "h" in depends else ""
+    return f"Drawn for b = 0, h = 0: tiles differ between {' and '.join(differ)}{more}."
+
+
+def _telling(plan: AttentionPlan, given: dict[str, int | float]) -> int:
+    """A length at which numbers of the mask, as a window, are a quarter of it."""
+    mask = plan.mask_mod
+    if mask is None:
+        return SHORTEST
+    named = {name: param.value for name, param in plan.spec.params.items() if not param.runtime} | given
+    values = [named.get(name) for name in variables(mask)]
+    values += [node.value for node in distinct(mask) if isinstance(node, Const)]
+    largest = max((v for v in values if isinstance(v, int) and 0 < v <= LONGEST), default=1)
+    length: int = 2 ** (4 * largest - 1).bit_length()
+    return min(LONGEST, max(SHORTEST, length))
+
+
+def _given(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float]:
+    """Run-time params as numbers. Raises `KgenError`."""
+    runtime = {name: param for name, param in plan.spec.params.items() if param.runtime}
+    found: dict[str, int | float] = {}
+    for name, text in (drawing.given or {}).items():
+        if name not in runtime:
+            raise _no_param(plan, name, list(runtime))
+        try:
+            value: int | float = int(text) if runtime[name].type == "int" else float(text)
+        except ValueError:
+            value = math.nan
+        if not (value in INT32 if isinstance(value, int) else abs(value) <= FLOAT32_MAX):
+            kind = "an integer" if runtime[name].type == "int" else "a number"
+            message = f"{shown(text)} is not {kind} of 32 bits"
+            raise KgenError(Diagnostic("usage", message, hint=f"write `--set {name}=8`"))
+        found[name] = value
+    return found
+
+
+def _no_param(plan: AttentionPlan, name: str, runtime: list[str]) -> KgenError:
+    if name in plan.spec.params:
+        message, hint = f"{shown(name)} is compiled in", "change its value in the spec"
+    else:
+        message = f"`{plan.spec.name}` has no run-time parameter {shown(name)}"
+        named = f"it has {', '.join(f'`{one}`' for one in runtime)}" if runtime else "it has none"
+        hint = did_you_mean(name, runtime) or named
+    return KgenError(Diagnostic("usage", message, hint=hint))
+
+
+def _undrawable(plan: AttentionPlan, error: Exception) -> KgenError:
+    message = f"the tiles of `{plan.spec.name}` cannot be drawn: {error}"
+    return KgenError(
+        Diagnostic("usage", message, hint="give other values with `--set`, or another `--length`")
+    )

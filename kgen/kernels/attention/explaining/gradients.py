@@ -1,0 +1,67 @@
+"""What backward multiplies by, and where gradients of buffers are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kgen.expr.differentiate import is_one
+from kgen.expr.nodes import Var
+from kgen.expr.show import show
+from kgen.expr.softmax_form import QK
+from kgen.expr.spelling import MUL as TIMES
+from kgen.kernels.attention.explaining.expressions import product
+from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
+from kgen.pages.model import Block, Code, Line, Lines, Prose, Remarks, quoting, words
+
+
+def gradients(plan: AttentionPlan) -> Iterator[Block]:
+    """Of the score, of q and k, and of buffers."""
+    if plan.dq is None or plan.dkdv is None:
+        yield Prose(quoting("None: `passes` does not ask for backward."))
+        return
+    ds = "ds is the gradient of the loss in score_mod, for each (query, key): "
+    yield Prose(words(ds, Code("p * (dp - delta)"), "."))
+    yield Lines((Line(f"d score_mod / d score = {product([plan.dq.dscore_factor, plan.dq.dscore])}"),))
+    for name, loop in (("dq", plan.dq), ("dk", plan.dkdv)):
+        inside = "ds" if is_one(loop.dscore) else "ds * (d score_mod / d score)"
+        if not (is_one(loop.dscore) or is_one(loop.dscore_factor)):
+            inside = f"ds * {show(loop.dscore, TIMES)}"
+        after = product([Var("scale", QK.type), loop.dscore_factor])
+        side = "keys" if name == "dq" else "queries"
+        rest = (f" times {side}, and is multiplied by ", Code(after), " after the loop")
+        yield Prose(words(Code(name), " adds up ", Code(inside), *rest))
+    for gradient in plan.gradients:
+        read = f"{gradient.buffer}[{', '.join(show(i) for i in gradient.indices)}]"
+        of = Code(f"d score_mod / d {read} = {product([gradient.factor, gradient.derivative])}")
+        yield Remarks(of, tuple(map(words, _reduction(gradient))))
+    wanted = [name for name, buffer in plan.spec.buffers.items() if buffer.grad]
+    if not wanted and plan.spec.buffers:
+        yield Prose(quoting("No buffer has `grad: true`."))
+
+
+def _reduction(gradient: ReadGradient) -> Iterator[str]:
+    if gradient.along == "pair":
+        if gradient.summed is None:
+            yield "The dq kernel adds it to its element for each (query, key), with an atomic addition:"
+            yield "the order of the sum, and so its last bits, may differ from run to run."
+            return
+        absent = [name for name in ("b", "h") if name not in gradient.summed]
+        over = (
+            f", which loops over {' and '.join({'b': 'batches', 'h': 'heads'}[n] for n in absent)}"
+            if absent
+            else ""
+        )
+        yield f"A kernel of its own writes each tile of it once{over}: no atomics, the same bits every time."
+        return
+    if gradient.along == "distance":
+        yield "A kernel of its own adds up the tiles on each diagonal of each (b, h), then the diagonals of their sum;"
+        yield "the launcher adds the number of each distance = q_idx - kv_idx to the element that it belongs to"
+        yield "(index_put with accumulation): no atomics for pairs, the same bits every time."
+        return
+    one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
+    yield f"The {kernel} kernel keeps one number for each {one} of each (b, h) and writes it once;"
+    if gradient.summed is not None:
+        kept = ", ".join(gradient.summed) or "nothing"
+        yield f"the launcher sums over all but {kept}: no atomics, the same bits every time."
+    else:
+        yield "the launcher adds each number to the element that it belongs to (index_put with accumulation)."

@@ -1,0 +1,1 @@
+"""Pages for people: what they are made of, and how they are printed."""

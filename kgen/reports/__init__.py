@@ -1,0 +1,1 @@
+"""Pages of specs, of what was verified and of what was measured."""

@@ -1,0 +1,78 @@
+"""Everything about one spec on a page: what its family says, its files, and the loops that they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kgen.family import family
+from kgen.pages.model import Code, Drawing, Listing, Page, Prose, Section, Table, Words, quoting, words
+from kgen.render.rendering import excerpts
+from kgen.spec.load import Loaded
+from kgen.spec.too_large import too_large
+from kgen.targets import asked_targets, sources
+from kgen.verify.ledger import status
+
+INNER_LOOP = "inner_loop"
+"""The block of a template that readers are shown."""
+
+
+def said(loaded: Loaded, drawing: Drawing | None) -> Page:
+    """What the family says."""
+    with too_large(loaded):
+        page: Page = family(loaded.spec.kernel).explain(loaded, drawing)
+    return page
+
+
+def explained(loaded: Loaded, drawing: Drawing | None, generated: Path) -> Page:
+    """The whole page."""
+    page = said(loaded, drawing)
+    loops = tuple(Listing(file, text) for file, text in excerpts(loaded, INNER_LOOP))
+    found = (
+        Section("Files", (_files(loaded, generated), *_what_states_are()), for_pages=True),
+        Section("The inner loop, as emitted", loops, for_pages=True),
+    )
+    return replace(page, sections=(*page.sections, *(s for s in found if s.blocks)))
+
+
+def _files(loaded: Loaded, generated: Path) -> Table:
+    known = {Path(row["file"]).name: row for row in status([loaded], generated)}
+    asked = asked_targets(loaded)
+    rows: list[tuple[Words, ...]] = []
+    for name, target in family(loaded.spec.kernel).targets.items():
+        if name not in asked:
+            why = Code(f"targets: {{{name}: {{}}}}")
+            rows.append((words(Code(name)), (), (), words("none: the spec does not ask for it by ", why)))
+            continue
+        anywhere = "GPUs, and Triton's interpreter" if target.runtime.on_cpu else "GPUs"
+        part = f", the {target.part} alone" if target.part else ""
+        for source in sources(loaded, name):
+            where = words((source.arch or anywhere) + part)
+            rows.append(
+                (words(Code(name)), words(Code(source.filename)), where, _state(known, source.filename))
+            )
+    return Table(("target", "file", "runs on", "state"), tuple(rows))
+
+
+def _state(known: Mapping[str, Mapping[str, Any]], file: str) -> Words:
+    if file not in known:
+        return words("belongs to the file beside it")
+    row = known[file]
+    proof = row["proof"]
+    proved = (
+        f", {proof['proved']} of {proof['proved'] + proof['unknown']} obligations proved" if proof else ""
+    )
+    if row["error"] is None:
+        return words(f"{row['state']}{proved}")
+    return words(f"{row['state']} on {row['device']}, worst relative error {row['error']:.2g}{proved}")
+
+
+def _what_states_are() -> Iterator[Prose]:
+    yield Prose(
+        quoting(
+            "`verified` is this text, run right on a GPU against float64; `interpreted`, in Triton's interpreter; "
+            "`compiled`, not run; `stale`, none of these; `missing`, not rendered."
+        )
+    )
