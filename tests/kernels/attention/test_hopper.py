@@ -278,7 +278,7 @@ def test_accumulators_follow_the_maximum(tmp_path: Path, verdict: Any) -> None:
     verdict(_problem("full"), path)
     _, wrong = interpreted(_verify, "full", path)
     assert wrong
-    assert all("guarded" in message for message in wrong)
+    assert all("steep" in message for message in wrong)
 
 
 def test_documents_are_compared_where_there_are_several(tmp_path: Path, verdict: Any) -> None:
@@ -432,7 +432,7 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
         Case("one", 1, 1, group=group),
         Case("whole", 256, 256, group=group),  # no tile at an end of the queries
         # So steep that the maximum of a row grows by far from tile to tile.
-        Case("guarded", 197, 197, 2, 1, group, layout="guarded", scale=1.0),
+        Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0),
     )
     if problem.key_conjuncts or problem.per_batch:
         # Ends anywhere, past which there is NaN: in a tile, between tiles, none.
@@ -509,7 +509,7 @@ def _packed(group: int) -> Iterator[Case]:
     yield case("several", *several, heads_kv=2, lse=True)
     yield case("tail", (30, 50), (128, 256), tail=(70, 68), lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)))
-    yield case("guarded", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="guarded", scale=0.2)
+    yield case("steep", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="padded", scale=0.2)
 
 
 def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:
