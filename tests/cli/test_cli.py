@@ -358,7 +358,7 @@ def test_options_are_where_the_verb_says() -> None:
     has = {name: {each.name for each in verb.params} for name, verb in verbs.items()}
     writes = {"render", "import", "new", "bench", "explain", "report"}
     assert {name for name in has if "output" in has[name]} == writes
-    reads = {"compile", "verify", "prove", "bench", "tune", "explain", "status"}
+    reads = {"compile", "verify", "prove", "bench", "tune", "explain", "status", "report"}
     assert {name for name in has if "generated" in has[name]} == reads
     arguments = {
         name: [each.name for each in verb.params if each.param_type_name == "argument"]
