@@ -92,6 +92,12 @@ def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
         ]
 
 
+def render_source(variants: Sequence[Loaded], source: Source) -> str:
+    """A file that stands beside the kernels of a spec, from all its variants."""
+    with _blaming(variants[0]):
+        return _file(environment.environment(environment.template_root()), variants, source)
+
+
 def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
     return blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})")
 

@@ -45,7 +45,7 @@ from kgen.kernels.attention.plan.model import (
     chunks,
     grouped,
 )
-from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.plan.positions import named_apart, positioned
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, tile_tables
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
@@ -57,6 +57,7 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
     alone is planned then.
     """
+    loaded = named_apart(loaded)
     trees = canonical(loaded.trees, numbers(loaded.spec.params))
     return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()
 
