@@ -187,3 +187,8 @@ def targets_of(name: str) -> Mapping[str, Target]:
 def known_targets() -> tuple[str, ...]:
     """Every target that a family has."""
     return tuple(dict.fromkeys(target for one in families() for target in one.targets))
+
+
+def known_adapters() -> tuple[str, ...]:
+    """Every adapter that a family has."""
+    return tuple(dict.fromkeys(kind for one in families() for kind in one.adapters))

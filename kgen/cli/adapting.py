@@ -14,8 +14,8 @@ from kgen.cli.options import Form, Specs, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import drift_line, verb
 from kgen.diagnostics import EXIT_WRONG
+from kgen.family import known_adapters
 from kgen.files import write_new
-from kgen.render.adapters import adapters, known_adapters
 
 Kind = Enum("Kind", {name: name for name in known_adapters()}, type=str)  # type: ignore[misc]
 ADAPTERS = Path("adapters")
@@ -32,6 +32,7 @@ def adapt(
 ) -> int:
     """Write what others call kernels by: a package for models of transformers, a repository for the kernel hub."""
     from kgen.render import project, writer
+    from kgen.render.adapters import adapters
 
     outputs, started = adapters(project.find_specs(specs or []), [one.value for one in kind])
     changes = writer.compute_changes(outputs, output, others=False)

@@ -33,13 +33,7 @@ def flex_code(loaded: Loaded) -> str:
         message = "only a spec of attention has FlexAttention code"
         raise KgenError(Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`"))
     trees, spec = loaded.trees, loaded.spec
-    used = {name for tree in trees.values() for name in variables(tree)}
-    host = [name for name in SIZES if name in used]
-    constants = [f"{n} = {p.value!r}" for n, p in spec.params.items() if p.value is not None]
-    own = dict.fromkeys(
-        r.buffer for tree in trees.values() for r in reads(tree) if r.buffer not in spec.buffers
-    )
-    given = [*spec.buffers, *own, *(n for n, p in spec.params.items() if p.value is None), *host]
+    constants, given = _constants(loaded), _given(loaded)
     lines = [
         "import torch",
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention",
@@ -63,6 +57,30 @@ def flex_code(loaded: Loaded) -> str:
         ] + apart
     lines += [*_call(loaded, given)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def mod_functions(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """`mods(...)`, which returns score_mod and mask_mod, or None in the place of one, as lines; and its arguments."""
+    given, trees = _given(loaded), loaded.trees
+    lines = [*_constants(loaded), *["", ""] * bool(_constants(loaded)), f"def mods({', '.join(given)}):"]
+    lines += map(_indented, ["", *_mods(trees.items())] if len(trees) > 1 else _mods(trees.items()))
+    found = [field if field in trees else "None" for field in ("score_mod", "mask_mod")]
+    return [*lines, f"    return {', '.join(found)}"], given
+
+
+def _constants(loaded: Loaded) -> list[str]:
+    return [f"{n} = {p.value!r}" for n, p in loaded.spec.params.items() if p.value is not None]
+
+
+def _given(loaded: Loaded) -> list[str]:
+    """What the functions take from outside: buffers, run-time params and sizes."""
+    spec, trees = loaded.spec, loaded.trees
+    used = {name for tree in trees.values() for name in variables(tree)}
+    own = dict.fromkeys(
+        r.buffer for tree in trees.values() for r in reads(tree) if r.buffer not in spec.buffers
+    )
+    runtime = (n for n, p in spec.params.items() if p.value is None)
+    return [*spec.buffers, *own, *runtime, *(name for name in SIZES if name in used)]
 
 
 def _described(loaded: Loaded) -> Iterator[str]:

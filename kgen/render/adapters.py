@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.family import NAMES, family
+from kgen.family import family
 from kgen.render.project import each, load
 from kgen.render.writer import Output
 
@@ -19,11 +19,6 @@ class Adapter:
 
     folders: Mapping[str, Mapping[str, str]]
     started: Mapping[str, str] = field(default_factory=dict)
-
-
-def known_adapters() -> tuple[str, ...]:
-    """Every adapter that a family has."""
-    return tuple(dict.fromkeys(kind for name in NAMES for kind in family(name).adapters))
 
 
 def adapters(paths: Iterable[Path], kinds: Iterable[str]) -> tuple[list[Output], dict[str, str]]:

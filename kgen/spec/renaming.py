@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from kgen.expr.nodes import Node, Read, Var, transform
-from kgen.spec.load import Loaded
+
+if TYPE_CHECKING:
+    from kgen.spec.load import Loaded
 
 SECTIONS = ("buffers", "params")
 """The fields of a model whose keys are names."""

@@ -70,7 +70,7 @@ class Variant:
     @property
     def softcap(self) -> float | None:
         """The bound of `cap * tanh(score / cap)`, where that is all of the score."""
-        match self._with_numbers(self.trees.get("score_mod", SCORE)):
+        match self.with_numbers(self.trees.get("score_mod", SCORE)):
             case Call("mul", (Const(cap), Call("tanh", (inner,)))) | Call(
                 "mul", (Call("tanh", (inner,)), Const(cap))
             ):
@@ -91,6 +91,14 @@ class Variant:
         """Whether it matters where queries and keys stand."""
         used = {name for tree in self.trees.values() for name in variables(tree)}
         return bool({"q_idx", "kv_idx"} & used)
+
+    def with_numbers(self, node: Node) -> Node:
+        """A tree with the params that are known in it, and what follows of them."""
+        params = self.spec.params.items()
+        known: dict[Node, Node] = {
+            Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params if p.value is not None
+        }
+        return folded(substitute(node, known), {})
 
     def everywhere(self) -> str:
         """The same attention without its window."""
@@ -122,18 +130,10 @@ class Variant:
 
     def _width(self, condition: Node) -> int | None:
         """The window that a condition is: q_idx - kv_idx < width."""
-        match self._with_numbers(condition):
+        match self.with_numbers(condition):
             case Call("lt" | "le" as fn, (left, Const(int(width)))) if left == DISTANCE:
                 return width + (fn == "le")
         return None
-
-    def _with_numbers(self, node: Node) -> Node:
-        """A tree with the params that are known in it, and what follows of them."""
-        params = self.spec.params.items()
-        known: dict[Node, Node] = {
-            Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params if p.value is not None
-        }
-        return folded(substitute(node, known), {})
 
     def _text(
         self,
