@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from torch import Tensor
 from kgen.kernels.attention.adapt.transformers import adapter
 from kgen.spec.load import loads_variants
 
+DOCS = Path(__file__).parents[4] / "docs" / "adapters.md"
 WINDOW = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window"
 SIZES = {
     "vocab_size": 64,
@@ -261,3 +265,16 @@ def _alibi(folder: Path) -> bool:
             assert weights is None
             found.append(torch.allclose(out, (p @ v).transpose(1, 2), atol=1e-5))
     return all(found)
+
+
+def test_a_script_of_ten_lines_trains_and_generates(tmp_path: Path) -> None:
+    """What docs/adapters.md says, in an empty folder."""
+    script = re.search(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert script is not None
+    (tmp_path / "train.py").write_text(script[1])
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    for command in (["-m", "kgen", "adapt", "gemma2", "--for", "transformers"], ["train.py"]):
+        run = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+        )
+        assert run.returncode == 0, run.stderr
