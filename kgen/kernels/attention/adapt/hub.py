@@ -118,7 +118,6 @@ def _context(variant: Variant) -> dict[str, object]:
         "tested": ", ".join([*["flash_attn_func"] * bool(said), spec.name]),
         "pytest": "import pytest" if said else None,
         "learned": json.dumps(learned),
-        "rows": "SK - SQ + " * spec.aligned_to_end + "torch.arange(SQ, device=q.device)",
         "length": LENGTH,
     }
 
