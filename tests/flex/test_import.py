@@ -216,7 +216,8 @@ def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
 def test_queries_at_the_end_stand_there_in_the_code_of_flexattention(lengths: str) -> None:
     """FlexAttention counts queries from zero: in float64 it gives what the reference gives."""
     spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 8\nalign: end\n"
-    mods = "buffers: {m: {shape: [HQ], dtype: fp32}}\nscore_mod: score + m[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < 9\n"
+    spec += "buffers: {m: {shape: [HQ], dtype: fp32}}\nscore_mod: score + m[h] * (kv_idx - q_idx)\n"
+    mods = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 9\n"
     loaded = loads(spec + f"lengths: {{kv: {lengths}}}\n" + mods, "x.yaml")
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (5, 20, 20))
