@@ -33,6 +33,10 @@ def _counted(counts: dict[str, int]) -> str:
 def _random_specs() -> Iterator[tuple[str, str]]:
     seeds = _read("tests/fuzzing/seeds.json")
     yield f"{seeds['tried']} random specs on the CPU", f"{_counted(seeds['outcomes'])}"
+    yield (
+        "of these where FlexAttention was asked, too",
+        f"{seeds['flexed']}, all of one mind with the reference",
+    )
     yield "of these refused, by error", _counted(seeds["refused"])
     for counts in seeds["before"].values():
         yield f"{sum(counts.values())} of an earlier generator", f"{_counted(counts)}; all mended since"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +18,7 @@ from ruamel.yaml import YAML
 from kgen.diagnostics import KgenError
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, walk
+from kgen.kernels.attention.verify import reference
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
 
@@ -96,6 +98,33 @@ def _found(right: str, wrong: str) -> bool:
                 least, again = smaller(outcome, 8)
                 return again.what == "wrong" and len(written(least)) <= len(outcome.spec)
     return False
+
+
+@pytest.mark.parametrize("seed", [32, 45, 51, 57, 130, 1036])
+def test_functions_of_sizes_are_said_to_flexattention(seed: int) -> None:
+    """Python's own numbers, of which nothing is a tensor."""
+    assert running.asked_flex(loads(written(drawn(seed)), "drawn.yaml"), random.Random(0))
+
+
+def test_a_reference_that_is_wrong_is_found() -> None:
+    assert interpreted(_told_by_flex, "") == "right"
+    assert interpreted(_told_by_flex, "scale") == "reference"
+    assert interpreted(_told_by_flex, "params") == "reference"
+
+
+def _told_by_flex(wrong: str) -> str:
+    """What becomes of a spec where FlexAttention is asked and the reference takes a number of its own."""
+    from fuzzing import flexed
+
+    spec = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 16, "params": {"cap": 2.0}}
+    spec |= {"score_mod": "cap * tanh(score / cap)", "mask_mod": "q_idx >= kv_idx and kv_idx >= q_idx - 5"}
+
+    def other(*args: Any, **named: Any) -> Any:
+        change = {"": {}, "scale": {"scale": 0.2}, "params": {"params": {"cap": 2.1}}}[wrong]
+        return reference.attention(*args, **named | change)
+
+    with mock.patch.object(flexed, "attention", other), mock.patch.object(running, "_run"):
+        return tried(0, spec).what
 
 
 def test_the_ledger_begins_anew_with_another_generator(tmp_path: Path) -> None:

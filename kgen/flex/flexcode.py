@@ -8,10 +8,10 @@ from dataclasses import replace
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables, walk
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.expr.spelling import ADD, ATOM, BITAND, BITOR, COMPARE, MUL, UNARY, Spelling
+from kgen.expr.spelling import ADD, AND, ATOM, BITAND, BITOR, COMPARE, MUL, NOT, OR, UNARY, Spelling
 from kgen.spec.load import Loaded
 
 PAIR = ("b", "h", "q_idx", "kv_idx")
@@ -23,11 +23,22 @@ SPELLED: dict[str, Spelling] = {
     "floordiv": Spelling("{0} // {1}", MUL, MUL),
     "sub": Spelling("{0} - {1}", ADD, ADD),
     "clamp": Spelling("torch.clamp({0}, {1}, {2})"),
-    "silu": Spelling("torch.nn.functional.silu({0})"),
-    "gelu": Spelling("torch.nn.functional.gelu({0})"),
     "int": Spelling("({0}).to(torch.int32)"),
 }
 """Where eager PyTorch is written in another way in a kernel's reference than people write it."""
+HOST: dict[str, Spelling] = {
+    "and": Spelling("{0} and {1}", AND, AND),
+    "or": Spelling("{0} or {1}", OR, OR),
+    "not": Spelling("not {0}", NOT, NOT),
+    "min": Spelling("min({0}, {1})"),
+    "max": Spelling("max({0}, {1})"),
+    "clamp": Spelling("min(max({0}, {1}), {2})"),
+    "abs": Spelling("abs({0})"),
+    "float": Spelling("float({0})"),
+    "int": Spelling("int({0})"),
+    "invert": Spelling("-1 - {0}", ADD, MUL),  # PyTorch's compiler does not know `~` of a size
+}
+"""What is written for numbers of Python's, as sizes are."""
 
 
 def flex_code(loaded: Loaded) -> str:
@@ -119,8 +130,16 @@ def _mods(trees: Iterable[tuple[str, Node]]) -> Iterator[str]:
     for field, tree in trees:
         names = ("score", *PAIR) if field == "score_mod" else PAIR
         yield f"def {field}({', '.join(names)}):"
-        yield f"    return {_printed(tree)}"
+        yield f"    return {_of_pair(field, tree)}"
         yield ""
+
+
+def _of_pair(field: str, tree: Node) -> str:
+    """What a mod returns is a tensor, of what is the same for every pair too."""
+    if not _is_host(tree):
+        return _printed(tree)
+    like = "score" if field == "score_mod" else "q_idx"
+    return f"torch.full_like({like}, {_printed(tree)}{', dtype=torch.bool' * (field == 'mask_mod')})"
 
 
 def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
@@ -149,8 +168,10 @@ def _printed(node: Node, context: int = 0) -> str:
 
 
 def _is_host(node: Node) -> bool:
-    """Whether Python knows the value before any pair: numbers, sizes and params."""
-    return not reads(node) and not variables(node) & {"score", *PAIR}
+    """Whether it is a number of Python's: of numbers, sizes and params, by what Python has words for."""
+    if reads(node) or variables(node) & {"score", *PAIR}:
+        return False
+    return not any(isinstance(n, Call) and n.fn not in HOST and TABLE[n.fn].callable for n in walk(node))
 
 
 def _form(node: Node) -> tuple[str, int]:
@@ -162,15 +183,8 @@ def _form(node: Node) -> tuple[str, int]:
         case Read():
             return f"{node.buffer}[{', '.join(_printed(i) for i in node.indices)}]", ATOM
     assert isinstance(node, Call)
-    if (
-        node.fn not in ("where", "min", "max", "clamp", "float", "abs")
-        and TABLE[node.fn].callable
-        and _is_host(node)
-    ):
-        return (
-            f"torch.{node.fn}({', '.join(f'torch.tensor({_printed(a)}, dtype=torch.float32)' for a in node.args)})",
-            ATOM,
-        )
+    if _is_host(node) and node.fn in HOST:
+        return _spelled(node, HOST[node.fn])
     match node.fn, node.args:
         case ("where", (condition, a, b)):
             return f"torch.where({_tensor(condition)}, {_printed(a)}, {_printed(b)})", ATOM
@@ -178,15 +192,13 @@ def _form(node: Node) -> tuple[str, int]:
             return _bounded(fn, a, b)
         case ("clamp", (x, low, high)) if not (isinstance(low, Const) and isinstance(high, Const)):
             return _form(Call("min", (Call("max", (x, low), node.type), high), node.type))
-        case ("abs", (a,)) if _is_host(a):
-            return f"abs({_printed(a)})", ATOM
-        case ("float", (a,)) if _is_host(a):
-            return f"float({_printed(a)})", ATOM
-        case (fn, _) if TABLE[fn].result is Type.FLOAT and TABLE[fn].callable:
-            args = ", ".join(_printed(a) for a in node.args)
-            if fn != "float" and fn not in SPELLED:
-                return f"torch.{fn}({args})", ATOM
-    spelling = SPELLED.get(node.fn, TABLE[node.fn].spelled["torch"])
+        case (fn, args) if TABLE[fn].result is Type.FLOAT and TABLE[fn].callable and fn != "float":
+            module = "torch.nn.functional" if fn in ("silu", "gelu") else "torch"
+            return f"{module}.{fn}({', '.join(map(_tensor, args))})", ATOM
+    return _spelled(node, SPELLED.get(node.fn, TABLE[node.fn].spelled["torch"]))
+
+
+def _spelled(node: Call, spelling: Spelling) -> tuple[str, int]:
     is_infix = spelling.binds != ATOM
     brackets = max(spelling.operand, BITOR) if spelling.binds == COMPARE else spelling.operand
     operands = [_printed(a, brackets + int(is_infix and i > 0)) for i, a in enumerate(node.args)]
@@ -194,7 +206,10 @@ def _form(node: Node) -> tuple[str, int]:
 
 
 def _tensor(node: Node) -> str:
-    return f"torch.tensor({_printed(node)})" if _is_host(node) else _printed(node)
+    """As functions of PyTorch take it: real, or a truth value."""
+    if not _is_host(node):
+        return _printed(node)
+    return f"torch.tensor({_printed(node) if node.type is not Type.INT else f'float({_printed(node)})'})"
 
 
 def _bounded(fn: str, a: Node, b: Node) -> tuple[str, int]:

@@ -31,13 +31,14 @@ class Ledger:
     """Seeds from 0 to `tried`, of one generator: with another, they are other specs.
 
     `outcomes` counts what became of them, `refused` by code, and `failed` has the smallest spec of each that failed.
-    `before` keeps the counts of generators before.
+    `flexed` counts those that FlexAttention was asked about, and `before` keeps the counts of generators before.
     """
 
     tried: int = 0
     outcomes: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
     failed: dict[str, dict[str, str]] = field(default_factory=dict)
+    flexed: int = 0
     before: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
@@ -59,6 +60,7 @@ class Ledger:
         """Enter seeds that follow those that are there; of others, what failed alone."""
         if outcomes and outcomes[0].seed == self.tried:
             self.tried += len(outcomes)
+            self.flexed += sum(one.flexed for one in outcomes)
             self.outcomes = dict(Counter(self.outcomes) + Counter(one.what for one in outcomes))
             codes = Counter(one.message.partition(":")[0] for one in outcomes if one.what == "refused")
             self.refused = dict(Counter(self.refused) + codes)

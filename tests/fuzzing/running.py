@@ -36,7 +36,8 @@ class Outcome:
     """What became of a seed.
 
     `right`; `refused`: the spec, with an error that a user can mend; else what is to be mended in kgen: `crash`,
-    `slow`, `spelling`: other words give other kernels, `wrong`: numbers.
+    `slow`, `spelling`: other words give other kernels, `reference`: FlexAttention gives something else, `wrong`:
+    numbers.
     """
 
     seed: int
@@ -44,6 +45,8 @@ class Outcome:
     message: str
     spec: str
     seconds: float
+    flexed: bool = False
+    """Whether FlexAttention was asked, too."""
 
     @property
     def failed(self) -> bool:
@@ -70,14 +73,16 @@ class _Slow(Exception):
 def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Outcome:
     """What becomes of a spec, by default that of the seed, which also says how it is called."""
     spec = drawn(seed) if spec is None else spec
-    text, began = written(spec), time.perf_counter()
+    text, began, flexed = written(spec), time.perf_counter(), False
 
     def outcome(what: str, message: str = "") -> Outcome:
-        return Outcome(seed, what, message[:2000], text, round(time.perf_counter() - began, 2))
+        return Outcome(seed, what, message[:2000], text, round(time.perf_counter() - began, 2), flexed)
 
     try:
         with _within(LIMIT):
-            _try(text, spec, random.Random(f"{seed} called"))
+            loaded = loads(text, "drawn.yaml")
+            flexed = asked_flex(loaded, random.Random(f"{seed} flex"))
+            _try(loaded, spec, random.Random(f"{seed} called"))
     except KgenError as error:
         first = error.diagnostics[0]
         return outcome("refused", f"{first.code}: {first.message}")
@@ -99,8 +104,28 @@ def written(spec: Mapping[str, Any]) -> str:
     return out.getvalue()
 
 
-def _try(text: str, spec: Mapping[str, Any], rng: random.Random) -> None:
-    loaded = loads(text, "drawn.yaml")
+def asked_flex(loaded: Loaded, rng: random.Random) -> bool:
+    """Whether FlexAttention has words for a spec; if so the reference gives what it gives."""
+    if loaded.spec.kernel != "attention":
+        return False
+    from fuzzing import flexed
+    from kgen.kernels.attention.verify.inputs import Case, fit
+    from kgen.verify.families import problem_of
+
+    problem = problem_of(loaded)
+    if not flexed.says_it(problem):
+        return False
+    case = fit(
+        problem,
+        Case("flex", rng.randrange(1, 40), rng.randrange(1, 70), batch=2, heads_kv=2),
+        rng.randrange(4),
+    )
+    if (apart := flexed.difference(loaded, problem, case)) > flexed.BOUND:
+        raise Failed("reference", f"{apart:.1e} from FlexAttention's output in {case}")
+    return True
+
+
+def _try(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random) -> None:
     (file,) = render_spec(loaded, single=True).values()
     if respelled := _in_other_words(loaded, spec, rng):
         (other,) = render_spec(loads(respelled, "drawn.yaml"), single=True).values()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from kgen.expr.softmax_form import Q_START
+from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import SQ, AttentionPlan
-from kgen.kernels.attention.plan.planning import plan_attention, without_promises
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.spec.load import loads
 
 HEAD = "kernel: attention\nname: n\ndtype: bf16\nhead_dim: 128\npasses: [forward, backward]\n"

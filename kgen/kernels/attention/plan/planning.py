@@ -12,7 +12,6 @@ description, `TileLoop`: a program owns a tile of the *outer* index and visits t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.expr.algebra import LOG2E, Algebra, call
@@ -27,6 +26,7 @@ from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK, SCORE, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
+from kgen.kernels.attention.plan.extents import HEADS, is_searched, ties_lengths
 from kgen.kernels.attention.plan.model import (
     ALONG_DIAGONAL,
     KV_AXIS,
@@ -61,33 +61,6 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     loaded = named_apart(loaded)
     trees = canonical(loaded.trees, numbers(loaded.spec.params))
     return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()
-
-
-def without_promises(loaded: Loaded) -> Loaded:
-    """The same attention for lengths of any size."""
-    lengths = loaded.spec.lengths
-    sides = {side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")}
-    return replace(loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)}))
-
-
-def ties_lengths(
-    trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
-) -> bool:
-    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK.
-
-    With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
-    """
-    tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
-    return any(
-        (size, index) in tied
-        for tree in trees
-        for read in reads(tree)
-        for size, index in zip(shapes.get(read.buffer, ()), read.indices, strict=False)
-    )
-
-
-HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
-"""What is known of a sequence and of a head."""
 
 
 class _Planner:
@@ -216,10 +189,7 @@ class _Planner:
         return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
     def _is_sorted(self, read: Read) -> bool:
-        """Whether a row is searched. One that no size is the length of, or that may not be there, may read as zeros."""
-        own = self.spec.buffers[read.buffer]
-        inside = all(map(HEADS.within, read.indices[:-1], own.shape))
-        return bool(own.sorted) and own.shape[-1] in SIZES and inside
+        return is_searched(read, self.spec.buffers[read.buffer], self._ties_lengths())
 
     # --- loops ---------------------------------------------------------------------------------------------------
 

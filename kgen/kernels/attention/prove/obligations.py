@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
+from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
-from kgen.kernels.attention.plan.planning import plan_attention, without_promises
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kgen.expr.nodes import Call, Node, variables
-from kgen.kernels.attention.plan.planning import plan_attention, ties_lengths
+from kgen.kernels.attention.plan.extents import ties_lengths
+from kgen.kernels.attention.plan.planning import plan_attention
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,10 @@ from typing import Any
 
 from kgen.expr.functions import in_order
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
+from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
-from kgen.kernels.attention.plan.planning import plan_attention, without_promises
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields

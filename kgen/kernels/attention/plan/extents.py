@@ -1,0 +1,50 @@
+"""What is known of lengths: which are promised, which are the same, and which rows of buffers are searched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from kgen.expr.index_ranges import IndexRanges
+from kgen.expr.nodes import Node, Read, reads
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.kernels.attention.plan.model import SIZES
+from kgen.kernels.attention.spec import Buffer
+from kgen.spec.load import Loaded
+
+HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
+"""What is known of a sequence and of a head."""
+SIDES: Mapping[Node, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
+"""How many positions there are."""
+
+
+def without_promises(loaded: Loaded) -> Loaded:
+    """The same attention for lengths of any size."""
+    lengths = loaded.spec.lengths
+    sides = {side: getattr(lengths, side).model_copy(update={"multiple_of": 1}) for side in ("q", "kv")}
+    return replace(loaded, spec=loaded.spec.model_copy(update={"lengths": lengths.model_copy(update=sides)}))
+
+
+def ties_lengths(
+    trees: Iterable[Node], shapes: Mapping[str, Sequence[int | str]], aligned_to_end: bool = False
+) -> bool:
+    """Whether a buffer that is as long as one side is read at a position of the other, so that SQ == SK.
+
+    With `aligned_to_end` q_idx is a position among the keys, and ties nothing.
+    """
+    tied = (("SQ", KV_IDX), *(() if aligned_to_end else (("SK", Q_IDX),)))
+    return any(
+        (size, index) in tied
+        for tree in trees
+        for read in reads(tree)
+        for size, index in zip(shapes.get(read.buffer, ()), read.indices, strict=False)
+    )
+
+
+def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
+    """Whether a row is sorted for every position: it is there, and as long as there are positions, so that none of them
+    reads zero. `tied`: one side is as long as the other."""
+    *rows, position = read.indices
+    length = buffer.shape[-1]
+    whole = SIDES.get(position) in (None, length) or (tied and length in SIDES.values())
+    return buffer.sorted and whole and length in SIZES and all(map(HEADS.within, rows, buffer.shape))

@@ -1,0 +1,82 @@
+"""A second opinion on the reference: FlexAttention, uncompiled and in float64, of the code that `kgen explain --flex`
+prints. The two share the tree of a spec's expressions and nothing that evaluates it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn.attention import flex_attention
+
+from kgen.flex.flexcode import flex_code
+from kgen.kernels.attention.verify.inputs import Case, draw
+from kgen.kernels.attention.verify.reference import attention
+from kgen.spec.load import Loaded
+
+BOUND = 1e-6
+"""Numbers that the code itself makes float32, as `.float()` does, are that far off."""
+
+
+class _ZeroOutside:
+    """A buffer, which is zero outside of its shape."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values.double() if values.dtype.is_floating_point else values
+
+    def __getitem__(self, at: Any) -> Tensor:
+        indices = [torch.as_tensor(i) for i in (at if isinstance(at, tuple) else (at,))]
+        pairs = [*zip(indices, self.values.shape, strict=True)]
+        inside = torch.stack(torch.broadcast_tensors(*((i >= 0) & (i < n) for i, n in pairs))).all(0)
+        value = self.values[tuple(i.clamp(0, n - 1) for i, n in pairs)]
+        return torch.where(inside, value, torch.zeros_like(value))
+
+
+def says_it(problem: Any) -> bool:
+    """Whether FlexAttention has words for all of a spec."""
+    return not (problem.sinks or problem.varlen or problem.page_size)
+
+
+def difference(loaded: Loaded, problem: Any, case: Case) -> float:
+    """How far the reference is from FlexAttention in the output, relative to its largest number."""
+    inputs = draw(problem, case, "cpu")
+    q, k, v = (x.double().nan_to_num(0.0) for x in (inputs.q, inputs.clean_k, inputs.clean_v))
+    outside = {name: _ZeroOutside(x) for name, x in {**inputs.buffers, **inputs.cache}.items()}
+    scope: dict[str, Any] = {**outside, **inputs.params, **case.sizes, "q": q, "k": k, "v": v}
+    plain = flex_attention.flex_attention
+    with (
+        warnings.catch_warnings(),
+        _default_dtype(torch.float64),
+        mock.patch.object(flex_attention, "flex_attention", partial(plain, scale=case.scale)),
+    ):
+        warnings.simplefilter("ignore")
+        exec(flex_code(loaded), scope)
+    wanted = attention(
+        q,
+        k,
+        v,
+        score_mod=problem.score_mod,
+        mask_mod=problem.mask_mod,
+        buffers={n: x.double() if x.dtype.is_floating_point else x for n, x in inputs.buffers.items()},
+        params=inputs.params,
+        scale=case.scale,
+        kv_lens=inputs.cache.get("kv_lens"),
+        aligned_to_end=problem.aligned_to_end,
+    )
+    error = (scope["out"] - wanted.out).abs().nan_to_num(torch.inf).max()
+    return float(error / wanted.out.abs().max().clamp(min=1e-30))
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
