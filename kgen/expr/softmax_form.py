@@ -166,7 +166,13 @@ def _peel(expr: Any, algebra: Algebra, positive: bool = False, keep: tuple[Var, 
         f for f in sp.Mul.make_args(expr) if _scalar(f, algebra, keep) and (f.is_positive or not positive)
     ]
     factor = sp.Mul(*factors)
-    return factor, expr / factor
+    rest = expr / factor
+    sizes = {abs(term.as_coeff_Mul()[0]) for term in sp.Add.make_args(rest)}
+    if len(sizes) == 1 and not positive:
+        # Of 0.01 - 0.01 * t**2 as well: a gradient that is small need not be where it is rounded to 16 bits.
+        size = sizes.pop()
+        factor, rest = factor * size, sp.Add(*(term / size for term in sp.Add.make_args(rest)))
+    return factor, rest
 
 
 def _scalar(expr: Any, algebra: Algebra, keep: tuple[Var, ...] = ()) -> bool:

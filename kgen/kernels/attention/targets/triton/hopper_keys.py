@@ -55,13 +55,17 @@ def keys_loop(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: se
     lse_lines = [_by_column(line) for line in fields["lse_lines"]]
     mask = [line for line in fields["mask_lines"] if line.defines == {"mask"}]
     fields = fields | {"lse_lines": lse_lines}
+    if uses_of([fields["dqk_scale"]]) & {"SQ", "SK"}:
+        # Of packed sequences: where dk is stored, sizes are those of the next tile.
+        by_head.append(assign("dk_scale", fields["dqk_product"]))
+        fields |= {"dqk_scale": Name("dk_scale")}
     loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
     of_tiles, at_the_end = uses_of([*tile_lines(fields), *lse_lines]), uses_of([fields["dqk_scale"]])
     prologue = needed(
         [*shared, *by_head], (of_tiles if hopper.split_dkdv else of_tiles | at_the_end) | hidden
     )
     # The consumer that has dk alone multiplies it at the end, and knows nothing of tiles.
-    late = needed(shared, at_the_end | hidden)
+    late = needed([*shared, *by_head], at_the_end | hidden)
     used_late = uses_of(late) | at_the_end | hidden
     before = [*shared, *by_head]
     # Where one consumer has dv and the other dk, both have all keys of a tile.

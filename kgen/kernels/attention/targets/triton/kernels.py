@@ -239,6 +239,7 @@ class KernelFields:
             a for g in scattered for a in (f"d_{g.name}", f"*d_{g.name}.stride()")
         ]
         also = [f"the gradient of {g.buffer}" for g in loop.gradients]
+        dqk_product = self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer)
         return {
             "gradient_lines": lines,
             # The same for a kernel that masks here what others have masked before, and where there may be NaN.
@@ -247,7 +248,8 @@ class KernelFields:
             "sums": [_summed(name, Name(part)) for name, part in parts.items()],
             "open_ended": bool(open_ended),
             "dqk": dqk,
-            "dqk_scale": self._scalar_product([Var("scale", Type.FLOAT), loop.dscore_factor], printer),
+            "dqk_product": dqk_product,
+            "dqk_scale": atom(dqk_product),
             "accumulators": [f"d_{g.name}" for g in kept],
             "row_gradients": [
                 {
@@ -417,7 +419,7 @@ class KernelFields:
 
     def _scalar_product(self, factors: list[Node], printer: Printer) -> Code:
         first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
-        return atom(reduce(times, rest, first))
+        return reduce(times, rest, first)
 
 
 def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
