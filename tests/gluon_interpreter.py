@@ -85,7 +85,7 @@ class Loading(Tensor):
 
 
 def _arrive(barrier: Barrier, count: int, pred: Any = True) -> None:
-    if pred:
+    for _ in range(count if pred else 0):
         barrier.arrive()
 
 

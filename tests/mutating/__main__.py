@@ -6,10 +6,14 @@ import json
 import multiprocessing
 import os
 import random
+import threading
+import time
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -19,11 +23,12 @@ from kgen.verify import ledger
 from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.toolchain import versions
 from mutating.operators import OPERATORS, Mutant, mutants
-from mutating.running import ROOT, Outcome, machine_code, tried
+from mutating.running import ERROR, ROOT, Outcome, compiled, tried
 
 REPORT = Path(__file__).parent / "report.json"
-LIMIT = 90
-"""Seconds that a mutant may take; one that hangs is found, too."""
+SECONDS = 600
+"""That anything may take: longer than what is right takes anywhere."""
+NOTHING = Mutant("", "", 0, 0, 0, "", "", kernel=False)
 
 
 def mutate(
@@ -37,29 +42,75 @@ def mutate(
 ) -> None:
     """Change emitted files, one thing at a time, and verify them; exit 1 if a mutant that is not equivalent lives."""
     os.environ.update(ENVIRONMENT)
-    console = Console(stderr=True)
-    work = [
-        (spec, name, one)
-        for spec in specs
-        for name in _files(spec)
-        for one in _drawn(spec, name, count, seed)
-    ]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["mutating.running", "torch", "triton", "kgen.verify.integration"])
-    outcomes = []
-    with Progress(console=console, transient=True) as progress:
+    files = [Emitted(spec, name) for spec in specs for name in _files(spec)]
+    work = [(file, one) for file in files for one in _drawn(file.spec, file.name, count, seed)]
+    with Progress(console=Console(stderr=True), transient=True) as progress, ThreadPoolExecutor(jobs) as pool:
         task = progress.add_task("mutants", total=len(work))
-        for begin in range(0, len(work), jobs):
-            outcomes += _together(context, work[begin : begin + jobs])
-            progress.advance(task, len(work[begin : begin + jobs]))
-    codes: dict[tuple[Path, str], str] = {}
-    for i, ((spec, name, mutant), outcome) in enumerate(zip(work, outcomes, strict=True)):
-        if outcome.what == "lived":
-            outcomes[i] = _unless_equivalent(context, codes, spec, name, mutant, outcome)
+
+        def became(file: Emitted, mutant: Mutant) -> Outcome:
+            outcome = file.became(mutant)
+            progress.advance(task)
+            return outcome
+
+        outcomes = list(pool.map(became, *zip(*work, strict=True)))
     _say(outcomes)
     if record:
         _record(outcomes)
     raise typer.Exit(1 if any(outcome.what == "lived" for outcome in outcomes) else 0)
+
+
+class Emitted:
+    """A file of a spec, and what it does as it is."""
+
+    def __init__(self, spec: Path, name: str) -> None:
+        self.spec, self.name = spec, name
+        self._lock = threading.Lock()
+        self._limit = 0.0
+        self._codes: list[str] = []
+
+    def became(self, mutant: Mutant) -> Outcome:
+        """What became of a mutant."""
+        with self._lock:
+            self._limit = self._limit or self._measured()
+        outcome = self._tried(mutant)
+        if outcome.what == "lived" and mutant.kernel:
+            outcome = self._told_by_compiler(outcome)
+        if outcome.what == "lived" and self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
+            # What fails wherever it runs did not run.
+            outcome = replace(outcome, what="gpu")
+        return outcome
+
+    def _measured(self) -> float:
+        """Seconds that a mutant may take: one that hangs is found, too."""
+        began = time.monotonic()
+        as_it_is = self._apart("forkserver", tried, NOTHING)
+        assert as_it_is.what == "lived", f"{as_it_is.file} is wrong as it is: {as_it_is.by}"
+        return 30 + 4 * (time.monotonic() - began)
+
+    def _tried(self, mutant: Mutant) -> Outcome:
+        try:
+            outcome: Outcome = self._apart("forkserver", tried, mutant, self._limit)
+        except multiprocessing.TimeoutError:
+            return Outcome(f"{self.spec.stem}/{self.name}", mutant, "killed", "no end")
+        return outcome
+
+    def _told_by_compiler(self, outcome: Outcome) -> Outcome:
+        """A mutant of the same machine code is none, and `kgen compile` finds one that has none."""
+        with self._lock:
+            self._codes = self._codes or self._apart("spawn", compiled, None)
+        codes = self._apart("spawn", compiled, outcome.mutant)
+        if codes == self._codes:
+            return replace(outcome, what="equivalent", by="machine code")
+        failed = [code for code in codes if code.startswith(ERROR) and code not in self._codes]
+        return replace(outcome, what="killed", by=f"compiling: {failed[0]}") if failed else outcome
+
+    def _apart(self, how: str, function: Callable[..., Any], mutant: Mutant | None, limit: float = SECONDS) -> Any:
+        """In a process of its own, which may hang or die."""
+        context: Any = multiprocessing.get_context(how)
+        if how == "forkserver":
+            context.set_forkserver_preload(["mutating.running", "torch", "triton", "kgen.verify.integration"])
+        with context.Pool(1) as pool:
+            return pool.apply_async(function, (self.spec, self.name, mutant)).get(limit)
 
 
 def _files(spec: Path) -> list[str]:
@@ -77,47 +128,6 @@ def _drawn(spec: Path, name: str, count: int, seed: int) -> list[Mutant]:
             if rest and len(chosen) < count:
                 chosen.append(rest.pop(rng.randrange(len(rest))))
     return chosen
-
-
-def _together(
-    context: multiprocessing.context.BaseContext, work: list[tuple[Path, str, Mutant]]
-) -> list[Outcome]:
-    """Each in a process of its own, which may hang or die."""
-    pools = [context.Pool(1) for _ in work]
-    waits = [pool.apply_async(tried, args) for pool, args in zip(pools, work, strict=True)]
-    found = []
-    for wait, pool, (spec, name, mutant) in zip(waits, pools, work, strict=True):
-        try:
-            found.append(wait.get(LIMIT))
-        except multiprocessing.TimeoutError:
-            found.append(Outcome(f"{spec.stem}/{name}", mutant, "killed", "no end"))
-        pool.terminate()
-    return found
-
-
-def _unless_equivalent(
-    context: multiprocessing.context.BaseContext,
-    codes: dict[tuple[Path, str], str],
-    spec: Path,
-    name: str,
-    mutant: Mutant,
-    outcome: Outcome,
-) -> Outcome:
-    """A mutant of the same machine code is none; what the launcher does has no machine code."""
-    os.environ.pop("TRITON_INTERPRET", None)
-    fresh = multiprocessing.get_context("spawn")
-    with fresh.Pool(1) as pool:
-        if (spec, name) not in codes:
-            codes[spec, name] = pool.apply(machine_code, (spec, name, None))
-        same = pool.apply(machine_code, (spec, name, mutant)) == codes[spec, name]
-    in_kernel = mutant.operator != "launch" and not _is_launcher(spec, name, mutant)
-    return replace(outcome, what="equivalent", by="machine code") if same and in_kernel else outcome
-
-
-def _is_launcher(spec: Path, name: str, mutant: Mutant) -> bool:
-    lines = (ROOT / "generated" / spec.stem / name).read_text().splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith(f"def {mutant.function}("))
-    return "jit" not in lines[at - 1]
 
 
 def _say(outcomes: list[Outcome]) -> None:

@@ -21,6 +21,11 @@ class Mutant:
     end: int
     old: str
     new: str
+    kernel: bool
+    """Whether the function runs on the GPU."""
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.operator} in {self.function}: `{self.old}` -> `{self.new}`"
 
     def of(self, text: str) -> str:
         """The mutated text."""
@@ -109,12 +114,13 @@ def guard(node: ast.AST, at: Place) -> Found:
 
 
 def dtype(node: ast.AST, at: Place) -> Found:
-    """A conversion is left out."""
+    """A conversion is left out, but of what is stored: a store converts by itself."""
     if (
         at.kernel
         and isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "to"
+        and not at.segment(node.args[0]).endswith(".dtype.element_ty")
     ):
         yield node, at.segment(node.func.value)
 
@@ -123,7 +129,7 @@ def order(node: ast.AST, at: Place) -> Found:
     """Operands change places, or the operation is its opposite."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         yield node, f"({at.segment(node.right)} - {at.segment(node.left)})"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and at.kernel:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield node, at.segment(node.left)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
         other = "//" if isinstance(node.op, ast.Mod) else "%"
@@ -157,28 +163,36 @@ def launch(node: ast.AST, at: Place) -> Found:
             yield keyword.value, str(not keyword.value.value)
 
 
-WAITS = (
-    "_consumer_wait",
-    "_consumer_release",
-    "fence_async_shared",
-    "barrier",
-    "store_wait",
-    "gdc_wait",
-    "wait",
-    "arrive",
-)
+def _statement(node: ast.AST, at: Place, *names: str) -> Found:
+    """A call for its effect is left out."""
+    if at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        if _called(node.value).rpartition(".")[2] in names:
+            yield node, "pass"
 
 
 def barrier(node: ast.AST, at: Place) -> Found:
-    """Who waits, arrives, releases or orders does not."""
-    if not (at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
-        return
-    if _called(node.value).rpartition(".")[2] in WAITS:
-        yield node, "pass"
+    """Who waits does not."""
+    yield from _statement(
+        node, at, "wait", "_consumer_wait", "barrier", "store_wait", "gdc_wait", "warpgroup_mma_wait"
+    )
+
+
+def arrival(node: ast.AST, at: Place) -> Found:
+    """Who arrives or releases does not, or counts twice; bytes are not waited for."""
+    yield from _statement(node, at, "arrive", "_consumer_release", "expect")
+    if at.kernel and isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg == "count" and isinstance(keyword.value, ast.Constant):
+                yield keyword.value, f"{keyword.value.value + 1}"
+
+
+def fence(node: ast.AST, at: Place) -> Found:
+    """What was stored is not there for TMA and products."""
+    yield from _statement(node, at, "fence_async_shared")
 
 
 def phase(node: ast.AST, at: Place) -> Found:
-    """A phase is the other one, an arrival counts twice, a product waits for one less."""
+    """A phase is the other one; a wait leaves one product more in flight."""
     if not (at.kernel and isinstance(node, ast.Call)):
         return
     name = _called(node).rpartition(".")[2]
@@ -186,9 +200,6 @@ def phase(node: ast.AST, at: Place) -> Found:
         yield node.args[1], f"({at.segment(node.args[1])}) ^ 1"
     if name == "warpgroup_mma_wait" and isinstance(node.args[0], ast.Constant):
         yield node.args[0], f"{node.args[0].value + 1}"
-    for keyword in node.keywords:
-        if keyword.arg == "count" and isinstance(keyword.value, ast.Constant):
-            yield keyword.value, f"{keyword.value.value + 1}"
 
 
 def slot(node: ast.AST, at: Place) -> Found:
@@ -203,7 +214,7 @@ def slot(node: ast.AST, at: Place) -> Found:
 
 OPERATORS: dict[str, Operator] = {
     one.__name__: one
-    for one in (comparison, bound, stride, mask, guard, dtype, order, tile, launch, barrier, phase, slot)
+    for one in (comparison, bound, stride, mask, guard, dtype, order, tile, launch, barrier, arrival, fence, phase, slot)
 }
 
 
@@ -228,7 +239,8 @@ def mutants(text: str) -> list[Mutant]:
                 for piece, new in operator(node, at):
                     begin = offset(piece.lineno, piece.col_offset)  # type: ignore[attr-defined]
                     end = offset(piece.end_lineno, piece.end_col_offset)  # type: ignore[attr-defined]
-                    found.append(Mutant(name, function.name, piece.lineno, begin, end, text[begin:end], new))  # type: ignore[attr-defined]
+                    old, line = text[begin:end], piece.lineno  # type: ignore[attr-defined]
+                    found.append(Mutant(name, function.name, line, begin, end, old, new, at.kernel))
     found = [one for one in dict.fromkeys(found) if one.old != one.new]
     return sorted(found, key=lambda one: (one.begin, one.end, one.new))
 
