@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 
 
@@ -22,7 +23,7 @@ def watched() -> Iterator[list[str]]:
         return
     import triton.runtime.interpreter as interpreter
 
-    memory, called = _Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
+    memory, called = Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> None:
         given = (getattr(x, "base", x) for x in (*args, *kwargs.values()))  # what TMA descriptors describe
@@ -43,7 +44,7 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + last * x.element_size()
 
 
-class _Memory:
+class Memory:
     """Stands for Triton's functions that touch memory."""
 
     def __init__(self, real: Any) -> None:
@@ -56,6 +57,7 @@ class _Memory:
 
     def _live(self, what: str, pointers: Any, mask: Any) -> Any:
         """The mask without what is outside."""
+        mask = numpy.asarray(mask)
         live = pointers[mask]
         # Nearly always one tensor has all of it.
         low, high = (live.min(), live.max()) if live.size else (0, -1)

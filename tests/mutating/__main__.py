@@ -66,26 +66,30 @@ class Emitted:
         self.spec, self.name = spec, name
         self._lock = threading.Lock()
         self._limit = 0.0
+        self._loads = 0
         self._codes: list[str] = []
 
     def became(self, mutant: Mutant) -> Outcome:
         """What became of a mutant."""
         with self._lock:
-            self._limit = self._limit or self._measured()
+            if not self._limit:
+                self._measure()
         outcome = self._tried(mutant)
         if outcome.what == "lived" and mutant.kernel:
             outcome = self._told_by_compiler(outcome)
+        if outcome.what == "lived" and outcome.loads > self._loads:
+            outcome = replace(outcome, what="slower")
         if outcome.what == "lived" and self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
             # What fails wherever it runs did not run.
             outcome = replace(outcome, what="gpu")
         return outcome
 
-    def _measured(self) -> float:
-        """Seconds that a mutant may take: one that hangs is found, too."""
+    def _measure(self) -> None:
+        """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""
         began = time.monotonic()
         as_it_is = self._apart("forkserver", tried, NOTHING)
         assert as_it_is.what == "lived", f"{as_it_is.file} is wrong as it is: {as_it_is.by}"
-        return 30 + 4 * (time.monotonic() - began)
+        self._limit, self._loads = 30 + 3 * (time.monotonic() - began), as_it_is.loads
 
     def _tried(self, mutant: Mutant) -> Outcome:
         try:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,20 +32,23 @@ ERROR = "error"
 class Outcome:
     """What became of a mutant, and by what.
 
-    `killed`; `equivalent`: it changes nothing; `gpu`: no case on the CPU comes to what it changes; or `lived`.
+    `killed`; `equivalent`: it changes nothing; `slower`: it gives the same of more loads; `gpu`: no case on the CPU comes
+    to what it changes; or `lived`.
     """
 
     file: str
     mutant: Mutant
     what: str
     by: str = ""
+    loads: int = 0
+    """Elements that Triton's kernels load in all cases, or blocks that TMA does."""
 
 
 def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
     """What becomes of a mutant of `generated/<spec>/<name>`, in Triton's interpreter or the tests' own."""
-    by = ""
+    by, loads = "", [0]
     for again in range(ORDERS if name == "hopper.py" else 2):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, _counted(loads):
             path = _written(Path(folder), spec, name, mutant)
             if again and name == "triton.py":
                 text = path.read_text()
@@ -59,7 +63,29 @@ def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
                 by = f"{type(error).__name__} in {frame.name}"
         if by:
             break
-    return Outcome(f"{spec.stem}/{name}", mutant, "killed" if by else "lived", by)
+    return Outcome(f"{spec.stem}/{name}", mutant, "killed" if by else "lived", by, sum(loads))
+
+
+@contextlib.contextmanager
+def _counted(loads: list[int]) -> Iterator[None]:
+    """Adds what is loaded meanwhile."""
+    import gluon_interpreter
+    import numpy
+
+    from kgen.verify.memory import Memory
+
+    by_pointers, fetch = Memory.load, gluon_interpreter.fetch
+
+    def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        loads.append(numpy.count_nonzero(mask))
+        return by_pointers(self, pointers, mask, *rest)
+
+    def fetched(*args: Any) -> None:
+        loads.append(1)
+        fetch(*args)
+
+    with mock.patch.object(Memory, "load", load), mock.patch.object(gluon_interpreter, "fetch", fetched):
+        yield
 
 
 def _written(folder: Path, spec: Path, name: str, mutant: Mutant | None) -> Path:

@@ -262,6 +262,14 @@ EARLY = {
         ".store(ds)\n            fence_async_shared()\n",
         ".store(ds)\n",
     ),
+    "barriers that TMA arrives at before it sees them": (
+        "    scheduler = _tile_scheduler(2)\n    fence_async_shared()\n",
+        "    scheduler = _tile_scheduler(2)\n",
+    ),
+    "values that are not wanted counted twice": (
+        "count=1, pred=wanted ^ True",
+        "count=2, pred=wanted ^ True",
+    ),
     "dk stored where dv still leaves from": (
         "        tma.store_wait(0)\n        barrier()\n        _store_tile(dk_desc",
         "        barrier()\n        _store_tile(dk_desc",
