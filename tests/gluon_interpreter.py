@@ -298,7 +298,8 @@ class Pointer:
             (self.tensor.untyped_storage().nbytes() // self.tensor.element_size(),), (1,), 0
         )
         at = offset + self.tensor.storage_offset()
-        inside = ~live | ((at >= 0) & (at < len(storage)))
+        extent = sum((n - 1) * step for n, step in zip(self.tensor.shape, self.tensor.stride(), strict=True))
+        inside = ~live | ((offset >= 0) & (offset <= extent))
         assert inside.all(), "an address outside of the tensor"
         return storage, torch.where(live, at, -1)
 

@@ -22,8 +22,9 @@ def for_hopper(problem: Any) -> tuple[Case, ...]:
 def _padded(problem: Any, group: int) -> Iterator[Case]:
     # More tiles than slots in the rings, and several tiles of queries for each program; one; rows among others.
     yield Case("long", 450, 450, heads_kv=2, group=group, lse=True)
-    yield Case("one", 1, 1, group=group)
+    yield Case("one", 1, 1, heads_kv=4, group=group)  # as many heads as take turns
     yield Case("whole", 256, 256, group=group)  # no tile at an end of the queries
+    yield Case("whole-keys", 300, 128, group=group)  # tiles of queries past them, none masked
     # So steep that the maximum of a row grows by far from tile to tile.
     yield Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0)
     if problem.key_conjuncts or problem.per_batch:
@@ -40,6 +41,7 @@ def _packed(group: int) -> Iterator[Case]:
 
     several = ((300, 300), (1, 77), (0, 40), (45, 0), (130, 400), (260, 100))
     yield case("several", *several, heads_kv=2, lse=True)
-    yield case("tail", (30, 50), (128, 256), tail=(70, 68), lse=True)
+    yield case("tail", (30, 50), (128, 256), tail=(70, 68), heads_kv=4, lse=True)
+    yield case("tail-in-a-tile", (100, 90), tail=(70, 68), lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)))
     yield case("steep", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="padded", scale=0.2)

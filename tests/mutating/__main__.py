@@ -23,6 +23,7 @@ from kgen.verify import ledger
 from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.toolchain import versions
 from mutating.operators import OPERATORS, Mutant, mutants
+from mutating.reasons import reason
 from mutating.running import ERROR, ROOT, Outcome, compiled, tried
 
 REPORT = Path(__file__).parent / "report.json"
@@ -75,13 +76,18 @@ class Emitted:
             if not self._limit:
                 self._measure()
         outcome = self._tried(mutant)
-        if outcome.what == "lived" and mutant.kernel:
+        if outcome.what != "lived":
+            return outcome
+        if outcome.loads > self._loads:
+            return replace(outcome, what="slower")
+        what, why = reason(outcome.file, mutant)
+        if what:
+            return replace(outcome, what=what, by=why)
+        if mutant.kernel:
             outcome = self._told_by_compiler(outcome)
-        if outcome.what == "lived" and outcome.loads > self._loads:
-            outcome = replace(outcome, what="slower")
         if outcome.what == "lived" and self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
             # What fails wherever it runs did not run.
-            outcome = replace(outcome, what="gpu")
+            outcome = replace(outcome, what="gpu", by="no case on the CPU comes there")
         return outcome
 
     def _measure(self) -> None:

@@ -93,11 +93,11 @@ def stride(node: ast.AST, at: Place) -> Found:
 
 
 def mask(node: ast.AST, at: Place) -> Found:
-    """A mask is left out, or a part of it."""
+    """A mask holds everywhere, or a part of it is left out."""
     if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in ("load", "store", "atomic_add"):
         for keyword in node.keywords:
             if keyword.arg == "mask" and not (isinstance(keyword.value, ast.Constant)):
-                yield keyword.value, "None"
+                yield keyword.value, f"({at.segment(keyword.value)}) | True"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
         yield node, at.segment(node.left)
         yield node, at.segment(node.right)
@@ -109,8 +109,9 @@ def guard(node: ast.AST, at: Place) -> Found:
         for value in ("True", "False"):
             yield node.test, value
     if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] == "where" and len(node.args) == 3:
-        yield node, f"({at.segment(node.args[1])})"
-        yield node, f"({at.segment(node.args[2])})"
+        condition = at.segment(node.args[0])
+        yield node.args[0], f"({condition}) | True"
+        yield node.args[0], f"({condition}) & False"
 
 
 def dtype(node: ast.AST, at: Place) -> Found:

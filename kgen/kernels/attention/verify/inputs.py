@@ -143,7 +143,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
     yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
-    yield Case("large", 66, 66, magnitude=16.0)
+    yield Case("large", 66, 66, heads_kv=4, magnitude=16.0)
     yield Case("one-key-large", 45, 1, magnitude=16.0)  # of a score far below that of keys past the end, zero
     for place in range(3):  # what TMA cannot load is one operand, for one stride
         yield Case(f"odd-{place}", 20, 30, layout=f"odd-{place}", few=True)
@@ -210,6 +210,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
     yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
     yield Case("tall", 2049, 127, batch=2, heads_kv=2)
+    yield Case("whole-keys", 300, 128, batch=2, heads_kv=2, lse=True)  # tiles of queries past them, none masked
     yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # than a tile, which whole tiles of queries see
     yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
     yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
@@ -393,6 +394,7 @@ def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) 
     if dtype.is_floating_point:
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
         if not per_token and buffer.name != "sinks":
+            values *= case.magnitude
             values[..., ::2] /= 20  # so that in some heads keys tiles away count
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
