@@ -29,6 +29,7 @@ from mutating.running import ERROR, ROOT, Outcome, compiled, tried
 REPORT = Path(__file__).parent / "report.json"
 SECONDS = 600
 """That anything may take: longer than what is right takes anywhere."""
+UNEXPLAINED = {"slower": "gives the same of more loads", "lived": "a hole"}
 NOTHING = Mutant("", "", 0, 0, 0, "", "", kernel=False)
 
 
@@ -143,13 +144,11 @@ def _drawn(spec: Path, name: str, count: int, seed: int) -> list[Mutant]:
 def _say(outcomes: list[Outcome]) -> None:
     for outcome in outcomes:
         if outcome.what == "lived":
-            m = outcome.mutant
-            print(f"lived: {outcome.file}:{m.line} {m.operator} in {m.function}: `{m.old}` -> `{m.new}`")
+            print(f"lived: {outcome.file}:{outcome.mutant}")
     counts = Counter(outcome.what for outcome in outcomes)
-    dead, lived = counts["killed"], counts["lived"]
-    print(
-        f"{dead} killed, {lived} lived, {counts['equivalent']} equivalent: {dead / max(1, dead + lived):.1%}"
-    )
+    dead, lived = counts["killed"] + counts["gpu"], counts["lived"]
+    said = ", ".join(f"{count} {what}" for what, count in counts.most_common())
+    print(f"{said}: {dead / max(1, dead + lived):.1%} of those that change what comes out")
 
 
 def _record(outcomes: list[Outcome]) -> None:
@@ -159,14 +158,12 @@ def _record(outcomes: list[Outcome]) -> None:
         operators: dict[str, Counter[str]] = {}
         for outcome in own:
             operators.setdefault(outcome.mutant.operator, Counter())[outcome.what] += 1
-        report[file] = {
-            "operators": operators,
-            "lived": [
-                f"{o.mutant.operator} in {o.mutant.function}: `{o.mutant.old}` -> `{o.mutant.new}`"
-                for o in own
-                if o.what == "lived"
-            ],
-        }
+        survivors = [
+            {"mutant": str(o.mutant), "what": o.what, "why": o.by or UNEXPLAINED[o.what]}
+            for o in own
+            if o.what != "killed"
+        ]
+        report[file] = {"operators": operators, "survivors": survivors}
     REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
     generated = ROOT / "generated"
     for spec in dict.fromkeys(outcome.file.partition("/")[0] for outcome in outcomes):
