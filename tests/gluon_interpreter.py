@@ -1,13 +1,13 @@
 """Gluon on the CPU: as much of it as the emitted kernels for Hopper use, on torch tensors.
 
 Partitions run in one order out of many, which `gluon_schedule` draws from a seed, and so does what is in flight.
-Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until its
-barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA until it
-is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an error if
-nobody completes a barrier, if a product or TMA uses what was stored in shared memory without a fence since, or a barrier
-that was set up without one, and if a program takes from a counter before it has waited for the launch that sets the
-counter to zero. A load of numbers is done when they are used, or at a fence: TMA may overtake it. Layouts and registers,
-those of products in flight too, are not modelled; programs run one after the other.
+Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
+its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
+until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
+error if nobody completes a barrier, if a product or TMA uses what was stored in shared memory without a fence since,
+or a barrier that was set up without one, and if a program takes from a counter before it has waited for the launch
+that sets the counter to zero. A load of numbers is done when they are used, or at a fence: TMA may overtake it.
+Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Emitted kernels with a mistake in them are found wrong by the quick cases, in Triton's interpreter.
 
 They are of classes that inputs must be drawn for: strides of other operands, bounds of windows and of documents,
-lengths of other sequences, numbers that a branch is for, arguments of launches, checks left out. None writes outside of
-its tensors but where that alone is the mistake, which is then not done. `tests/mutating` has what an adversary changes without a plan.
+lengths of other sequences, numbers that a branch is for, arguments of launches, checks left out. None writes outside
+of its tensors but where that alone is the mistake, which is then not done. `tests/mutating` has what an adversary
+changes without a plan.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ PLACES = (
 )
 """Of tiles: where they begin, how far they reach, and what lies past the end of their tensors."""
 OUTSIDE = (
-    ("causal", "off-tile", "delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask={q_live => (q_live) | True}, other=0.0"),
+    (
+        "causal",
+        "off-tile",
+        "delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask={q_live => (q_live) | True}, other=0.0",
+    ),
     ("rms_norm", "three-rows", "weight_ptr + cols, mask={cols < WIDTH => cols <= WIDTH}, other=0"),
 )
 """Of memory that belongs to nobody, whose values change nothing."""

@@ -84,12 +84,10 @@ class Emitted:
         what, why = reason(outcome.file, mutant)
         if what:
             return replace(outcome, what=what, by=why)
-        if mutant.kernel:
-            outcome = self._told_by_compiler(outcome)
-        if outcome.what == "lived" and self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
+        if self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
             # What fails wherever it runs did not run.
-            outcome = replace(outcome, what="gpu", by="no case on the CPU comes there")
-        return outcome
+            return replace(outcome, what="gpu", by="no case on the CPU comes there")
+        return self._told_by_compiler(outcome) if mutant.kernel else outcome
 
     def _measure(self) -> None:
         """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""
@@ -115,7 +113,9 @@ class Emitted:
         failed = [code for code in codes if code.startswith(ERROR) and code not in self._codes]
         return replace(outcome, what="killed", by=f"compiling: {failed[0]}") if failed else outcome
 
-    def _apart(self, how: str, function: Callable[..., Any], mutant: Mutant | None, limit: float = SECONDS) -> Any:
+    def _apart(
+        self, how: str, function: Callable[..., Any], mutant: Mutant | None, limit: float = SECONDS
+    ) -> Any:
         """In a process of its own, which may hang or die."""
         context: Any = multiprocessing.get_context(how)
         if how == "forkserver":

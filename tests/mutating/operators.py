@@ -152,7 +152,10 @@ def tile(node: ast.AST, at: Place) -> Found:
 
 
 def launch(node: ast.AST, at: Place) -> Found:
-    """Two arguments of a launch, or of a call of the launcher's own, change places."""
+    """Two arguments of a launch, or of a call of the launcher's own, change places, or a truth value is the other.
+
+    Whether multiplications and additions are fused is left alone: it is a matter of rounding.
+    """
     if at.kernel or not isinstance(node, ast.Call) or len(node.args) < 2:
         return
     if _called(node).startswith("_") or _called(node).endswith("_op"):
@@ -160,15 +163,16 @@ def launch(node: ast.AST, at: Place) -> Found:
             if type(a) is type(b) and at.segment(a) != at.segment(b):
                 yield a, at.segment(b)
     for keyword in node.keywords:
-        if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool):
+        constant = isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool)
+        if constant and keyword.arg != "enable_fp_fusion":
             yield keyword.value, str(not keyword.value.value)
 
 
 def _statement(node: ast.AST, at: Place, *names: str) -> Found:
     """A call for its effect is left out."""
-    if at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-        if _called(node.value).rpartition(".")[2] in names:
-            yield node, "pass"
+    called = node.value if isinstance(node, ast.Expr) else None
+    if at.kernel and isinstance(called, ast.Call) and _called(called).rpartition(".")[2] in names:
+        yield node, "pass"
 
 
 def barrier(node: ast.AST, at: Place) -> Found:
@@ -215,7 +219,22 @@ def slot(node: ast.AST, at: Place) -> Found:
 
 OPERATORS: dict[str, Operator] = {
     one.__name__: one
-    for one in (comparison, bound, stride, mask, guard, dtype, order, tile, launch, barrier, arrival, fence, phase, slot)
+    for one in (
+        comparison,
+        bound,
+        stride,
+        mask,
+        guard,
+        dtype,
+        order,
+        tile,
+        launch,
+        barrier,
+        arrival,
+        fence,
+        phase,
+        slot,
+    )
 }
 
 

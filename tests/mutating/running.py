@@ -32,8 +32,8 @@ ERROR = "error"
 class Outcome:
     """What became of a mutant, and by what.
 
-    `killed`; `equivalent`: it changes nothing; `slower`: it gives the same of more loads; `gpu`: no case on the CPU comes
-    to what it changes; or `lived`.
+    `killed`; `equivalent`: it changes nothing; `slower`: it gives the same of more loads; `gpu`: no case on the CPU
+    comes to what it changes; or `lived`.
     """
 
     file: str
@@ -118,7 +118,9 @@ def _wrong(spec: Path, path: Path, again: int) -> str:
         # By name: those of Hopper take the place of others.
         drawn = {case.name: case for case in (*family.cases(problem, True), *for_hopper(problem))}
         family.cases = lambda *_, **__: (*drawn.values(),)
-    wanted = [(group, name) for group in family.groups(problem) for name in family.case_names(problem, group, True)]
+    wanted = [
+        (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, True)
+    ]
     for group, name in sorted(wanted, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)):
         for check in family.run_case(subject, group, name):
             if not check.ok:

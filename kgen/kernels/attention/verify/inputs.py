@@ -210,7 +210,9 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
     yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
     yield Case("tall", 2049, 127, batch=2, heads_kv=2)
-    yield Case("whole-keys", 300, 128, batch=2, heads_kv=2, lse=True)  # tiles of queries past them, none masked
+    yield Case(
+        "whole-keys", 300, 128, batch=2, heads_kv=2, lse=True
+    )  # tiles of queries past them, none masked
     yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # than a tile, which whole tiles of queries see
     yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
     yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
