@@ -29,8 +29,8 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
     `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
     and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: elements of poison
     after every row, the first one aligned; `offset`: contiguous, not aligned; `stepped`: elements that lie apart;
-    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come; `odd-1`: the operand in
-    place 1 alone is not aligned, and of its strides that of dimension 1 alone; the others are `spaced`.
+    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come; `odd-1`: the operand
+    in place 1 alone is not aligned, and of its strides that of dimension 1 alone; the others are `spaced`.
 
     `place` is that of the operand in its call: no two of a call have the same strides or offset, so that a kernel which
     takes those of another is wrong.

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from mutating.operators import Mutant
 from tma import by_tma
+
+from mutating.operators import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = ("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
