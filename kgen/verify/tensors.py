@@ -19,8 +19,10 @@ DTYPES: Mapping[str, Any] = {
     "bool": torch.bool,
 }
 
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed")
-"""Besides `odd-0` and so on: see `arrange`."""
+LAYOUTS = (
+    *("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed"),
+    *("odd-0", "odd-1", "odd-2"),
+)
 
 
 def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
