@@ -153,6 +153,8 @@ class Family:
     """By field of the spec, which may have a list for it."""
     names_give_way: bool = False
     """Whether files take what users named as the kernels name theirs under other names (`called` of `Loaded`)."""
+    adapters: Mapping[str, Lazy] = field(default_factory=dict)
+    """By whom kernels are to be called: what makes an `Adapter` (`kgen.render.adapters`) of the variants of a spec."""
 
     @property
     def targets(self) -> Mapping[str, Target]:
@@ -185,3 +187,8 @@ def targets_of(name: str) -> Mapping[str, Target]:
 def known_targets() -> tuple[str, ...]:
     """Every target that a family has."""
     return tuple(dict.fromkeys(target for one in families() for target in one.targets))
+
+
+def known_adapters() -> tuple[str, ...]:
+    """Every adapter that a family has."""
+    return tuple(dict.fromkeys(kind for one in families() for kind in one.adapters))

@@ -29,6 +29,7 @@ OWN_STAGES = {
     "plan": "spec",
     "explaining": "spec",
     "targets": "targets",
+    "adapt": "flex",
     "verify": "verify",
     "prove": "prove",
     "bench": "bench",

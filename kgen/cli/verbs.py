@@ -135,7 +135,7 @@ def render(
     else:
         sys.stdout.write(patch)
         for change in drift if check or not diff else []:
-            terminal.line(_drift_line(change), sys.stderr if check else sys.stdout)
+            terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
     if dry:
         last = f"{total} checked, {differ} differ, {states['pruned']} orphaned, {states['edited']} edited"
     else:
@@ -164,7 +164,7 @@ def _effect(change: Change, *, forced: bool) -> str:
     return change.state
 
 
-def _drift_line(change: Change) -> str:
+def drift_line(change: Change) -> str:
     return escaped(f"{change.state}: {change.path.as_posix()}" + (f" ({change.why})" if change.why else ""))
 
 

@@ -102,13 +102,14 @@ def hoist(
 ) -> Program:
     """Bind what can be computed further out than where each root is needed.
 
-    `roots` maps the name of a result to its expression and the place where it is used; `places` holds the
-    variables (those not listed are constants of the kernel); bindings take no names in `reserved`.
+    `roots` maps the name of a result, `bias` or `d_table[2]`, to its expression and the place where it is used;
+    `places` holds the variables (those not listed are constants of the kernel); bindings take no names in `reserved`.
     """
     grouped = {name: (_grouped(node, places), place) for name, (node, place) in roots.items()}
     uses = _uses(node for node, _ in grouped.values())
     builder = _Builder(dict(places), uses, set(reserved) | set(places))
-    results = {name: builder.operand(node, place, name) for name, (node, place) in grouped.items()}
+    roles = {name: name.replace("[", "_").removesuffix("]") for name in grouped}
+    results = {name: builder.operand(node, place, roles[name]) for name, (node, place) in grouped.items()}
     needed = _needed(builder.bound, results)
     bindings = tuple(
         Binding(n, node, place_of(node, builder.places), needed[n]) for n, node in builder.bound.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kgen.expr.nodes import Call, Const, Node, Var
+from kgen.expr.nodes import Call, Const, Node, Type, Var
 
 POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "kv_start"})
 """Indices that are never negative, whatever bounds them above."""
@@ -47,6 +47,11 @@ class IndexRanges:
             for high in self._high(index)
             for low in self._low(size)
         )
+
+    def within(self, index: Node, size: int | str) -> bool:
+        """Whether an index is inside of a dimension for certain, which has a number of elements or that of a name."""
+        length: Node = Const(size, Type.INT) if isinstance(size, int) else Var(size, Type.INT)
+        return self.not_negative(index) and self.below(index, length)
 
     def _low(self, node: Node) -> list[Linear]:
         return self._found(("low", node), self._lower)

@@ -81,8 +81,8 @@ _UNKNOWN = _Range((None, None), None)
 class RangeFinder:
     """Finds the spans of masks over one pair of axes.
 
-    `positive` names parameters known to be greater than zero; `is_sorted(buffer)` tells whether a buffer
-    ascends along its last axis; a condition on a name in `varying`, which differs within the outer tile,
+    `positive` names parameters known to be greater than zero; `is_sorted(read)` tells whether the row that
+    is read ascends, as far as it is there; a condition on a name in `varying`, which differs within the outer tile,
     tells nothing.
     """
 
@@ -90,7 +90,7 @@ class RangeFinder:
     outer: Axis
     algebra: Algebra
     positive: frozenset[str]
-    is_sorted: Callable[[str], bool]
+    is_sorted: Callable[[Read], bool]
     varying: frozenset[str] = frozenset()
 
     def spans(self, mask: Node) -> tuple[Span, ...]:
@@ -177,7 +177,7 @@ class RangeFinder:
             return self._bounded(
                 bounds, upper, lambda b: _without(_undivided(b, left.args[1], upper), counted[1])
             )
-        if isinstance(left, Read) and self.is_sorted(left.buffer) and left.indices[-1] == self.inner.index:
+        if isinstance(left, Read) and self.is_sorted(left) and left.indices[-1] == self.inner.index:
             if right.type is Type.LONG and left.type is Type.INT:
                 return _UNKNOWN  # what is searched for may be no element's value
             if any(x in variables(i) or self.outer.index.name in variables(i) for i in left.indices[:-1]):
@@ -205,7 +205,7 @@ class RangeFinder:
         if isinstance(node, Read):
             inside = self._bounds(node.indices[-1])
             fixed = all(outer.name not in variables(i) for i in node.indices[:-1])
-            if inside is None or not fixed or not self.is_sorted(node.buffer):
+            if inside is None or not fixed or not self.is_sorted(node):
                 return None
             return tuple(Read(node.buffer, (*node.indices[:-1], i), node.type) for i in inside)  # type: ignore[return-value]
         if not isinstance(node, Call):

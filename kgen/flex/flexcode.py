@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
 from kgen.expr.show import show
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.spelling import ADD, ATOM, BITAND, BITOR, COMPARE, MUL, UNARY, Spelling
 from kgen.spec.load import Loaded
 
@@ -32,14 +35,9 @@ def flex_code(loaded: Loaded) -> str:
     if not hasattr(loaded.spec, "score_mod"):
         message = "only a spec of attention has FlexAttention code"
         raise KgenError(Diagnostic("usage", message, loaded.path.as_posix(), 1, 1, hint="leave out `--flex`"))
+    loaded = _from_zero(loaded)
     trees, spec = loaded.trees, loaded.spec
-    used = {name for tree in trees.values() for name in variables(tree)}
-    host = [name for name in SIZES if name in used]
-    constants = [f"{n} = {p.value!r}" for n, p in spec.params.items() if p.value is not None]
-    own = dict.fromkeys(
-        r.buffer for tree in trees.values() for r in reads(tree) if r.buffer not in spec.buffers
-    )
-    given = [*spec.buffers, *own, *(n for n, p in spec.params.items() if p.value is None), *host]
+    constants, given = _constants(loaded), _given(loaded)
     lines = [
         "import torch",
         "from torch.nn.attention.flex_attention import create_block_mask, flex_attention",
@@ -63,6 +61,45 @@ def flex_code(loaded: Loaded) -> str:
         ] + apart
     lines += [*_call(loaded, given)]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def mod_functions(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """`mods(...)`, which returns score_mod and mask_mod, or None in the place of one, as lines; and its arguments."""
+    loaded = _from_zero(loaded)
+    given, trees = _given(loaded), loaded.trees
+    lines = [*_constants(loaded), *["", ""] * bool(_constants(loaded)), f"def mods({', '.join(given)}):"]
+    lines += map(_indented, ["", *_mods(trees.items())] if len(trees) > 1 else _mods(trees.items()))
+    found = [field if field in trees else "None" for field in ("score_mod", "mask_mod")]
+    return [*lines, f"    return {', '.join(found)}"], given
+
+
+def _from_zero(loaded: Loaded) -> Loaded:
+    """The same attention, whose queries count from zero and whose sequences have keys of no other's: positions and
+    numbers of keys are in the functions, as FlexAttention has no word for them."""
+    spec, trees = loaded.spec, dict(loaded.trees)
+    end: Node = Read("kv_lens", (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
+    if spec.aligned_to_end:
+        at = call("add", Q_IDX, call("sub", end, Var("SQ", Type.INT)))
+        trees = {field: substitute(tree, {Q_IDX: at}) for field, tree in trees.items()}
+    if spec.per_batch:
+        there = call("lt", KV_IDX, end)
+        trees["mask_mod"] = call("and", there, trees["mask_mod"]) if "mask_mod" in trees else there
+    return replace(loaded, trees=trees)
+
+
+def _constants(loaded: Loaded) -> list[str]:
+    return [f"{n} = {p.value!r}" for n, p in loaded.spec.params.items() if p.value is not None]
+
+
+def _given(loaded: Loaded) -> list[str]:
+    """What the functions take from outside: buffers, run-time params and sizes."""
+    spec, trees = loaded.spec, loaded.trees
+    used = {name for tree in trees.values() for name in variables(tree)}
+    own = dict.fromkeys(
+        r.buffer for tree in trees.values() for r in reads(tree) if r.buffer not in spec.buffers
+    )
+    runtime = (n for n, p in spec.params.items() if p.value is None)
+    return [*spec.buffers, *own, *runtime, *(name for name in SIZES if name in used)]
 
 
 def _described(loaded: Loaded) -> Iterator[str]:
@@ -99,7 +136,6 @@ def _call(loaded: Loaded, given: list[str]) -> Iterator[str]:
     arguments += ["enable_gqa=True"] * (spec.gqa != 1)
     yield f"out = flex_attention({', '.join(arguments)})"
     without = {"sinks": spec.sinks, "packed sequences": spec.varlen, "pages": spec.paged_kv is not None}
-    without["numbers of keys of each sequence, but where the mods read them"] = spec.per_batch
     for said in (words for words, there in without.items() if there):
         yield f"# Without {said}: FlexAttention has no such argument."
 

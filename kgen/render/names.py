@@ -15,17 +15,14 @@ import ast
 import symtable
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic
-from kgen.expr.nodes import Node, Read, Var, transform
+from kgen.spec.renaming import SECTIONS, inside, renamed
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
     from kgen.targets import Source
-
-SECTIONS = ("buffers", "params")
 
 
 def clashes(
@@ -58,8 +55,7 @@ def given_way(loaded: Loaded, clashing: Collection[str]) -> Loaded | None:
     other = {name: f"{name}_arg" for name in clashing}
     if own & {*other.values()}:
         return None
-    called = {**loaded.called, **{inner: name for name, inner in other.items()}}
-    return replace(_renamed(loaded, other), called=called)
+    return inside(loaded, other)
 
 
 def hidden(loaded: Loaded, files: Mapping[str, str]) -> dict[str, str]:
@@ -90,29 +86,7 @@ def apart(loaded: Loaded, but: Collection[int] = ()) -> Loaded:
     its own, or `dx` would be what is made of `x` here, too. Those whose numbers are in `but` stay as they are."""
     names = enumerate(_names(loaded))
     other = {name: name if number in but else f"{name}__{number}z" for number, name in names}
-    return _renamed(loaded, other)
-
-
-def _renamed(loaded: Loaded, other: Mapping[str, str]) -> Loaded:
-    spec = loaded.spec
-
-    def rename(node: Node) -> Node:
-        if isinstance(node, Var):
-            return replace(node, name=other.get(node.name, node.name))
-        return (
-            replace(node, buffer=other[node.buffer])
-            if isinstance(node, Read) and node.buffer in other
-            else node
-        )
-
-    fields: dict[str, object] = {"name": other.get(spec.name, spec.name)}
-    for section in SECTIONS:
-        if hasattr(spec, section):
-            values = getattr(spec, section).items()
-            fields[section] = {other.get(name, name): value for name, value in values}
-    trees = {field: transform(tree, rename) for field, tree in loaded.trees.items()}
-    called = {other.get(name, name): user for name, user in loaded.called.items()}
-    return replace(loaded, spec=spec.model_copy(update=fields), trees=trees, called=called)
+    return renamed(loaded, other)
 
 
 def _names(loaded: Loaded) -> list[str]:

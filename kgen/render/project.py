@@ -64,7 +64,7 @@ def _not_found(path: Path, given: Sequence[Path]) -> Diagnostic:
 
 def load_all(paths: Iterable[Path]) -> list[Loaded]:
     """Every spec, each variant of it, or every error of every spec."""
-    return [one for variants in _each(paths, _load) for one in variants]
+    return [one for variants in each(paths, load) for one in variants]
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ def render_all(
     def render(path: Path) -> Rendered:
         if cached and targets is None and not single and (hit := cache.lookup(path, generated)):
             return Rendered(hit, None)
-        variants, whole = _load(path), targets is None and not single
+        variants, whole = load(path), targets is None and not single
         folders = render_variants(variants, targets, single=single)
         outputs = (Output(path, folder, files, whole=whole) for folder, files in folders.items())
         return Rendered(tuple(outputs), variants[0].text)
 
-    rendered = _each(paths, render)
+    rendered = each(paths, render)
     if targets is not None:
         _check_targets(targets, rendered)
     return rendered
@@ -122,14 +122,14 @@ def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> No
         raise KgenError(Diagnostic("no-target", f"no spec asks for the target {', '.join(sorted(targets))}"))
 
 
-def _load(path: Path) -> list[Loaded]:
+def load(path: Path) -> list[Loaded]:
     from kgen.spec.load import load_variants
 
     with blaming(str(path)):
         return load_variants(path)
 
 
-def _each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:
+def each(paths: Iterable[Path], work: Callable[[Path], T]) -> list[T]:
     """The results for all paths; errors are collected so that one run shows them all."""
     results: list[T] = []
     errors: list[KgenError] = []

@@ -92,6 +92,19 @@ def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
         ]
 
 
+def render_source(variants: Sequence[Loaded], source: Source) -> str:
+    """A file that stands beside the kernels of a spec, from all its variants."""
+    with _blaming(variants[0]):
+        return _file(environment.environment(environment.template_root()), variants, source)
+
+
+def render_text(loaded: Loaded, template: str, context: dict[str, object]) -> str:
+    """A file of the user's to start from, without a header."""
+    with _blaming(loaded):
+        env = environment.environment(environment.template_root())
+        return _tidy(env.get_template(template).render(context))
+
+
 def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
     return blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})")
 

@@ -20,6 +20,9 @@ from kgen.render import manifest
 from kgen.render.header import body_hash, is_untouched
 from kgen.render.manifest import MANIFEST, Manifest
 
+DEPTH = 4
+"""How deep folders lie: those of a variant of a spec in those of an adapter in a repository."""
+
 State = Literal["new", "changed", "unchanged", "pruned", "edited"]
 
 
@@ -53,8 +56,9 @@ class Change:
         return self.path.name == MANIFEST
 
 
-def compute_changes(outputs: Sequence[Output], generated: Path) -> list[Change]:
-    """Everything that stands between the disk and `outputs`, unchanged files included."""
+def compute_changes(outputs: Sequence[Output], generated: Path, *, others: bool = True) -> list[Change]:
+    """Everything that stands between the disk and `outputs`, unchanged files included. Without `others`, only what lies
+    in their own folders is looked at."""
     with _os_errors():
         made = {Path(os.path.realpath(output.spec)): output for output in outputs}
         _refuse_shared_names(outputs, made, generated)
@@ -62,19 +66,24 @@ def compute_changes(outputs: Sequence[Output], generated: Path) -> list[Change]:
         for output in outputs:
             changes += _directory_changes(output, generated / output.name)
         names = {output.name for output in outputs}
+        own = {name.partition("/")[0] for name in names}
         for folder in _folders(generated):
-            if folder.relative_to(generated).as_posix() not in names:
+            name = folder.relative_to(generated).as_posix()
+            if name not in names and (others or name.partition("/")[0] in own):
                 changes += _orphan_changes(folder, made)
         return changes
 
 
-def _folders(generated: Path) -> Iterator[Path]:
-    """The folders that kgen made, and below each those of its variants; a link leads to somebody else's."""
-    for path in sorted(generated.glob(f"*/{MANIFEST}")):
-        if not path.parent.is_symlink():
-            variants = sorted(path.parent.glob(f"*/{MANIFEST}"))
-            yield from (inner.parent for inner in variants if not inner.parent.is_symlink())
-            yield path.parent
+def _folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+    """The folders that kgen made, those inside of others first; a link leads to somebody else's."""
+    inside: list[Path] = []
+    with suppress(FileNotFoundError):  # It is none yet, or another process has just pruned it.
+        inside = sorted(folder.iterdir()) if depth else []
+    for path in inside:
+        if path.is_dir() and not path.is_symlink():
+            yield from _folders(path, depth - 1)
+            if (path / MANIFEST).exists():
+                yield path
 
 
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
@@ -142,7 +151,7 @@ def _refuse_shared_names(outputs: Sequence[Output], made: Mapping[Path, Output],
     first: dict[str, Path] = {}
     for output in outputs:
         parts = output.name.split("/")
-        if len(parts) > 2 or not all(part.isidentifier() for part in parts):
+        if len(parts) > DEPTH or not all(part.replace("-", "_").isidentifier() for part in parts):
             raise ValueError(f"a spec is called {output.name!r}: its directory could be anywhere")
         directory = generated / output.name
         other = first.setdefault(output.name, output.spec)

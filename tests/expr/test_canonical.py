@@ -133,6 +133,16 @@ def test_a_mask_may_be_written_into_the_score() -> None:
         assert body(respelled("causal", score_mod=written, mask_mod=None)) == body(respelled("causal"))
 
 
+def test_gradients_stand_in_the_order_of_the_buffers() -> None:
+    """In whatever order the score names these."""
+    buffers = (
+        "buffers: {a: {shape: [B, 3], dtype: fp32, grad: true}, c: {shape: [HQ], dtype: fp32, grad: true}}\n"
+    )
+    spec = f"kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\n{buffers}score_mod: "
+    wanted = body(spec + "score - (a[b, 2] + a[b, 1] + c[h])")
+    assert body(spec + "score - (c[h] + a[b, 1] + a[b, 2])") == wanted
+
+
 # --- random words ------------------------
 
 

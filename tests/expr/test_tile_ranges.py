@@ -25,7 +25,9 @@ ZERO = Const(0, Type.INT)
 
 
 def spans_of(tree: Node, inner: Axis, outer: Axis) -> tuple[Span, ...]:
-    return RangeFinder(inner, outer, Algebra(POSITIVE), POSITIVE, SORTED.__contains__).spans(tree)
+    return RangeFinder(inner, outer, Algebra(POSITIVE), POSITIVE, lambda read: read.buffer in SORTED).spans(
+        tree
+    )
 
 
 def allowed(tree: Node, env: dict[str, Any], inner: Axis) -> torch.Tensor:

@@ -19,6 +19,7 @@ from kgen.flex import spec as live_spec
 from kgen.flex.flexcode import flex_code
 from kgen.flex.importing import Options, imported
 from kgen.flex.writing import settled
+from kgen.kernels.attention.verify.reference import attention
 from kgen.spec.load import loads
 
 HERE = Path(__file__).parent
@@ -208,5 +209,21 @@ def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:
     spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\nlengths: {kv: {per_batch: true}}\n"
     code = flex_code(loads(spec + "mask_mod: kv_lens[b] - kv_idx < 30\n", "x.yaml"))
     assert "def x_mods(kv_lens):" in code
-    assert "return kv_lens[b] - kv_idx < 30" in code
-    assert "# Without numbers of keys of each sequence" in code
+    assert "return (kv_idx < kv_lens[b]) & (kv_lens[b] - kv_idx < 30)" in code
+
+
+@pytest.mark.parametrize("lengths", ["any", "{per_batch: true}"])
+def test_queries_at_the_end_stand_there_in_the_code_of_flexattention(lengths: str) -> None:
+    """FlexAttention counts queries from zero: in float64 it gives what the reference gives."""
+    spec = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 8\nalign: end\n"
+    spec += "buffers: {m: {shape: [HQ], dtype: fp32}}\nscore_mod: score + m[h] * (kv_idx - q_idx)\n"
+    mods = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 9\n"
+    loaded = loads(spec + f"lengths: {{kv: {lengths}}}\n" + mods, "x.yaml")
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 8, dtype=torch.float64) for n in (5, 20, 20))
+    lens = torch.tensor([20, 13]) if loaded.spec.per_batch else None
+    scope = {"q": q, "k": k, "v": v, "m": torch.tensor([0.5, 0.1], dtype=torch.float64), "kv_lens": lens}
+    exec(flex_code(loaded), scope | {"B": 2, "HQ": 2, "HKV": 2, "SQ": 5, "SK": 20}, scope)
+    at = {"aligned_to_end": True, "kv_lens": lens, "buffers": {"m": scope["m"]}}
+    wanted = attention(q, k, v, score_mod=loaded.trees["score_mod"], mask_mod=loaded.trees["mask_mod"], **at)
+    assert torch.allclose(scope["out"], wanted.out, atol=1e-6)

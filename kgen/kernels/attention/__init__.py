@@ -24,4 +24,8 @@ FAMILY = Family(
     tune=Lazy("kgen.kernels.attention.tune.tuning:tune_specs"),
     varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
     names_give_way=True,
+    adapters={
+        "transformers": Lazy("kgen.kernels.attention.adapt.transformers:adapter"),
+        "hub": Lazy("kgen.kernels.attention.adapt.hub:adapter"),
+    },
 )

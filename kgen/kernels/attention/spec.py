@@ -67,21 +67,14 @@ RESERVED = frozenset(
         "torch",
         "triton",
         "tl",
-        # What plans have of a tile.
-        "qk",
-        "q_start",
-        "q_last",
-        "q_live",
-        "kv_start",
-        "kv_last",
-        "kv_live",
-        "offs_n",
     }
 )
+OF_TILES = frozenset({"qk", "q_start", "q_last", "q_live", "kv_start", "kv_last", "kv_live", "offs_n"})
+"""What plans say of a tile, in the trees of a spec: its own such names give way before it is planned."""
 PASSES = ("forward", "backward", "decode")
 MAX_RANK = 4
 
-Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED))]
+Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED | OF_TILES))]
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
 
 # --- parts ------------------------

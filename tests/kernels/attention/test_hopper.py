@@ -376,15 +376,19 @@ def test_races_are_found(what: str, tmp_path: Path, verdict: Any) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(text.replace(right, wrong))
     verdict(_problem(name), path)
+    assert any(_found(name, path, seed) for seed in range(3))
+
+
+def _found(name: str, path: Path, seed: int) -> list[str]:
+    """What is wrong in one order of warps."""
     try:
-        _, found = interpreted(_verify, name, path, 0, 1)
+        return interpreted(_verify, name, path, seed, 1)[1]
     except (RuntimeError, AssertionError) as error:
         # What is read early may be freed early: its barrier never completes, or has too many arrivals.
-        found = re.findall(
+        return re.findall(
             "a barrier that nobody completes|more arrivals than|may not be zero yet|without a fence",
             str(error),
         )
-    assert found
 
 
 def _spec(name: str) -> Path:

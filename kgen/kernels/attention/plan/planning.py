@@ -23,6 +23,7 @@ from kgen.expr.hoist import TILE, Place, hoist, place_of
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
+from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK, SCORE, peel_scalar, softmax_form
 from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
@@ -45,7 +46,7 @@ from kgen.kernels.attention.plan.model import (
     chunks,
     grouped,
 )
-from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.plan.positions import named_apart, positioned
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, tile_tables
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
@@ -57,6 +58,7 @@ def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
     alone is planned then.
     """
+    loaded = named_apart(loaded)
     trees = canonical(loaded.trees, numbers(loaded.spec.params))
     return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()
 
@@ -82,6 +84,10 @@ def ties_lengths(
         for read in reads(tree)
         for size, index in zip(shapes.get(read.buffer, ()), read.indices, strict=False)
     )
+
+
+HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
+"""What is known of a sequence and of a head."""
 
 
 class _Planner:
@@ -209,10 +215,11 @@ class _Planner:
         """Which pairs of positions exist and are allowed."""
         return all_of([self.q.bound, self.kv.bound, self.mask_mod or TRUE])
 
-    def _is_sorted(self, buffer: str) -> bool:
-        """Whether a buffer is searched. One whose length is no other size may end first, and reads as zeros there."""
-        own = self.spec.buffers[buffer]
-        return bool(own.sorted) and own.shape[-1] in SIZES
+    def _is_sorted(self, read: Read) -> bool:
+        """Whether a row is searched. One that no size is the length of, or that may not be there, may read as zeros."""
+        own = self.spec.buffers[read.buffer]
+        inside = all(map(HEADS.within, read.indices[:-1], own.shape))
+        return bool(own.sorted) and own.shape[-1] in SIZES and inside
 
     # --- loops ---------------------------------------------------------------------------------------------------
 
@@ -312,7 +319,7 @@ class _Planner:
         for gradient in gradients:
             roots[f"d_{gradient.name}"] = (gradient.derivative, TILE)
             if gradient.along == "pair" and gradient.summed is None:
-                roots |= {f"d_{gradient.name}_{i}": (node, TILE) for i, node in enumerate(gradient.indices)}
+                roots |= {f"d_{gradient.name}[{i}]": (node, TILE) for i, node in enumerate(gradient.indices)}
         # A derivative is computed beside the sum that has its name.
         taken = {name for root in roots if root.startswith("d_") for name in (root, f"{root}_tile")}
         reserved = _RESERVED | taken | set(self.spec.buffers) | set(self.spec.params)
@@ -351,11 +358,11 @@ class _Planner:
 
     def _gradients(self) -> tuple[ReadGradient, ...]:
         found: list[ReadGradient] = []
-        for read in reads(self.score_mod) if self.score_mod is not None else ():
+        score, order = self.score_mod or SCORE, [*self.spec.buffers]  # whatever the score names first
+        for read in sorted(reads(score), key=lambda r: (order.index(r.buffer), show(r))):
             if not self.spec.buffers[read.buffer].grad:
                 continue
-            assert self.score_mod is not None
-            derivative = differentiate(self.score_mod, read, self.algebra)
+            derivative = differentiate(score, read, self.algebra)
             if is_zero(derivative):
                 continue
             factor, rest = peel_scalar(derivative, self.algebra)
@@ -391,8 +398,7 @@ class _Planner:
         return ties_lengths(trees, {n: b.shape for n, b in self.spec.buffers.items()})
 
     def _index_ranges(self) -> IndexRanges:
-        greatest = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}
-        greatest |= {"q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
+        greatest = {**HEADS.greatest, "q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
         # Of the last block that is listed a tile may be past the end.
         listed = self.choice.listed
         greatest |= {} if listed else {"q_start": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}}

@@ -124,7 +124,8 @@ class Setting:
         end = self.world.read(KV_LENS, (self.names["b"],)) if spec.per_batch else self.names["SK"]
         at = q + (end - self.names["SQ"]) if spec.aligned_to_end else q
         score = z3.Real("qk") * self.names["scale"]
-        return {**self.names, "q_idx": at, "kv_idx": kv, "score": score}
+        own = {user: self.names[inner] for inner, user in self.plan.called.items() if inner in self.names}
+        return {**self.names, **own, "q_idx": at, "kv_idx": kv, "score": score}
 
     def allowed(self, q: Any, kv: Any) -> Any:
         """That the spec lets a query see a key: what its mask says, and its score where that is minus infinity."""

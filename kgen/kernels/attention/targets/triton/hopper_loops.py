@@ -28,6 +28,7 @@ from kgen.targets.code import (
     row,
     text,
     uses_of,
+    walk,
     with_names,
 )
 
@@ -52,7 +53,8 @@ NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
 
 
 def own_range(fields: Fields, before: list[Statement], there: list[Statement], inner: str, block: int) -> Own:
-    """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it."""
+    """What of a half's range is worth computing: nothing that is searched for, or where a tile is longer than it. Nor
+    what is read at its first position, which may lie past the last one."""
     outer, rows, size = ("q", "OWN_M", "SQ") if inner == "kv" else ("kv", "OWN_N", "SK")
     moves = {f"{outer}_start", f"{outer}_last"}
     (span,) = fields["spans"]
@@ -61,7 +63,10 @@ def own_range(fields: Fields, before: list[Statement], there: list[Statement], i
     def own(end: str) -> bool:
         found = needed([*before, *span["bounds"]], [f"{inner}_{end}"])
         searched = any(calls(code, FIRST_AT_LEAST, FIRST_KEY) for code in codes(found))
-        if not moves & uses_of(found) or searched or block > HALF:
+        parts = (part for code in codes(found) for part in walk(code))
+        loads = [part for part in parts if isinstance(part, Op) and part.fn == "load"]
+        read = f"{outer}_start" in uses_of(loads)
+        if not moves & uses_of(found) or searched or read or block > HALF:
             return False
         lines.extend(line for line in found if line not in there and line not in lines)
         return True

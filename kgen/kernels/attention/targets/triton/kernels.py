@@ -266,7 +266,7 @@ class KernelFields:
     def _scattered(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> list[Statement]:
         """The gradient of a read with an element for each pair, added to the buffer's own where its indices say."""
         lines, part = self.contribution(loop, printer, g)
-        indices = tuple(loop.program.results[f"d_{g.name}_{i}"] for i in range(len(g.indices)))
+        indices = tuple(loop.program.results[f"d_{g.name}[{i}]"] for i in range(len(g.indices)))
         address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
         inside = printer.guard(g.buffer, indices, ("q", "kv"))
         if not is_one(g.factor):

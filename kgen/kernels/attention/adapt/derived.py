@@ -1,0 +1,218 @@
+"""Specs that a model needs beside its own, as text: YAML that anybody can read, render and verify.
+
+cached        for caches and padded sequences: query i stands at q_start[b] + i and key j at kv_start[b] + j, and
+              only the keys kv_first[b] <= j < kv_end[b] are there; the window is the argument `sliding_window`
+everywhere    without the window, for those layers of a model that have none
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.scalarstring import LiteralScalarString
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.expr.algebra import call
+from kgen.expr.canonical import canonical
+from kgen.expr.fold import folded
+from kgen.expr.mask_form import all_of, conjuncts
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
+from kgen.flex.text import written
+from kgen.kernels.attention.spec import ANY, AttentionSpec
+from kgen.spec.common import numbers
+from kgen.spec.load import Loaded
+from kgen.spec.source import Document
+
+PLACES = ("q_start", "kv_start", "kv_first", "kv_end")
+"""Buffers [B] int32 of a spec for caches: positions of the first query and key, and which keys are there."""
+WINDOW = "sliding_window"
+DISTANCE = call("sub", Q_IDX, KV_IDX)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A spec as models see it: its trees in their canonical form, and what their layers say of themselves."""
+
+    loaded: Loaded
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The model of the spec."""
+        spec: AttentionSpec = self.loaded.spec
+        return spec
+
+    @cached_property
+    def trees(self) -> Mapping[str, Node]:
+        """In the one spelling that all others have, too."""
+        return canonical(self.loaded.trees, numbers(self.spec.params))
+
+    @property
+    def conditions(self) -> list[Node]:
+        """What the mask requires all at once."""
+        return conjuncts(self.trees["mask_mod"]) if "mask_mod" in self.trees else []
+
+    @cached_property
+    def window(self) -> int | None:
+        """How many keys a query sees up to its own, if the spec says so beside that none comes after it."""
+        if call("ge", Q_IDX, KV_IDX) not in self.conditions:
+            return None
+        return next((width for c in self.conditions if (width := self._width(c)) is not None), None)
+
+    @property
+    def softcap(self) -> float | None:
+        """The bound of `cap * tanh(score / cap)`, where that is all of the score."""
+        match self.with_numbers(self.trees.get("score_mod", SCORE)):
+            case Call("mul", (Const(cap), Call("tanh", (inner,)))) | Call(
+                "mul", (Call("tanh", (inner,)), Const(cap))
+            ):
+                pass
+            case _:
+                return None
+        match inner:
+            case Call("div", (score, Const(bound))) if score == SCORE:
+                slope = 1 / bound
+            case Call("mul", (score, Const(slope)) | (Const(slope), score)) if score == SCORE:
+                pass
+            case _:
+                return None
+        return float(cap) if math.isclose(cap * slope, 1) else None
+
+    @property
+    def sees_positions(self) -> bool:
+        """Whether it matters where queries and keys stand."""
+        used = {name for tree in self.trees.values() for name in variables(tree)}
+        return bool({"q_idx", "kv_idx"} & used)
+
+    def with_numbers(self, node: Node) -> Node:
+        """A tree with the params that are known in it, and what follows of them."""
+        params = self.spec.params.items()
+        known: dict[Node, Node] = {
+            Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params if p.value is not None
+        }
+        return folded(substitute(node, known), {})
+
+    def everywhere(self) -> str:
+        """The same attention without its window."""
+        kept = [c for c in self.conditions if self._width(c) is None]
+        trees = {**self.trees, "mask_mod": all_of(kept)}
+        return self._text("everywhere", "for layers without a window", trees, {}, self.spec.passes)
+
+    def cached(self) -> str:
+        """The same attention where positions and the keys that are there are arguments."""
+        self._refuse_sizes()
+        b = Var("b", Type.INT)
+        q_start, kv_start, kv_first, kv_end = (Read(name, (b,), Type.INT) for name in PLACES)
+        kept = [c for c in self.conditions if self.window is None or self._width(c) is None]
+        if self.window is not None:
+            kept.append(call("lt", DISTANCE, Var(WINDOW, Type.INT)))
+        trees = {**self.trees, "mask_mod": all_of(kept)} if kept else dict(self.trees)
+        moved: dict[Node, Node] = {Q_IDX: call("add", Q_IDX, q_start), KV_IDX: call("add", KV_IDX, kv_start)}
+        trees = {field: substitute(tree, moved) for field, tree in trees.items()}
+        there = [call("le", kv_first, KV_IDX), call("lt", KV_IDX, kv_end)]
+        trees["mask_mod"] = all_of([*([trees["mask_mod"]] if "mask_mod" in trees else []), *there])
+        own = {r.buffer for tree in trees.values() for r in reads(tree)}
+        buffers = {name: {"shape": ["B"], "dtype": "int32"} for name in PLACES if name in own}
+        decodes = ("decode",) * (not self.spec.sinks)
+        passes = (*(p for p in self.spec.passes if p != "decode"), *decodes)
+        labels = {moved[Q_IDX]: "q_at", moved[KV_IDX]: "kv_at"}
+        return self._text("cached", "for caches and padded sequences", trees, buffers, passes, labels)
+
+    # --- parts ------------------------
+
+    def _width(self, condition: Node) -> int | None:
+        """The window that a condition is: q_idx - kv_idx < width."""
+        match self.with_numbers(condition):
+            case Call("lt" | "le" as fn, (left, Const(int(width)))) if left == DISTANCE:
+                return width + (fn == "le")
+        return None
+
+    def _text(
+        self,
+        word: str,
+        words: str,
+        trees: Mapping[str, Node],
+        buffers: Mapping[str, Any],
+        passes: Sequence[str],
+        labels: Mapping[Node, str] = MappingProxyType({}),
+    ) -> str:
+        """The YAML of a spec with other trees, further buffers, and what is left of the rest."""
+        document = Document(self.loaded.text, self.loaded.path.as_posix())
+        given, cached = document.data, word == "cached"
+        used = {name for tree in trees.values() for name in variables(tree)}
+        read = {r.buffer for tree in trees.values() for r in reads(tree)}
+        tables = {n: _open(b) if cached else b for n, b in (given.get("buffers") or {}).items() if n in read}
+        params = {n: p for n, p in (given.get("params") or {}).items() if n in used}
+        params |= {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
+        texts = {
+            field: written(tree, labels, {**tables, **params, **buffers}) for field, tree in trees.items()
+        }
+        same = ("license", "dtype", "precision", "head_dim", "gqa", "sinks", "fast_math")
+        data = {
+            "kernel": "attention",
+            "name": f"{self.spec.name}_{word}",
+            "summary": f"{self.spec.name} {words}.",
+            **{field: given[field] for field in same if field in given},
+            "buffers": {name: _in_flow(buffer) for name, buffer in {**tables, **buffers}.items()},
+            "params": params,
+            **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
+            "passes": list(passes),
+            "align": "start",
+        }
+        yaml, out = YAML(typ="rt"), io.StringIO()
+        yaml.width, yaml.default_flow_style = 2**20, None
+        yaml.dump({field: value for field, value in data.items() if value not in ({}, "")}, out)
+        return out.getvalue()
+
+    def _refuse_sizes(self) -> None:
+        """A cache has other lengths than the sequence that it is of, and arguments of its own."""
+        for field, tree in self.loaded.trees.items():
+            if named := sorted({"SQ", "SK"} & variables(tree)):
+                message = f"`{field}` reads {named[0]}, which in a cache is not what the sequence has"
+                self._refuse(message, "say it by positions: a cache knows where queries and keys stand")
+        kept = [c for c in self.conditions if self.window is None or self._width(c) is None]
+        own = [*kept, *(tree for field, tree in self.trees.items() if field != "mask_mod")]
+        used = {name for tree in own for name in variables(tree)} | {*self.spec.buffers}
+        for name in (*PLACES, WINDOW):
+            if name in used:
+                self._refuse(f"`{name}` is an argument of the kernels for caches", "choose another name")
+
+    def _refuse(self, message: str, hint: str) -> None:
+        raise KgenError(Diagnostic("no-adapter", message, self.loaded.path.as_posix(), 1, 1, hint=hint))
+
+
+def checked(loaded: Loaded) -> Variant:
+    """A spec that models can call. Raises `KgenError` for one that has another layout than their tensors."""
+    spec = loaded.spec
+    reasons = {
+        "its sequences are packed": spec.varlen,
+        "its keys are in pages": spec.paged_kv is not None,
+        "each sequence has its own number of keys": spec.per_batch,
+        "it has no pass `forward`": "forward" not in spec.passes,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            hint = "write a spec of whole sequences: kernels for caches are made of it"
+            message = f"models of transformers cannot call `{spec.name}`: {reason}"
+            raise KgenError(Diagnostic("no-adapter", message, loaded.path.as_posix(), 1, 1, hint=hint))
+    return Variant(loaded)
+
+
+def _in_flow(mapping: Mapping[str, Any]) -> CommentedMap:
+    """A mapping on one line."""
+    found = CommentedMap(mapping)
+    found.fa.set_flow_style()
+    return found
+
+
+def _open(buffer: Mapping[str, Any]) -> dict[str, Any]:
+    """A buffer whose rows are as long as its tensor: positions in a cache go beyond the queries of a call."""
+    return {**buffer, "shape": [ANY if size in ("SQ", "SK") else size for size in buffer["shape"]]}

@@ -1,0 +1,280 @@
+"""Models of transformers through an emitted adapter: eager's logits, gradients and generated tokens."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from apart import interpreted
+from torch import Tensor
+
+from kgen.kernels.attention.adapt.transformers import adapter
+from kgen.spec.load import loads_variants
+
+DOCS = Path(__file__).parents[4] / "docs" / "adapters.md"
+WINDOW = "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window"
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
+MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("LlamaConfig", {}, "mask_mod: q_idx >= kv_idx"),
+    "qwen3": ("Qwen3Config", {}, "mask_mod: kv_idx <= q_idx"),
+    "gemma2": (
+        "Gemma2Config",
+        {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, **MIXED},
+        f"params: {{cap: 5.0, window: 8}}\nscore_mod: cap * tanh(score / cap)\n{WINDOW}",
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {"query_pre_attn_scalar": 16, **MIXED},
+        f"params: {{window: 8}}\n{WINDOW}",
+    ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+            "rope_parameters": {"rope_type": "default"},
+            **MIXED,
+        },
+        f"sinks: true\nparams: {{window: 8}}\n{WINDOW}",
+    ),
+}
+"""By name: the config of a model, what it has beside SIZES, and the attention of its layers."""
+
+
+def spec(name: str, mods: str) -> str:
+    return f"kernel: attention\nname: my_{name}\ndtype: fp32\nhead_dim: 16\ngqa: 2\n{mods}\n"
+
+
+def written(text: str, folder: Path) -> None:
+    for inner, files in adapter(loads_variants(text, "own.yaml")).folders.items():
+        (folder / inner).mkdir()
+        for name, content in files.items():
+            (folder / inner / name).write_text(content)
+
+
+def imported(folder: Path, name: str) -> Any:
+    """The adapter, whose kernels run in this process."""
+    from kgen.verify import interpreter
+
+    torch.set_num_threads(1)
+    interpreter.mend()
+    sys.path.insert(0, str(folder))
+    return importlib.import_module(f"my_{name}_transformers")
+
+
+def model_of(name: str, **more: Any) -> Any:
+    import transformers
+
+    config, own, _ = MODELS[name]
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        getattr(transformers, config)(**{**SIZES, **own, **more}), attn_implementation="eager"
+    ).float()
+    for parameter in model.parameters():  # so large that attention makes a difference
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def tokens() -> tuple[Tensor, Tensor]:
+    """Two sequences, and which of their tokens are no padding: the second begins with some."""
+    torch.manual_seed(1)
+    ids = torch.randint(1, 64, (2, 21))
+    there = torch.ones_like(ids)
+    there[1, :6] = 0
+    return ids, there
+
+
+def results(model: Any, implementation: str) -> dict[str, Tensor]:
+    """What training and generation give."""
+    ids, there = tokens()
+    model.set_attn_implementation(implementation)
+    found = {}
+    for name, mask in (("", None), ("padded ", there)):
+        model.train().zero_grad()
+        # What padding foretells is nothing: that of the first token neither.
+        labels = ids if mask is None else ids.masked_fill((mask.cumsum(1) < 2), -100)
+        out = model(ids, attention_mask=mask, labels=labels)
+        out.loss.backward()
+        found[f"{name}logits"] = out.logits.detach()[there.bool()]
+        found |= {f"{name}d {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.eval()
+    for name, more in (("", {}), ("static ", {"cache_implementation": "static"})):
+        given = {
+            "max_new_tokens": 14,
+            "do_sample": False,
+            "output_scores": True,
+            "return_dict_in_generate": True,
+        }
+        out = model.generate(ids, attention_mask=there, **given, **more)
+        found[f"{name}tokens"], found[f"{name}scores"] = out.sequences, torch.stack(out.scores)
+    return found
+
+
+def compared(folder: Path, name: str) -> dict[str, float]:
+    """The difference to eager of all that is computed, relative to its largest number; tokens are equal or not."""
+    imported(folder, name)
+    model = model_of(name)
+    ours, eager = results(model, f"my_{name}"), results(model, "eager")
+    assert ours.keys() == eager.keys()
+    assert eager["tokens"].shape[1] == 21 + 14
+    return {
+        key: float(not torch.equal(ours[key], wanted))
+        if wanted.dtype == torch.long
+        else float((ours[key] - wanted).abs().max() / wanted.abs().max().clamp(min=1e-6))
+        for key, wanted in eager.items()
+    }
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_is_what_it_is_in_eager(name: str, tmp_path: Path) -> None:
+    written(spec(name, MODELS[name][2]), tmp_path)
+    found = interpreted(compared, tmp_path, name)
+    assert len(found) > 30
+    assert {key: error for key, error in found.items() if not error < 3e-5} == {}
+
+
+MISTAKES = {
+    "queries stand where keys do": (
+        "at[..., 0], at[..., 1] = q_offset, kv_offset",
+        "at[..., 0], at[..., 1] = 0, 0",
+    ),
+    "padding is there": ("at[..., 2] = 0 if first is None", "at[..., 2] = 0 if True"),
+    "all layers have a window": ("2**30 if everywhere else WINDOW", "WINDOW"),
+    "no layer has a window": ("everywhere = sliding_window is None and", "everywhere = True or"),
+}
+
+
+SAMPLE = "queries stand where keys do"
+
+
+@pytest.mark.parametrize(
+    "mistake", [m if m == SAMPLE else pytest.param(m, marks=pytest.mark.thorough) for m in MISTAKES]
+)
+def test_a_wrong_adapter_is_found(mistake: str, tmp_path: Path) -> None:
+    written(spec("gemma2", MODELS["gemma2"][2]), tmp_path)
+    path = tmp_path / "my_gemma2_transformers" / "__init__.py"
+    right, wrong = MISTAKES[mistake]
+    text = path.read_text()
+    assert text.count(right) == 1
+    path.write_text(text.replace(right, wrong))
+    found = interpreted(compared, tmp_path, "gemma2")
+    assert max(found.values()) > 1e-3
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "dropout": ("gemma2", {"dropout": 0.1}, "no dropout"),
+    "weights": ("gemma2", {"output_attentions": True}, "no weights to give"),
+    "another window": ("gemma2", {"sliding_window": 9}, "a window of 9, the kernels one of 8"),
+    "a window": ("llama", {"sliding_window": 9}, "a window of 9, and the kernels none"),
+    "another cap": ("gemma2", {"softcap": 30.0}, "caps scores at 30.0, the kernels at 5.0"),
+    "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, the kernels do not"),
+    "sinks": ("llama", {"s_aux": 1}, "write `sinks: true` in the spec"),
+    "no sinks": ("gpt_oss", {}, "the layer has none"),
+    "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got one of pairs"),
+    "fewer queries": ("llama", {"query": torch.zeros(1, 4, 1, 16)}, "nobody said where the queries stand"),
+}
+
+
+def test_what_kernels_do_not_do_is_refused(tmp_path: Path) -> None:
+    for name in ("llama", "gemma2", "gpt_oss"):
+        written(spec(name, MODELS[name][2]), tmp_path)
+    found = interpreted(_refusals, tmp_path)
+    assert {case: said for case, said in found.items() if REFUSED[case][2] not in said} == {}
+
+
+def _refusals(folder: Path) -> dict[str, str]:
+    found = {}
+    for case, (name, arguments, _) in REFUSED.items():
+        adapter, given = imported(folder, name), dict(arguments)
+        query, key = given.pop("query", torch.zeros(1, 4, 4, 16)), torch.zeros(1, 2, 4, 16)
+        with pytest.raises(ValueError, match=f"my_{name}: ") as error:
+            adapter.attention(torch.nn.Module(), query, key, key, given.pop("attention_mask", None), **given)
+        found[case] = str(error.value)
+    return found
+
+
+def test_masks_that_kernels_do_not_have_are_refused(tmp_path: Path) -> None:
+    written(spec("llama", MODELS["llama"][2]), tmp_path)
+    packed, between, taken = interpreted(_masks, tmp_path)
+    assert "a mask of packed_sequence_mask_function" in packed
+    assert "register(any_mask=True)" in packed
+    assert "not between" in between
+    assert taken
+
+
+def _masks(folder: Path) -> tuple[str, str, bool]:
+    from transformers import masking_utils as masks
+
+    adapter = imported(folder, "llama")
+    apart = masks.packed_sequence_mask_function(torch.zeros(1, 9, dtype=torch.int32))
+    both = masks.and_masks(masks.causal_mask_function, apart)
+    with pytest.raises(ValueError, match="packed") as packed:
+        adapter.places(1, 9, 9, mask_function=both)
+    there = torch.tensor([[True, False, True, True]])
+    with pytest.raises(ValueError, match="between") as between:
+        adapter.places(1, 4, 4, mask_function=masks.causal_mask_function, attention_mask=there)
+    adapter.register(any_mask=True)
+    return str(packed.value), str(between.value), adapter.places(1, 9, 9, mask_function=both) is None
+
+
+def test_buffers_are_given_once_or_by_a_function(tmp_path: Path) -> None:
+    """Such an adapter waits to be told; a function is asked at every call."""
+    mods = "buffers: {slopes: {shape: [HQ], dtype: fp32}}\nscore_mod: score + slopes[h] * (kv_idx - q_idx)"
+    written(spec("alibi", mods), tmp_path)
+    assert interpreted(_alibi, tmp_path)
+
+
+def _alibi(folder: Path) -> bool:
+    from transformers import AttentionInterface
+
+    adapter = imported(folder, "alibi")
+    assert "my_alibi" not in AttentionInterface()
+    slopes, module = torch.tensor([0.5, 0.25]), torch.nn.Module()
+    module.slopes = slopes
+    q, k, v = (torch.randn(1, heads, 5, 16) for heads in (2, 1, 1))
+    distance = torch.arange(5) - torch.arange(5)[:, None]
+    p = (q @ k.mT * 0.25 + slopes[:, None, None] * distance).softmax(-1)
+    placed = torch.tensor([[[[7, 7, 0, 5]]]], dtype=torch.int32)
+    found = []
+    for given in (slopes, lambda module, query, key: module.slopes):
+        adapter.register(slopes=given)
+        assert "my_alibi" in AttentionInterface()
+        for mask in (None, placed):
+            out, weights = adapter.attention(module, q, k, v, mask)
+            assert weights is None
+            found.append(torch.allclose(out, (p @ v).transpose(1, 2), atol=1e-5))
+    return all(found)
+
+
+def test_a_script_of_ten_lines_trains_and_generates(tmp_path: Path) -> None:
+    """What docs/adapters.md says, in an empty folder."""
+    script = re.search(r"^```python\n(.*?)^```", DOCS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert script is not None
+    (tmp_path / "train.py").write_text(script[1])
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    for command in (["-m", "kgen", "adapt", "gemma2", "--for", "transformers"], ["train.py"]):
+        run = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=100
+        )
+        assert run.returncode == 0, run.stderr
