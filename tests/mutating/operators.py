@@ -50,6 +50,7 @@ class Place:
         return [arg.arg for arg in self.function.args.args]
 
 
+KEY = "_layouts"
 OTHER = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 
 
@@ -158,14 +159,24 @@ def launch(node: ast.AST, at: Place) -> Found:
     """
     if at.kernel or not isinstance(node, ast.Call) or len(node.args) < 2:
         return
-    if _called(node).startswith("_") or _called(node).endswith("_op"):
-        for a, b in zip(node.args[1:], node.args[2:], strict=False):
-            if type(a) is type(b) and at.segment(a) != at.segment(b):
-                yield a, at.segment(b)
+    if _called(node) != KEY and (_called(node).startswith("_") or _called(node).endswith("_op")):
+        yield from _exchanged(node, at)
     for keyword in node.keywords:
         constant = isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool)
         if constant and keyword.arg != "enable_fp_fusion":
             yield keyword.value, str(not keyword.value.value)
+
+
+def key(node: ast.AST, at: Place) -> Found:
+    """What compiled launches are looked up by is another tensor's."""
+    if isinstance(node, ast.Call) and _called(node) == KEY:
+        yield from _exchanged(node, at)
+
+
+def _exchanged(node: ast.Call, at: Place) -> Found:
+    for a, b in zip(node.args[1:], node.args[2:], strict=False):
+        if type(a) is type(b) and at.segment(a) != at.segment(b):
+            yield a, at.segment(b)
 
 
 def _statement(node: ast.AST, at: Place, *names: str) -> Found:
@@ -229,6 +240,7 @@ OPERATORS: dict[str, Operator] = {
         order,
         tile,
         launch,
+        key,
         barrier,
         arrival,
         fence,

@@ -9,9 +9,29 @@ from mutating.operators import Mutant
 Rule = Callable[[str, Mutant], bool]
 """Of a file, by the name of its spec and its own, and a mutant."""
 
+MORE_MASKED = (
+    ("j < n_last_masked", "j <= n_last_masked"),
+    ("n_first_masked > 0", "n_first_masked >= 0"),
+    ("MASKED", "True"),
+)
+
 NOTHING: dict[str, Rule] = {
     "launches are looked up by it: another one costs time": lambda _, m: (
         (m.operator == "launch" and m.old == "layouts") or "_COMPILED" in m.old
+    ),
+    "a tile that needs no mask may have one": lambda _, m: (
+        (m.old, m.new) in MORE_MASKED
+        or (
+            m.function.startswith("_dkdv_hopper")
+            and m.old == "kv_start + BLOCK_N > SK"
+            and m.new.endswith("True")
+        )
+    ),
+    "kernels that do not begin ahead of time wait for each other": lambda _, m: (
+        (m.operator, m.old, m.new) == ("launch", "True", "False") and m.function.endswith("_on_hopper")
+    ),
+    "PyTorch refuses tangents of operators by itself, in this version": lambda _, m: (
+        m.operator == "comparison" and m.old.startswith("torch.autograd.forward_ad._current_level")
     ),
     "what TMA loads can be loaded by pointers": lambda _, m: (
         m.operator == "guard" and m.kernel and (m.old, m.new) == ("TMA", "False")
@@ -23,7 +43,7 @@ NOTHING: dict[str, Rule] = {
         m.operator == "mask"
         and "dkdv" in m.function
         and m.old.startswith("q_live[None, :] & ")
-        and m.new == m.old.removeprefix("q_live[None, :] & ")
+        and m.new.strip("()") == m.old.removeprefix("q_live[None, :] & ").strip("()")
         and "alibi" not in file
     ),
     "an output may have either order of memory where that of `like` is both": lambda _, m: (
@@ -65,6 +85,10 @@ ON_A_GPU: dict[str, Rule] = {
     "a launch of no programs is an error on a GPU alone": lambda _, m: (
         (m.operator, m.new) == ("guard", "True") and m.old in ("programs", "out.numel()", "lse.numel()")
     ),
+    "it asks for the interpreter, which is there": lambda _, m: (
+        m.function == "_arch" and "TRITON_INTERPRET" in m.old
+    ),
+    "nothing is compiled on the CPU, so nothing is looked up": lambda _, m: m.operator == "key",
     "it asks whether a GPU is there": lambda _, m: (
         m.old.endswith('device.type == "cuda"') and m.new == "False"
     ),

@@ -23,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FIRST = ("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
 """Cases that find most, which run first."""
 
-
+WAYS = ("pointers", "tma")
+"""How kernels for any chip load."""
 ORDERS = 3
 """Of what may happen in kernels for Hopper, that a mutant is tried in."""
 ERROR = "error"
@@ -48,16 +49,17 @@ class Outcome:
 def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
     """What becomes of a mutant of `generated/<spec>/<name>`, in Triton's interpreter or the tests' own."""
     by, loads = "", [0]
-    for again in range(ORDERS if name == "hopper.py" else 2):
-        with tempfile.TemporaryDirectory() as folder, _counted(loads):
+    for how in _ways(spec, name, mutant):
+        counted = loads if name == "hopper.py" or how in WAYS else []  # of the file's own kernels
+        with tempfile.TemporaryDirectory() as folder, _counted(counted):
             path = _written(Path(folder), spec, name, mutant)
-            if again and name == "triton.py":
+            if how == "tma":
                 text = path.read_text()
                 path.write_text(by_tma(text))
                 if by_tma(text) == text:
-                    break
+                    continue
             try:
-                by = _wrong(spec, path, again)
+                by = _wrong(spec, path, how if isinstance(how, int) else None)
             except Exception as error:
                 # An error is found, whatever it is: a user would meet it.
                 frame = traceback.extract_tb(sys.exc_info()[2])[-1]
@@ -65,6 +67,15 @@ def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
         if by:
             break
     return Outcome(f"{spec.stem}/{name}", mutant, "killed" if by else "lived", by, sum(loads))
+
+
+def _ways(spec: Path, name: str, mutant: Mutant) -> tuple[str | int, ...]:
+    """How a mutant is run: by pointers, by TMA, and by the kernels for Hopper in several orders."""
+    orders = tuple(range(ORDERS))
+    if name == "hopper.py":
+        return orders
+    launches_hopper = not mutant.kernel and (ROOT / "generated" / spec.stem / "hopper.py").exists()
+    return (*WAYS, *orders[: int(launches_hopper)])
 
 
 @contextlib.contextmanager
@@ -98,8 +109,8 @@ def _written(folder: Path, spec: Path, name: str, mutant: Mutant | None) -> Path
     return path
 
 
-def _wrong(spec: Path, path: Path, again: int) -> str:
-    """The first case that is wrong: on Hopper in one of several orders."""
+def _wrong(spec: Path, path: Path, order: int | None) -> str:
+    """The first case that is wrong: on Hopper in this order, elsewhere in none."""
     import torch
     from hopper_cases import for_hopper
 
@@ -110,9 +121,8 @@ def _wrong(spec: Path, path: Path, again: int) -> str:
     torch.set_num_threads(1)
     interpreter.mend()
     problem = problem_of(load(spec))
-    hopper = path.name == "hopper.py"
-    path = path.with_name("triton.py")
-    module = _module(path, hopper, again)
+    hopper, path = order is not None, path.with_name("triton.py")
+    module = _module(path, order)
     family: Any = family_of(problem)
     subject = Subject(problem, "triton", path, module, "cpu")
     if hopper:
@@ -132,10 +142,10 @@ def _wrong(spec: Path, path: Path, again: int) -> str:
     return ""
 
 
-def _module(path: Path, hopper: bool, order: int) -> Any:
+def _module(path: Path, order: int | None) -> Any:
     from kgen.verify.toolchain import import_file
 
-    if not hopper:
+    if order is None:
         return import_file(path, "kgen_mutant")
     import gluon_interpreter
 

@@ -138,15 +138,18 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
     yield Case("q-shorter", 33, 100, batch=2, heads_kv=2, layout="mixed", dout="strided", lse=True)
-    yield Case("q-longer", 130, 41, lse=True)
-    yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
+    yield Case(
+        "q-longer", 130, 66, lse=True
+    )  # a whole tile of queries of which one sees all keys but the last
+    # More heads than share a group of programs.
+    yield Case("bshd", 70, 70, batch=3, heads_kv=2, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
     yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
     yield Case("large", 66, 66, heads_kv=4, magnitude=16.0)
     yield Case("one-key-large", 45, 1, magnitude=16.0)  # of a score far below that of keys past the end, zero
     for place in range(3):  # what TMA cannot load is one operand, for one stride
-        yield Case(f"odd-{place}", 20, 30, layout=f"odd-{place}", few=True)
+        yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # more queries than are decoded
     yield Case("scale", 67, 67, scale=0.37, lse=True)
     ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted]
     if ints:
@@ -210,9 +213,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
     yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
     yield Case("tall", 2049, 127, batch=2, heads_kv=2)
-    yield Case(
-        "whole-keys", 300, 128, batch=2, heads_kv=2, lse=True
-    )  # tiles of queries past them, none masked
+    # Tiles of queries past the keys, none of which is masked.
+    yield Case("whole-keys", 300, 128, batch=2, heads_kv=2, lse=True)
     yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # than a tile, which whole tiles of queries see
     yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
     yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
