@@ -46,11 +46,19 @@ def _random_specs() -> Iterator[tuple[str, str]]:
 
 
 def _mutants() -> Iterator[tuple[str, str]]:
-    for file, found in sorted(_read("tests/mutating/report.json").items()):
-        counts: Counter[str] = Counter()
-        for of_operator in found["operators"].values():
-            counts.update(of_operator)
-        yield f"mutants of `{file}`", _counted(counts)
+    report = _read("tests/mutating/report.json")
+    by_file: dict[str, Counter[str]] = {}
+    by_operator: dict[str, Counter[str]] = {}
+    for file, found in sorted(report.items()):
+        for operator, counts in found["operators"].items():
+            by_file.setdefault(f"of `{file}`", Counter()).update(counts)
+            by_operator.setdefault(f"by {operator}", Counter()).update(counts)
+    total = sum(by_file.values(), Counter())
+    found = total["killed"] + total["gpu"]
+    share = f"{found / max(1, found + total['lived']):.1%} of those that change what comes out"
+    yield f"{total.total()} mutants", f"{_counted(total)}: {share}"
+    for of, counts in (*by_file.items(), *sorted(by_operator.items())):
+        yield f"mutants {of}", _counted(counts)
 
 
 def _sanitizers() -> Iterator[tuple[str, str]]:

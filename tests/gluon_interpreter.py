@@ -1,13 +1,13 @@
 """Gluon on the CPU: as much of it as the emitted kernels for Hopper use, on torch tensors.
 
 Partitions run in one order out of many, which `gluon_schedule` draws from a seed, and so does what is in flight.
-Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until its
-barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA until it
-is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an error if
-nobody completes a barrier, if a product or TMA uses what was stored in shared memory without a fence since, and if a
-program takes from a counter before it has waited for the launch that sets the counter to zero. A load of numbers is
-done when they are used, or at a fence: TMA may overtake it. Layouts and registers, those of products in flight too, are
-not modelled; programs run one after the other.
+Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
+its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
+until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
+error if nobody completes a barrier, if a product or TMA uses what was stored in shared memory without a fence since,
+or a barrier that was set up without one, and if a program takes from a counter before it has waited for the launch
+that sets the counter to zero. A load of numbers is done when they are used, or at a fence: TMA may overtake it.
+Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Loading(Tensor):
 
 
 def _arrive(barrier: Barrier, count: int, pred: Any = True) -> None:
-    if pred:
+    for _ in range(count if pred else 0):
         barrier.arrive()
 
 
@@ -146,9 +146,12 @@ class Barrier:
 
     def __init__(self) -> None:
         self.phase = self.bytes = self.count = self.left = 0
+        self.unfenced = torch.zeros(1, dtype=torch.bool)
 
     def init(self, count: int) -> None:
         self.count = self.left = count
+        self.unfenced.fill_(True)
+        _own.begun.unfenced.append(self.unfenced)
 
     def arrive(self, announced: int = 0) -> None:
         _schedule.others()
@@ -156,6 +159,8 @@ class Barrier:
         _schedule.others()
 
     def land(self, count: int) -> None:
+        """Bytes that TMA has moved are there."""
+        assert not self.unfenced, "TMA arrives at a barrier without a fence since it was set up"
         self._change(0, -count)
 
     def _change(self, arrivals: int, more: int) -> None:
@@ -211,7 +216,7 @@ class Descriptor:
         return self.tensor.as_strided(sizes, steps, self.tensor.storage_offset() + first), where
 
 
-def _fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) -> None:
+def fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) -> None:
     part, where = desc.inside(at)
     block = torch.zeros(desc.block, dtype=desc.dtype)
     block[where] = part
@@ -293,7 +298,8 @@ class Pointer:
             (self.tensor.untyped_storage().nbytes() // self.tensor.element_size(),), (1,), 0
         )
         at = offset + self.tensor.storage_offset()
-        inside = ~live | ((at >= 0) & (at < len(storage)))
+        extent = sum((n - 1) * step for n, step in zip(self.tensor.shape, self.tensor.stride(), strict=True))
+        inside = ~live | ((offset >= 0) & (offset <= extent))
         assert inside.all(), "an address outside of the tensor"
         return storage, torch.where(live, at, -1)
 
@@ -521,7 +527,7 @@ def installed() -> Iterator[None]:
         arrive=_arrive,
     )
     tma = SimpleNamespace(
-        async_load=_fetch,
+        async_load=fetch,
         async_store=_write,
         store_wait=_store_wait,
     )

@@ -2,7 +2,8 @@
 
 They are of classes that inputs must be drawn for: strides of other operands, bounds of windows and of documents,
 lengths of other sequences, numbers that a branch is for, arguments of launches, checks left out. None writes outside
-its tensors, which would end the process. `tests/mutating` has what an adversary changes without a plan.
+of its tensors but where that alone is the mistake, which is then not done. `tests/mutating` has what an adversary
+changes without a plan.
 """
 
 from __future__ import annotations
@@ -93,13 +94,30 @@ CHECKS = (
     ("causal", "k-alone", "{or k.requires_grad => }"),
     ("causal", "lse-alone", "{if dout is None:\n        dout = torch.zeros_like(out) => }"),
 )
+PLACES = (
+    ("causal", "tiles", "kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * {BLOCK_N => BLOCK_M}"),
+    ("document_causal", "tiles", "kv_lo = tl.maximum(doc_first_0, 0) // BLOCK_N * {BLOCK_N => BLOCK_M}"),
+    ("causal_alibi", "off-tile", "kv_lo + (i + turn) % wrap * {BLOCK_N => (2 * BLOCK_N)}"),
+    ("causal_alibi", "large", "mask = {q_live[None, :] & (q_idx => (q_idx}[None, :] >= kv_idx[:, None])"),
+    ("causal", "one-key-large", "mask = {kv_live[None, :] & (q_idx => (q_idx}[:, None] >= kv_idx[None, :])"),
+)
+"""Of tiles: where they begin, how far they reach, and what lies past the end of their tensors."""
+OUTSIDE = (
+    (
+        "causal",
+        "off-tile",
+        "delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask={q_live => (q_live) | True}, other=0.0",
+    ),
+    ("rms_norm", "three-rows", "weight_ptr + cols, mask={cols < WIDTH => cols <= WIDTH}, other=0"),
+)
+"""Of memory that belongs to nobody, whose values change nothing."""
 BRANCHES = (
     (KINDS, "plain", "ids[:, None] > {2 => 9}"),
     (KINDS, "odd", "level > {7 => 99}"),
 )
 
-MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *BRANCHES)
-SAMPLE = (STRIDES[4], LAUNCHES[1], CHECKS[1], BRANCHES[0])
+MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *BRANCHES)
+SAMPLE = (STRIDES[4], LAUNCHES[1], CHECKS[1], PLACES[3], OUTSIDE[1], BRANCHES[0])
 
 
 def found(spec: str, case: str, mistake: str, folder: Path) -> bool:

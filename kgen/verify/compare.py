@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.verify.memory import watched
+
 RATIO = 1.35
 ROW_RATIO = 3.0
 
@@ -279,17 +281,20 @@ def careful(
 ) -> tuple[Mapping[str, Tensor], list[Check]]:
     """What `run` gives where every output starts as poison, and what it does wrong besides being off.
 
-    That is: writing outside of its tensors, writing to `inputs`, and on a GPU giving other bits in an output that is
+    That is: writing outside of its tensors, writing to `inputs`, in Triton's interpreter also reading outside of the
+    tensors that a kernel is launched with, and on a GPU giving other bits in an output that is
     `fixed` in a later run, of which there are `AGAIN` or `AGAIN_SECONDS`, whichever takes longer.
     """
     before = snapshot(inputs)
-    with poisoned_outputs() as storages:
+    with poisoned_outputs() as storages, watched() as outside:
         got = run()
         if device == "cuda":
             torch.cuda.synchronize()
     found = []
     if broken := broken_canaries(storages):
         found.append(failure("canaries", f"wrote outside of {broken} of its tensors"))
+    if outside:
+        found.append(failure("memory", f"{outside[0]} outside of the tensors of a launch"))
     if written := changed(inputs, before):
         found.append(failure("inputs", f"wrote to {', '.join(written)} or next to it"))
     if device == "cuda":

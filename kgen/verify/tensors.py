@@ -19,7 +19,10 @@ DTYPES: Mapping[str, Any] = {
     "bool": torch.bool,
 }
 
-LAYOUTS = ("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed")
+LAYOUTS = (
+    *("contiguous", "bshd", "guarded", "padded", "spaced", "offset", "stepped", "broadcast", "mixed"),
+    *("odd-0", "odd-1", "odd-2"),
+)
 
 
 def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
@@ -28,7 +31,8 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
     `contiguous`; `bshd`: dimensions 1 and 2 swapped in memory; `guarded`: poison after every row, every head
     and at both ends, nothing aligned; `padded`: the same, rows still 16-byte aligned; `spaced`: elements of poison
     after every row, the first one aligned; `offset`: contiguous, not aligned; `stepped`: elements that lie apart;
-    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come.
+    `mixed`: `bshd` and `spaced` by turns; `broadcast` and `expanded`: strides of 0 as they come; `odd-1`: the operand
+    in place 1 alone is not aligned, and of its strides that of dimension 1 alone; the others are `spaced`.
 
     `place` is that of the operand in its call: no two of a call have the same strides or offset, so that a kernel which
     takes those of another is wrong.
@@ -37,8 +41,12 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
         return values
     if layout == "contiguous" or values.ndim == 0:
         return values.contiguous()
+    if layout == f"odd-{place}":
+        return _odd(values, place % (values.ndim - 1))
     if layout == "mixed":
         layout = ("bshd", "spaced")[place % 2]
+    if layout.startswith("odd-"):
+        layout = "spaced"
     shape = list(values.shape)
     if layout == "bshd":
         # The heads of a projection that also has those of other operands.
@@ -67,6 +75,15 @@ def arrange(values: Tensor, layout: str, place: int = 0) -> Tensor:
             view = view.narrow(axis, before, shape[axis])
     view.copy_(values)
     return view
+
+
+def _odd(values: Tensor, axis: int) -> Tensor:
+    """The same values; the stride of one dimension is odd, those of the others are multiples of 16 bytes."""
+    strides, step = [1], values.shape[-1]
+    for dim in range(values.ndim - 2, -1, -1):
+        strides.insert(0, -(-step // 16) * 16 + (1 if dim == axis else 0))
+        step = strides[0] * values.shape[dim]
+    return _poison((step,), values).as_strided(values.shape, strides).copy_(values)
 
 
 def _poison(shape: tuple[int, ...], like: Tensor) -> Tensor:

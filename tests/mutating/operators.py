@@ -21,6 +21,11 @@ class Mutant:
     end: int
     old: str
     new: str
+    kernel: bool
+    """Whether the function runs on the GPU."""
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.operator} in {self.function}: `{self.old}` -> `{self.new}`"
 
     def of(self, text: str) -> str:
         """The mutated text."""
@@ -45,6 +50,7 @@ class Place:
         return [arg.arg for arg in self.function.args.args]
 
 
+KEY = "_layouts"
 OTHER = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 
 
@@ -88,11 +94,11 @@ def stride(node: ast.AST, at: Place) -> Found:
 
 
 def mask(node: ast.AST, at: Place) -> Found:
-    """A mask is left out, or a part of it."""
+    """A mask holds everywhere, or a part of it is left out."""
     if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] in ("load", "store", "atomic_add"):
         for keyword in node.keywords:
             if keyword.arg == "mask" and not (isinstance(keyword.value, ast.Constant)):
-                yield keyword.value, "None"
+                yield keyword.value, f"({at.segment(keyword.value)}) | True"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
         yield node, at.segment(node.left)
         yield node, at.segment(node.right)
@@ -104,17 +110,19 @@ def guard(node: ast.AST, at: Place) -> Found:
         for value in ("True", "False"):
             yield node.test, value
     if isinstance(node, ast.Call) and _called(node).rpartition(".")[2] == "where" and len(node.args) == 3:
-        yield node, f"({at.segment(node.args[1])})"
-        yield node, f"({at.segment(node.args[2])})"
+        condition = at.segment(node.args[0])
+        yield node.args[0], f"({condition}) | True"
+        yield node.args[0], f"({condition}) & False"
 
 
 def dtype(node: ast.AST, at: Place) -> Found:
-    """A conversion is left out."""
+    """A conversion is left out, but of what is stored: a store converts by itself."""
     if (
         at.kernel
         and isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "to"
+        and not at.segment(node.args[0]).endswith(".dtype.element_ty")
     ):
         yield node, at.segment(node.func.value)
 
@@ -123,7 +131,7 @@ def order(node: ast.AST, at: Place) -> Found:
     """Operands change places, or the operation is its opposite."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         yield node, f"({at.segment(node.right)} - {at.segment(node.left)})"
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and at.kernel:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
         yield node, at.segment(node.left)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.FloorDiv):
         other = "//" if isinstance(node.op, ast.Mod) else "%"
@@ -145,40 +153,62 @@ def tile(node: ast.AST, at: Place) -> Found:
 
 
 def launch(node: ast.AST, at: Place) -> Found:
-    """Two arguments of a launch, or of a call of the launcher's own, change places."""
+    """Two arguments of a launch, or of a call of the launcher's own, change places, or a truth value is the other.
+
+    Whether multiplications and additions are fused is left alone: it is a matter of rounding.
+    """
     if at.kernel or not isinstance(node, ast.Call) or len(node.args) < 2:
         return
-    if _called(node).startswith("_") or _called(node).endswith("_op"):
-        for a, b in zip(node.args[1:], node.args[2:], strict=False):
-            if type(a) is type(b) and at.segment(a) != at.segment(b):
-                yield a, at.segment(b)
+    if _called(node) != KEY and (_called(node).startswith("_") or _called(node).endswith("_op")):
+        yield from _exchanged(node, at)
     for keyword in node.keywords:
-        if isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool):
+        constant = isinstance(keyword.value, ast.Constant) and isinstance(keyword.value.value, bool)
+        if constant and keyword.arg != "enable_fp_fusion":
             yield keyword.value, str(not keyword.value.value)
 
 
-WAITS = (
-    "_consumer_wait",
-    "_consumer_release",
-    "fence_async_shared",
-    "barrier",
-    "store_wait",
-    "gdc_wait",
-    "wait",
-    "arrive",
-)
+def key(node: ast.AST, at: Place) -> Found:
+    """What compiled launches are looked up by is another tensor's."""
+    if isinstance(node, ast.Call) and _called(node) == KEY:
+        yield from _exchanged(node, at)
 
 
-def barrier(node: ast.AST, at: Place) -> Found:
-    """Who waits, arrives, releases or orders does not."""
-    if not (at.kernel and isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
-        return
-    if _called(node.value).rpartition(".")[2] in WAITS:
+def _exchanged(node: ast.Call, at: Place) -> Found:
+    for a, b in zip(node.args[1:], node.args[2:], strict=False):
+        if type(a) is type(b) and at.segment(a) != at.segment(b):
+            yield a, at.segment(b)
+
+
+def _statement(node: ast.AST, at: Place, *names: str) -> Found:
+    """A call for its effect is left out."""
+    called = node.value if isinstance(node, ast.Expr) else None
+    if at.kernel and isinstance(called, ast.Call) and _called(called).rpartition(".")[2] in names:
         yield node, "pass"
 
 
+def barrier(node: ast.AST, at: Place) -> Found:
+    """Who waits does not."""
+    yield from _statement(
+        node, at, "wait", "_consumer_wait", "barrier", "store_wait", "gdc_wait", "warpgroup_mma_wait"
+    )
+
+
+def arrival(node: ast.AST, at: Place) -> Found:
+    """Who arrives or releases does not, or counts twice; bytes are not waited for."""
+    yield from _statement(node, at, "arrive", "_consumer_release", "expect")
+    if at.kernel and isinstance(node, ast.Call):
+        for keyword in node.keywords:
+            if keyword.arg == "count" and isinstance(keyword.value, ast.Constant):
+                yield keyword.value, f"{keyword.value.value + 1}"
+
+
+def fence(node: ast.AST, at: Place) -> Found:
+    """What was stored is not there for TMA and products."""
+    yield from _statement(node, at, "fence_async_shared")
+
+
 def phase(node: ast.AST, at: Place) -> Found:
-    """A phase is the other one, an arrival counts twice, a product waits for one less."""
+    """A phase is the other one; a wait leaves one product more in flight."""
     if not (at.kernel and isinstance(node, ast.Call)):
         return
     name = _called(node).rpartition(".")[2]
@@ -186,9 +216,6 @@ def phase(node: ast.AST, at: Place) -> Found:
         yield node.args[1], f"({at.segment(node.args[1])}) ^ 1"
     if name == "warpgroup_mma_wait" and isinstance(node.args[0], ast.Constant):
         yield node.args[0], f"{node.args[0].value + 1}"
-    for keyword in node.keywords:
-        if keyword.arg == "count" and isinstance(keyword.value, ast.Constant):
-            yield keyword.value, f"{keyword.value.value + 1}"
 
 
 def slot(node: ast.AST, at: Place) -> Found:
@@ -203,7 +230,23 @@ def slot(node: ast.AST, at: Place) -> Found:
 
 OPERATORS: dict[str, Operator] = {
     one.__name__: one
-    for one in (comparison, bound, stride, mask, guard, dtype, order, tile, launch, barrier, phase, slot)
+    for one in (
+        comparison,
+        bound,
+        stride,
+        mask,
+        guard,
+        dtype,
+        order,
+        tile,
+        launch,
+        key,
+        barrier,
+        arrival,
+        fence,
+        phase,
+        slot,
+    )
 }
 
 
@@ -228,7 +271,8 @@ def mutants(text: str) -> list[Mutant]:
                 for piece, new in operator(node, at):
                     begin = offset(piece.lineno, piece.col_offset)  # type: ignore[attr-defined]
                     end = offset(piece.end_lineno, piece.end_col_offset)  # type: ignore[attr-defined]
-                    found.append(Mutant(name, function.name, piece.lineno, begin, end, text[begin:end], new))  # type: ignore[attr-defined]
+                    old, line = text[begin:end], piece.lineno  # type: ignore[attr-defined]
+                    found.append(Mutant(name, function.name, line, begin, end, old, new, at.kernel))
     found = [one for one in dict.fromkeys(found) if one.old != one.new]
     return sorted(found, key=lambda one: (one.begin, one.end, one.new))
 

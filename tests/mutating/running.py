@@ -2,53 +2,117 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tma import by_tma
+
 from mutating.operators import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-FIRST = ("off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
+FIRST = ("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
 """Cases that find most, which run first."""
+
+WAYS = ("pointers", "tma")
+"""How kernels for any chip load."""
+ORDERS = 3
+"""Of what may happen in kernels for Hopper, that a mutant is tried in."""
+ERROR = "error"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant: `killed`, by what; `lived`; or `equivalent`: it has the same machine code."""
+    """What became of a mutant, and by what.
+
+    `killed`; `equivalent`: it changes nothing; `slower`: it gives the same of more loads; `gpu`: no case on the CPU
+    comes to what it changes; or `lived`.
+    """
 
     file: str
     mutant: Mutant
     what: str
-    by: str
+    by: str = ""
+    loads: int = 0
+    """Elements that Triton's kernels load in all cases, or blocks that TMA does."""
 
 
 def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
     """What becomes of a mutant of `generated/<spec>/<name>`, in Triton's interpreter or the tests' own."""
-    file = f"{spec.stem}/{name}"
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(ROOT / "generated" / spec.stem, Path(folder) / spec.stem)
-        path = Path(folder) / file
+    by, loads = "", [0]
+    for how in _ways(spec, name, mutant):
+        counted = loads if name == "hopper.py" or how in WAYS else []  # of the file's own kernels
+        with tempfile.TemporaryDirectory() as folder, _counted(counted):
+            path = _written(Path(folder), spec, name, mutant)
+            if how == "tma":
+                text = path.read_text()
+                path.write_text(by_tma(text))
+                if by_tma(text) == text:
+                    continue
+            try:
+                by = _wrong(spec, path, how if isinstance(how, int) else None)
+            except Exception as error:
+                # An error is found, whatever it is: a user would meet it.
+                frame = traceback.extract_tb(sys.exc_info()[2])[-1]
+                by = f"{type(error).__name__} in {frame.name}"
+        if by:
+            break
+    return Outcome(f"{spec.stem}/{name}", mutant, "killed" if by else "lived", by, sum(loads))
+
+
+def _ways(spec: Path, name: str, mutant: Mutant) -> tuple[str | int, ...]:
+    """How a mutant is run: by pointers, by TMA, and by the kernels for Hopper in several orders."""
+    orders = tuple(range(ORDERS))
+    if name == "hopper.py":
+        return orders
+    launches_hopper = not mutant.kernel and (ROOT / "generated" / spec.stem / "hopper.py").exists()
+    return (*WAYS, *orders[: int(launches_hopper)])
+
+
+@contextlib.contextmanager
+def _counted(loads: list[int]) -> Iterator[None]:
+    """Adds what is loaded meanwhile."""
+    import gluon_interpreter
+    import numpy
+
+    from kgen.verify.memory import Memory
+
+    by_pointers, fetch = Memory.load, gluon_interpreter.fetch
+
+    def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        loads.append(numpy.count_nonzero(mask))
+        return by_pointers(self, pointers, mask, *rest)
+
+    def fetched(*args: Any) -> None:
+        loads.append(1)
+        fetch(*args)
+
+    with mock.patch.object(Memory, "load", load), mock.patch.object(gluon_interpreter, "fetch", fetched):
+        yield
+
+
+def _written(folder: Path, spec: Path, name: str, mutant: Mutant | None) -> Path:
+    """The file of that name, changed, with what is beside it."""
+    shutil.copytree(ROOT / "generated" / spec.stem, folder / spec.stem)
+    path = folder / spec.stem / name
+    if mutant is not None:
         path.write_text(mutant.of(path.read_text()))
-        try:
-            by = _wrong(spec, path)
-        except Exception as error:
-            # An error is found, whatever it is: a user would meet it.
-            frame = traceback.extract_tb(sys.exc_info()[2])[-1]
-            by = f"{type(error).__name__} in {frame.name}"
-        return Outcome(file, mutant, "killed" if by else "lived", by)
+    return path
 
 
-def _wrong(spec: Path, path: Path) -> str:
-    """The first case that is wrong."""
+def _wrong(spec: Path, path: Path, order: int | None) -> str:
+    """The first case that is wrong: on Hopper in this order, elsewhere in none."""
     import torch
+    from hopper_cases import for_hopper
 
     from kgen.spec.load import load
     from kgen.verify import integration, interpreter
@@ -57,35 +121,35 @@ def _wrong(spec: Path, path: Path) -> str:
     torch.set_num_threads(1)
     interpreter.mend()
     problem = problem_of(load(spec))
-    hopper = path.name == "hopper.py"
-    module = _module(path.with_name("triton.py"), hopper)
-    family = family_of(problem)
+    hopper, path = order is not None, path.with_name("triton.py")
+    module = _module(path, order)
+    family: Any = family_of(problem)
     subject = Subject(problem, "triton", path, module, "cpu")
-    checks = {} if hopper else integration.named(family)
-    quick = family.cases(problem, True)
-    drawn = (*_for_hopper(problem), *quick) if hopper else quick
-    with mock.patch.object(family, "cases", return_value=drawn):
-        names = sorted(
-            (case.name for case in drawn), key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST)
-        )
-        for group in family.groups(problem):
-            for name in names:
-                for check in family.run_case(subject, group, name):
-                    if not check.ok:
-                        return f"{group} {name}"
-    wanted = integration.checks(family, "cpu") if checks else ()
-    for name in wanted:
+    if hopper:
+        # By name: those of Hopper take the place of others.
+        drawn = {case.name: case for case in (*family.cases(problem, True), *for_hopper(problem))}
+        family.cases = lambda *_, **__: (*drawn.values(),)
+    wanted = [
+        (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, True)
+    ]
+    for group, name in sorted(wanted, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)):
+        for check in family.run_case(subject, group, name):
+            if not check.ok:
+                return f"{group} {name}"
+    checks = integration.named(family)
+    for name in ("wrong-offsets",) if hopper else integration.checks(family, "cpu"):
         checks[name](subject)
     return ""
 
 
-def _module(path: Path, hopper: bool) -> Any:
+def _module(path: Path, order: int | None) -> Any:
     from kgen.verify.toolchain import import_file
 
-    if not hopper:
+    if order is None:
         return import_file(path, "kgen_mutant")
     import gluon_interpreter
 
+    gluon_interpreter.explore(1000 * order)
     with gluon_interpreter.installed():
         module = import_file(path, "kgen_mutant")
         beside = module._hopper()
@@ -94,21 +158,14 @@ def _module(path: Path, hopper: bool) -> Any:
     return module
 
 
-def _for_hopper(problem: Any) -> tuple[Any, ...]:
-    """More tiles than slots in the rings, and several tiles of queries for each program."""
-    from kgen.kernels.attention.verify.inputs import Case, fit
-
-    return (fit(problem, Case("long", 450, 450, heads_kv=2, group=1, lse=True), 0),)
-
-
-def machine_code(spec: Path, name: str, mutant: Mutant | None) -> str:
-    """A hash of what the kernels of a spec's Triton files are compiled to for sm_90."""
-    os.environ["TRITON_DISABLE_LINE_INFO"] = (
-        "1"  # before Triton is imported: machine code without the places of files
-    )
+def compiled(spec: Path, name: str, mutant: Mutant | None) -> list[str]:
+    """A hash of each kernel that a spec's Triton files are compiled to, for every architecture, or an error."""
+    # Before Triton is imported: its compiler, and machine code without the places of files.
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     import kgen.verify.compile_triton as compiling
     from kgen.spec.load import load
-    from kgen.verify.compiling import CompileJob
+    from kgen.verify.compiling import DEFAULT_ARCHS, CompileJob
     from kgen.verify.emitted import emitted_files
     from kgen.verify.families import problem_of
 
@@ -119,13 +176,17 @@ def machine_code(spec: Path, name: str, mutant: Mutant | None) -> str:
         codes.append(hashlib.sha256(cubin).hexdigest())
         return resources(cubin)
 
+    def failed(row: Any) -> None:
+        if row["error"]:
+            codes.append(f"{ERROR} of {row['kernel']}")
+
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(compiling, "resources", hashed):
-        shutil.copytree(ROOT / "generated" / spec.stem, Path(folder) / spec.stem)
-        path = Path(folder) / spec.stem / name
-        if mutant is not None:
-            path.write_text(mutant.of(path.read_text()))
+        _written(Path(folder), spec, name, mutant)
         (emitted,) = (file for file in emitted_files(Path(folder), loaded) if file.target == "triton")
-        compiling.compile_all(
-            CompileJob(problem_of(loaded), emitted, "sm_90"), lambda row: codes.append(row["error"] or "")
-        )
-    return hashlib.sha256("".join(codes).encode()).hexdigest()
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            for arch in DEFAULT_ARCHS:
+                try:
+                    compiling.compile_all(CompileJob(problem_of(loaded), emitted, arch), failed)
+                except Exception as error:
+                    codes.append(f"{ERROR}: {type(error).__name__}")
+    return codes

@@ -6,13 +6,13 @@ import importlib
 import os
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from apart import interpreted
+from hopper_cases import for_hopper
 from linting import wrong_names
 from single import single
 
@@ -262,6 +262,14 @@ EARLY = {
         ".store(ds)\n            fence_async_shared()\n",
         ".store(ds)\n",
     ),
+    "barriers that TMA arrives at before it sees them": (
+        "    scheduler = _tile_scheduler(2)\n    fence_async_shared()\n",
+        "    scheduler = _tile_scheduler(2)\n",
+    ),
+    "values that are not wanted counted twice": (
+        "count=1, pred=wanted ^ True",
+        "count=2, pred=wanted ^ True",
+    ),
     "dk stored where dv still leaves from": (
         "        tma.store_wait(0)\n        barrier()\n        _store_tile(dk_desc",
         "        barrier()\n        _store_tile(dk_desc",
@@ -430,20 +438,7 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
             setattr(module, kernel, _Counted(value, kernel, launched))
     problem = _problem(name)
     group = 2 if problem.gqa == "any" else int(problem.gqa)
-    # More tiles than slots in the rings, and several tiles of queries for each program; one; rows among others.
-    drawn = (
-        Case("long", 450, 450, heads_kv=2, group=group, lse=True),
-        Case("one", 1, 1, group=group),
-        Case("whole", 256, 256, group=group),  # no tile at an end of the queries
-        # So steep that the maximum of a row grows by far from tile to tile.
-        Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0),
-    )
-    if problem.key_conjuncts or problem.per_batch:
-        # Ends anywhere, past which there is NaN: in a tile, between tiles, none.
-        drawn += (
-            Case("ends", 130, 300, 5, group=group, lse=True, hidden=True),
-            Case("short", 150, 64, 3, group=group, hidden=True),
-        )
+    drawn = for_hopper(problem)
     if name in WIDE:
         drawn += (Case("wide", 300, 300, 3, group=group, ints="wide", lse=True),)
     if "frames" in name:
@@ -453,11 +448,6 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
             Case("rows", 450, 456, 2, heads_kv=2, group=group, lse=True),
             Case("few", 3, 136, 2, group=group),
         )
-    if problem.q_multiple > 1:
-        sizes = {"one": (128, 128), "more": (384, 256), "fewer": (128, 384), "dead": (512, 128)}
-        drawn = tuple(Case(name, *size, 2, group=group, lse=True) for name, size in sizes.items())
-    if problem.varlen:
-        drawn = tuple(_packed(group))
     cases.cases = lambda problem, quick: drawn
     subject, wrong = Subject(problem, "triton", path, module, "cpu"), []
     for pass_ in cases.groups(problem):
@@ -501,19 +491,6 @@ def _backward_counted(module: Any) -> dict[str, int]:
             launched[kernel] = 0
             setattr(module, attribute, _Counted(found, kernel, launched))
     return launched
-
-
-def _packed(group: int) -> Iterator[Case]:
-    """Sequences of several tiles and of none, with more queries than keys and fewer; tokens after the last."""
-
-    def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
-        return Case(name, *map(max, zip(*lengths, strict=True)), group=group, packed=lengths, **more)
-
-    several = ((300, 300), (1, 77), (0, 40), (45, 0), (130, 400), (260, 100))
-    yield case("several", *several, heads_kv=2, lse=True)
-    yield case("tail", (30, 50), (128, 256), tail=(70, 68), lse=True)
-    yield case("many", *((i % 4, i % 3) for i in range(130)))
-    yield case("steep", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="padded", scale=0.2)
 
 
 def _changed_by_neighbours(path: Path, head_dim: int) -> list[str]:

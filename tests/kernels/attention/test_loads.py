@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from apart import interpreted, verified
+from tma import by_tma
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
@@ -26,8 +27,7 @@ def emitted(name: str, folder: Path) -> Path:
     loaded = load(ROOT / "specs" / f"{name}.yaml")
     (folder / name).mkdir(parents=True)
     for file, text in render_spec(loaded).items():
-        rows = re.compile(r"^( +\(\(\), dict\(.*)TMA=False\)\),$", re.MULTILINE)
-        (folder / name / file).write_text(rows.sub(r"\1TMA=True)),\n\g<0>", text))
+        (folder / name / file).write_text(by_tma(text))
     return folder
 
 

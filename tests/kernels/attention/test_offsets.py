@@ -69,10 +69,9 @@ def _spec(name: str) -> Path:
 
 def _touched(name: str, path: Path, offsets: dict[str, list[int]], backward: bool = True) -> Any:
     """For which offsets kernels leave their tensors, and what they do there; None if they do not."""
-    from memory import watched
-
     from kgen.kernels.attention.verify import inputs
     from kgen.verify import interpreter
+    from kgen.verify.memory import watched
 
     interpreter.mend()
     torch.set_num_threads(1)

@@ -84,9 +84,8 @@ def _written(text: str, folder: Path) -> Path:
 
 def _touched_by_chunks(path: Path) -> Any:
     """As `_touched`, for three chunks of packed sequences."""
-    from memory import watched
-
     from kgen.verify import interpreter
+    from kgen.verify.memory import watched
 
     interpreter.mend()
     function = import_file(path, "chunked").chunked

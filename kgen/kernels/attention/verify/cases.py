@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -19,12 +21,6 @@ from kgen.kernels.attention.verify.reference import Result, attention, eager
 from kgen.verify import compare
 from kgen.verify.families import Example, Subject
 from kgen.verify.tensors import DTYPES
-
-CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
-    "misuse": (refuses_misuse, False),
-    "wrong-offsets": (keeps_to_its_tensors, False),
-    "far-rows": (reaches_far, True),
-}
 
 _EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40)}
 _DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay": (1, 300)}
@@ -119,6 +115,31 @@ def _deterministic() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+def fits_other_chips(subject: Subject) -> None:
+    """In Triton's interpreter: the tiles of other chips are right too, of other shapes and loaded by TMA."""
+    if subject.device != "cpu" or not hasattr(subject.module, "_tile"):
+        return
+    names = ["several"] if subject.problem.varlen else ["off-tile", "q-shorter"]
+    chosen = subject.module._tile
+    for chip in (80, 90):
+
+        def tile(table: Any, arch: int, *tensors: Tensor, chip: int = chip) -> Any:
+            return chosen(table, chip, *tensors)
+
+        with mock.patch.object(subject.module, "_tile", tile):
+            for group, name in itertools.product(groups(subject.problem), names):
+                for check in run_case(subject, group, name):
+                    assert check.ok, f"tiles for {chip}, {group} {name}: {check.message}"
+
+
+CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
+    "misuse": (refuses_misuse, False),
+    "wrong-offsets": (keeps_to_its_tensors, False),
+    "tiles": (fits_other_chips, False),
+    "far-rows": (reaches_far, True),
+}
 
 
 def references(problem: Problem, inputs: Inputs, wanted: tuple[str, ...]) -> tuple[Result, Result]:

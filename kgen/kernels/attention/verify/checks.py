@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, sized
+from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify import compare
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
@@ -83,6 +84,12 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         found |= {f"{name} is {what}": {name: x} for what, x in NOT_NUMBERS.items()}
         if isinstance(value, int):
             found[f"{name} beyond int32"] = {name: 2**32 + value}
+    if problem.tied_lengths and not problem.varlen:
+        found["fewer keys than queries"] = {
+            "k": k[:, :, :-1],
+            "v": v[:, :, :-1],
+            **_without_last_key(problem, inputs),
+        }
     if problem.varlen:
         found |= _wrong_offsets(*inputs.cu_seqlens)
     else:
@@ -146,6 +153,17 @@ _NOT_SCALES: dict[str, Any] = {
     "inf times log2(e)": 2.5e38,
     "a tensor": torch.tensor(0.1),
 }
+
+
+def _without_last_key(problem: Problem, inputs: Inputs) -> dict[str, Tensor]:
+    """Buffers of as many keys as there are but one."""
+    cut = {}
+    for buffer in problem.buffers:
+        value = inputs.buffers[buffer.name]
+        for axis, size in enumerate(buffer.shape):
+            value = value.narrow(axis, 0, value.shape[axis] - (size == "SK"))
+        cut[buffer.name] = value
+    return cut
 
 
 def _wrong_offsets(cu_q: Tensor, cu_k: Tensor) -> dict[str, dict[str, Any]]:

@@ -138,12 +138,18 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
     yield Case("q-shorter", 33, 100, batch=2, heads_kv=2, layout="mixed", dout="strided", lse=True)
-    yield Case("q-longer", 130, 41, lse=True)
-    yield Case("bshd", 70, 70, batch=2, heads_kv=2, layout="bshd", dout="strided")
+    yield Case(
+        "q-longer", 130, 66, lse=True
+    )  # a whole tile of queries of which one sees all keys but the last
+    # More heads than share a group of programs.
+    yield Case("bshd", 70, 70, batch=3, heads_kv=2, layout="bshd", dout="strided")
     yield Case("guarded", 65, 67, heads_kv=2, layout="guarded", lse=True)
     yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
-    yield Case("large", 66, 66, magnitude=16.0)
+    yield Case("large", 66, 66, heads_kv=4, magnitude=16.0)
+    yield Case("one-key-large", 45, 1, magnitude=16.0)  # of a score far below that of keys past the end, zero
+    for place in range(3):  # what TMA cannot load is one operand, for one stride
+        yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # more queries than are decoded
     yield Case("scale", 67, 67, scale=0.37, lse=True)
     ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted]
     if ints:
@@ -207,6 +213,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("2047", 2047, 2047, layout="guarded", heads_kv=2)
     yield Case("wide", 127, 2049, batch=2, heads_kv=2, lse=True)
     yield Case("tall", 2049, 127, batch=2, heads_kv=2)
+    # Tiles of queries past the keys, none of which is masked.
+    yield Case("whole-keys", 300, 128, batch=2, heads_kv=2, lse=True)
     yield Case("one-key-more", 320, 129, batch=2, heads_kv=2)  # than a tile, which whole tiles of queries see
     yield Case("few-queries", 7, 1537, batch=3, heads_kv=2, lse=True)
     yield Case("long-bshd", 1025, 1025, batch=2, heads_kv=4, layout="bshd")
@@ -240,7 +248,9 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
     yield case("stepped", (50, 34), (5, 60), layout="stepped")
-    yield case("large", (66, 66), (2, 2), magnitude=16.0)
+    yield case("large", (66, 66), (2, 2), (45, 1), magnitude=16.0)
+    for place in range(3):
+        yield case(f"odd-{place}", (20, 30), layout=f"odd-{place}", few=True)
     yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
@@ -386,8 +396,10 @@ def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) 
     dtype = DTYPES[buffer.dtype]
     wide = dtype == torch.int64 and case.ints == "wide"
     if dtype.is_floating_point:
-        # Without a sequence dimension it is likely a coefficient of a distance, which should stay small.
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
+        if not per_token and buffer.name != "sinks":
+            values *= case.magnitude
+            values[..., ::2] /= 20  # so that in some heads keys tiles away count
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:
         if case.ints == "runs":

@@ -102,6 +102,7 @@ def _wanted(quick: bool) -> Iterator[Case]:
     yield Case("tiny-without-eps", 512, (7,), scale=1e-4, eps=1e-20)
     yield Case("out-alone", 256, (6,), h=False)
     yield Case("wide", 4095, (5,))
+    yield Case("few-16390", 16390, (2,))  # by several programs, where these can wait for each other
     if quick:
         return
     for width in (64, 128, 257, 512, 1000, 1024, 2048, 4095, 4096, 5120, 8192, 12288, 14336, 16384):

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
+import numpy
 import torch
 
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[str]]:
-    """Yields what was read, written or added to outside of a launch's tensors; it does not happen."""
+    """Yields what is read, written or added to outside of a launch's tensors; it does not happen.
+
+    Without the interpreter nothing is watched.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        yield []
+        return
     import triton.runtime.interpreter as interpreter
 
-    memory, called = _Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
+    memory, called = Memory(interpreter._interpreter), interpreter.GridExecutor.__call__
 
     def launched(self: Any, *args: Any, **kwargs: Any) -> None:
-        memory.spans = [_span(x) for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+        given = (getattr(x, "base", x) for x in (*args, *kwargs.values()))  # what TMA descriptors describe
+        spans = {_span(x) for x in given if isinstance(x, torch.Tensor)}
+        memory.spans = sorted((first, last) for first, last in spans if first <= last)
         called(self, *args, **kwargs)
 
     with (
@@ -34,7 +44,7 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
     return x.data_ptr(), x.data_ptr() + last * x.element_size()
 
 
-class _Memory:
+class Memory:
     """Stands for Triton's functions that touch memory."""
 
     def __init__(self, real: Any) -> None:
@@ -47,6 +57,12 @@ class _Memory:
 
     def _live(self, what: str, pointers: Any, mask: Any) -> Any:
         """The mask without what is outside."""
+        mask = numpy.asarray(mask)
+        live = pointers[mask]
+        # Nearly always one tensor has all of it.
+        low, high = (live.min(), live.max()) if live.size else (0, -1)
+        if low > high or any(first <= low and high <= last for first, last in self.spans):
+            return mask
         at = pointers.astype("int64")
         inside = mask & False
         for first, last in self.spans:

@@ -1,0 +1,112 @@
+"""Why some mutants live that verification need not find: by rule, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mutating.operators import Mutant
+
+Rule = Callable[[str, Mutant], bool]
+"""Of a file, by the name of its spec and its own, and a mutant."""
+
+MORE_MASKED = (
+    ("j < n_last_masked", "j <= n_last_masked"),
+    ("n_first_masked > 0", "n_first_masked >= 0"),
+    ("MASKED", "True"),
+)
+
+NOTHING: dict[str, Rule] = {
+    "launches are looked up by it: another one costs time": lambda _, m: (
+        (m.operator == "launch" and m.old == "layouts") or "_COMPILED" in m.old
+    ),
+    "a tile that needs no mask may have one": lambda _, m: (
+        (m.old, m.new) in MORE_MASKED
+        or (
+            m.function.startswith("_dkdv_hopper")
+            and m.old == "kv_start + BLOCK_N > SK"
+            and m.new.endswith("True")
+        )
+    ),
+    "kernels that do not begin ahead of time wait for each other": lambda _, m: (
+        (m.operator, m.old, m.new) == ("launch", "True", "False") and m.function.endswith("_on_hopper")
+    ),
+    "PyTorch refuses tangents of operators by itself, in this version": lambda _, m: (
+        m.operator == "comparison" and m.old.startswith("torch.autograd.forward_ad._current_level")
+    ),
+    "what TMA loads can be loaded by pointers": lambda _, m: (
+        m.operator == "guard" and m.kernel and (m.old, m.new) == ("TMA", "False")
+    ),
+    "2**31 rows of `out` are more than a device has memory for": lambda _, m: (
+        _to_int64(m) and m.old.split(".to(")[0] in ("b_h", "h", "(b * HQ + h)")
+    ),
+    "queries past the end are zeros, and so is all that is summed of them": lambda file, m: (
+        m.operator == "mask"
+        and "dkdv" in m.function
+        and m.old.startswith("q_live[None, :] & ")
+        and m.new.strip("()") == m.old.removeprefix("q_live[None, :] & ").strip("()")
+        and "alibi" not in file
+    ),
+    "an output may have either order of memory where that of `like` is both": lambda _, m: (
+        m.function == "_empty" and m.operator == "comparison"
+    ),
+    "partial sums of columns are of few programs, and lie within 2**31": lambda _, m: (
+        _to_int64(m) and m.function == "_finalize_kernel"
+    ),
+    "what raises for gradients of gradients is harmless where none are asked for": lambda _, m: (
+        m.function == "_once" and (m.operator, m.new) == ("guard", "True")
+    ),
+    "any number of splits is right": lambda _, m: (
+        m.function in ("_decode", "_splits")
+        and m.operator in ("order", "bound", "comparison")
+        and not m.kernel
+    ),
+    "each row of a causal mask sees a key in its first tile": lambda file, m: (
+        file.startswith(("causal/", "causal_alibi/", "varlen_causal/"))
+        and m.operator == "guard"
+        and m.old == 'm_new == float("-inf")'
+        and m.new.endswith("False")
+    ),
+    "a masked tile is right for any tile; ptxas asks for one": lambda _, m: (
+        m.old == "gl.maximum(n_masked, 1)" and m.new == "n_masked"
+    ),
+    "a masked tile is right for any tile, and with longer tiles of queries more are": lambda _, m: (
+        (m.function, m.old, m.new) == ("_dq_hopper_consumer", "BLOCK_N", "BLOCK_M")
+    ),
+    "no sequence has more keys than there is room for": lambda _, m: (
+        m.function == "_clear_hidden" and m.operator == "comparison" and "SK" in m.old
+    ),
+}
+"""Equivalent: the same numbers for every call that the launcher admits."""
+
+ON_A_GPU: dict[str, Rule] = {
+    "Triton's interpreter has float32 in place of bfloat16": lambda _, m: (
+        m.operator == "dtype" and m.old.endswith(".to(tl.float32)")
+    ),
+    "a launch of no programs is an error on a GPU alone": lambda _, m: (
+        (m.operator, m.new) == ("guard", "True") and m.old in ("programs", "out.numel()", "lse.numel()")
+    ),
+    "it asks for the interpreter, which is there": lambda _, m: (
+        m.function == "_arch" and "TRITON_INTERPRET" in m.old
+    ),
+    "nothing is compiled on the CPU, so nothing is looked up": lambda _, m: m.operator == "key",
+    "it asks whether a GPU is there": lambda _, m: (
+        m.old.endswith('device.type == "cuda"') and m.new == "False"
+    ),
+    "CUDA makes no descriptor of an empty tensor, Triton's interpreter does": lambda _, m: (
+        m.function == "_by_tma" and m.old == "x.numel() > 0"
+    ),
+}
+"""What only a GPU can tell."""
+
+
+def _to_int64(m: Mutant) -> bool:
+    return m.operator == "dtype" and m.old.endswith((".to(tl.int64)", ".to(gl.int64)"))
+
+
+def reason(file: str, mutant: Mutant) -> tuple[str, str]:
+    """What a mutant that lived is, `equivalent` or `gpu`, and why; two empty strings if nothing is known."""
+    for what, rules in (("equivalent", NOTHING), ("gpu", ON_A_GPU)):
+        for why, rule in rules.items():
+            if rule(file, mutant):
+                return what, why
+    return "", ""
