@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzzing.explained import EXPLAINED
+
 from kgen.verify.sanitizing import TOOLS
 
 ROOT = Path(__file__).resolve().parents[1]
