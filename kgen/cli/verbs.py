@@ -211,7 +211,7 @@ def compile_(
             record,
             target,
         )
-    return _judge(rows, COLUMNS, "compiled", form)
+    return judge(rows, COLUMNS, "compiled", form)
 
 
 @verb("verify")
@@ -266,7 +266,7 @@ def verify(
                 lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
                 target,
             )
-        return _judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
+        return judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
     with terminal.progress_bar() as progress:
         rows = verify_specs(
             loaded,
@@ -283,7 +283,7 @@ def verify(
             wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
-    return _judge(rows, columns, "right", form)
+    return judge(rows, columns, "right", form)
 
 
 def _wrong(row: Row) -> str:
@@ -450,7 +450,7 @@ def load_specs(specs: Sequence[Path] | None) -> list[Loaded]:
     return load_all(find_specs(specs or []))
 
 
-def _judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format) -> int:
+def judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format) -> int:
     """Show rows that are each right or wrong; one that is wrong is the verb's failure."""
     terminal.table(rows, columns, form)
     wrong = sum(not row["ok"] for row in rows)

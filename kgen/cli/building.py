@@ -1,0 +1,56 @@
+"""The verb `build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs
+from kgen.cli.terminal import Format
+from kgen.cli.verbs import judge, load_specs, verb
+from kgen.diagnostics import EXIT_WRONG
+from kgen.settings import settings
+
+
+@verb("build")
+def build(
+    specs: Specs = None,
+    arch: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--arch", help="An architecture, as sm_90a. Repeatable. Default: sm_80 and sm_90a."),
+    ] = None,
+    gqa: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(
+            "--gqa",
+            min=1,
+            help="Query heads for each KV head, where a spec allows any. Repeatable. Default: 1, 2, 4, 8.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="DIR", help="Where packages are written to.")
+    ] = Path("built"),
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; say what is not of what is rendered now.")
+    ] = False,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
+    generated: Generated = None,
+    form: Form = Format.TEXT,
+) -> int:
+    """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
+    from kgen.build.package import ARCHS, COLUMNS, GROUPS, build_specs, stale
+
+    loaded, generated = load_specs(specs), generated or settings().generated
+    if check:
+        said = stale(loaded, generated, out)
+        for line in said:
+            terminal.line(f"stale: {line}")
+        terminal.line(f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale")
+        return EXIT_WRONG if said else 0
+    with terminal.progress_bar() as progress:
+        rows = build_specs(loaded, generated, out, arch or ARCHS, gqa or GROUPS, jobs, timeout, progress)
+    return judge(rows, COLUMNS, "built", form)
