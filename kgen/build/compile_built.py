@@ -37,7 +37,9 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
                     say(row | {"error": None})
         except Exception as error:
             traceback.print_exc()
-            say({"error": f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"[:2000]})
+            say(
+                {"error": f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"[:2000]}
+            )
 
     each_launch(build.job, build.problems, take)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kgen.build.job import BuildJob
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.targets import sources
 from kgen.verify import ledger
 from kgen.verify.compiling import CompileJob, capability
 from kgen.verify.emitted import Emitted, require_emitted
@@ -26,15 +27,16 @@ SOURCES = ("triton.py", "hopper.py")
 RUNTIME = Path(__file__).parent / "runtime.py"
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
-_INIT = '''"""{title}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."""
+_INIT = '''"""{name}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."""
 
 from pathlib import Path
 
 from ._runtime import Package
 
-{name} = Package(__name__, Path(__file__).parent).load().{name}
+_launcher = Package(__name__, Path(__file__).parent).load()
+{exports}
 
-__all__ = ["{name}"]
+__all__ = [{quoted}]
 '''
 
 
@@ -50,10 +52,10 @@ def build_specs(
 ) -> list[dict[str, Any]]:
     """Build a package of each spec under `out`, of the Triton files as they were rendered; no GPU is needed.
 
-    Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a
-    thread, of the kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was there. `timeout` is
-    in seconds, for one kernel. Raises `KgenError` for a spec that is not rendered or has no Triton file, and for an
-    unknown architecture, `MissingError` without torch and triton.
+    Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
+    kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was
+    there. `timeout` is in seconds, for one kernel. Raises `KgenError` for a spec that is not rendered or has no Triton
+    file, and for an unknown architecture, `MissingError` without torch and triton.
     """
     archs = list(dict.fromkeys(archs))
     for arch in archs:
@@ -117,7 +119,9 @@ def _file(generated: Path, loaded: Any) -> Emitted:
         if file.path.name == "triton.py":
             return file
     message = f"spec `{loaded.folder}` has no Triton file to build"
-    raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint="add `triton` to `targets`"))
+    raise KgenError(
+        Diagnostic("nothing-to-build", message, file=str(loaded.path), hint="add `triton` to `targets`")
+    )
 
 
 def _unfinished(out: Path, name: str) -> Path:
@@ -156,12 +160,11 @@ def _write(
     out: Path,
 ) -> None:
     folder = _unfinished(out, loaded.folder)
-    name = problem_of(loaded).name
     for source in SOURCES:
         if (file.path.parent / source).exists():
             shutil.copy(file.path.parent / source, folder / source)
     shutil.copy(RUNTIME, folder / "_runtime.py")
-    (folder / "__init__.py").write_text(_INIT.format(title=loaded.folder, name=name), encoding="utf-8")
+    (folder / "__init__.py").write_text(_init(loaded, problem_of(loaded).name), encoding="utf-8")
     kernels = sorted(({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps)
     hopper = (folder / "hopper.py").exists() and "sm_90a" in archs
     manifest = {
@@ -179,6 +182,13 @@ def _write(
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     shutil.rmtree(out / loaded.folder, ignore_errors=True)
     folder.rename(out / loaded.folder)
+
+
+def _init(loaded: Any, name: str) -> str:
+    (offers,) = (source.offers for source in sources(loaded, "triton") if source.filename == "triton.py")
+    names = (name, *offers)
+    exports = "\n".join(f"{one} = _launcher.{one}" for one in names)
+    return _INIT.format(name=name, exports=exports, quoted=", ".join(f'"{one}"' for one in names))
 
 
 def _summary(folder: str, arch: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Launches kernels from machine code beside this file, through the CUDA driver. Needs torch, not Triton.
 
-The launcher is the emitted file itself. Where it says `triton`, it gets what stands in for that here: kernels are names of
-machine code, descriptors are what TMA is told. What no machine code fits goes to Triton, if it is there, with a warning.
+The launcher is the emitted file itself. Where it says `triton`, it gets what stands in for that here: kernels are names
+of machine code, descriptors are what TMA is told. What no machine code fits goes to Triton, if it is there, with a
+warning.
 """
 
 from __future__ import annotations
@@ -36,7 +37,17 @@ DTYPES = {
     torch.int64: "i64",
     torch.bool: "i1",
 }
-FORMATS = {"i1": "b", "i8": "b", "u8": "B", "i16": "h", "i32": "i", "i64": "q", "u32": "I", "u64": "Q", "fp32": "f"}
+FORMATS = {
+    "i1": "b",
+    "i8": "b",
+    "u8": "B",
+    "i16": "h",
+    "i32": "i",
+    "i64": "q",
+    "u32": "I",
+    "u64": "Q",
+    "fp32": "f",
+}
 BITS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
 MAP_BYTES = 128
 """Of what TMA is told of a tensor, which begins at a multiple of 64 bytes."""
@@ -76,7 +87,9 @@ class Cubin:
         return [form for name, kind, _ in self._passed for form in _forms(kind)] + ["Q", "Q"]
 
     @functools.cached_property
-    def _layout(self) -> tuple[struct.Struct, list[int], list[Callable[[Mapping[str, Any]], tuple[Any, ...]]]]:
+    def _layout(
+        self,
+    ) -> tuple[struct.Struct, list[int], list[Callable[[Mapping[str, Any]], tuple[Any, ...]]]]:
         """Of the memory that parameters are put into: where each lies, and what gives their values."""
         form, size, offsets = "<", 0, []
         for one in self.forms:
@@ -114,7 +127,9 @@ class Cubin:
                 attributes[count].id, attributes[count].value[0] = number, 1
                 count += 1
         stream = torch.cuda.current_stream().cuda_stream
-        config = _Config(*grid, *[1] * (3 - len(grid)), 32 * row["warps"], 1, 1, row["shared"], stream, attributes, count)
+        config = _Config(
+            *grid, *[1] * (3 - len(grid)), 32 * row["warps"], 1, 1, row["shared"], stream, attributes, count
+        )
         _checked(_driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None))
 
 
@@ -124,8 +139,10 @@ def _same(a: Any, b: Any) -> bool:
 
 def _is(value: Any, kind: str, aligned: Any) -> bool:
     if kind.startswith("tensordesc"):
-        return isinstance(value, Descriptor) and list(value.block_shape) == _block(kind) and (
-            kind.startswith(f"tensordesc<{DTYPES[value.base.dtype]}[")
+        return (
+            isinstance(value, Descriptor)
+            and list(value.block_shape) == _block(kind)
+            and (kind.startswith(f"tensordesc<{DTYPES[value.base.dtype]}["))
         )
     if kind.startswith("*"):
         there = isinstance(value, torch.Tensor) and DTYPES.get(value.dtype) == kind[1:]
@@ -151,7 +168,9 @@ def _forms(kind: str) -> list[str]:
     return ["Q" if kind.startswith("*") else FORMATS[kind]]
 
 
-def _getter(name: str, kind: str, maps: Iterator[Mapping[str, Any]]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+def _getter(
+    name: str, kind: str, maps: Iterator[Mapping[str, Any]]
+) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
     if kind.startswith("tensordesc"):
         return functools.partial(_described, name, next(maps))
     return functools.partial(_pointer if kind.startswith("*") else _number, name)
@@ -169,7 +188,13 @@ def _described(name: str, told: Mapping[str, Any], given: Mapping[str, Any]) -> 
     desc = given[name]
     shape, strides = tuple(desc.shape), tuple(desc.strides)
     encoded = _encoded(
-        desc.base.data_ptr(), shape, strides, told["swizzle"], told["elem_size"], told["elem_type"], tuple(told["block_size"])
+        desc.base.data_ptr(),
+        shape,
+        strides,
+        told["swizzle"],
+        told["elem_size"],
+        told["elem_type"],
+        tuple(told["block_size"]),
     )
     return encoded, *shape, *strides
 
@@ -315,7 +340,9 @@ def _for_triton(args: Sequence[Any]) -> list[Any]:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return [
-        TensorDescriptor(x.base, list(x.shape), list(x.strides), list(x.block_shape)) if isinstance(x, Descriptor) else x
+        TensorDescriptor(x.base, list(x.shape), list(x.strides), list(x.block_shape))
+        if isinstance(x, Descriptor)
+        else x
         for x in args
     ]
 
@@ -365,7 +392,9 @@ class Package:
     @functools.cache  # noqa: B019
     def cubins(self, kernel: str, arch: int) -> list[Cubin]:
         """Of a kernel for a chip: those that ask for most first."""
-        rows = [row for row in self.manifest["kernels"] if row["kernel"] == kernel and row["capability"] == arch]
+        rows = [
+            row for row in self.manifest["kernels"] if row["kernel"] == kernel and row["capability"] == arch
+        ]
         return sorted((Cubin(self.folder, row) for row in rows), key=lambda cubin: -cubin.strictness)
 
     def by_triton(self, kernel: Kernel, arch: int) -> Any:
@@ -375,7 +404,9 @@ class Package:
         flag = "name their number of query heads for each KV head to `kgen build --gqa`"
         hint = flag if arch in chips else f"`kgen build --arch sm_{arch}` makes it"
         if importlib.util.find_spec("triton") is None:
-            raise RuntimeError(f"{self.name}: no machine code of {kernel.__name__} {why}, and no Triton here: {hint}")
+            raise RuntimeError(
+                f"{self.name}: no machine code of {kernel.__name__} {why}, and no Triton here: {hint}"
+            )
         if arch:
             _say_once(f"{self.name}: no machine code of {kernel.__name__} {why}: Triton compiles it; {hint}")
         return getattr(self._source(), kernel.__name__)
@@ -403,7 +434,9 @@ def _say_once(message: str) -> None:
 def _importer(standin: StandIn) -> Callable[..., Any]:
     """`import`, but for Triton."""
 
-    def imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+    def imported(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
         if level == 0 and name.partition(".")[0] == "triton":
             return standin
         return builtins.__import__(name, globals, locals, fromlist, level)
@@ -413,7 +446,8 @@ def _importer(standin: StandIn) -> Callable[..., Any]:
 
 def _imported(name: str, path: Path, scope: Mapping[str, Any]) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     vars(module).update(scope)
     sys.modules[name] = module

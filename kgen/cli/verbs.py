@@ -239,6 +239,10 @@ def verify(
             help="One call under this tool of compute-sanitizer, as racecheck, instead. Repeatable."
         ),
     ] = None,
+    built: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Run the packages there, of `kgen build`; not recorded."),
+    ] = None,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
@@ -247,9 +251,9 @@ def verify(
 
     generated = generated or settings().generated
     loaded = load_specs(specs)
-    if sanitizer and (case or quick is not None):
-        message = "a sanitizer has no cases, quick or not"
-        raise KgenError(Diagnostic("usage", message, hint="leave out `--case` and `--quick`"))
+    if sanitizer and (case or quick is not None or built):
+        message = "a sanitizer has no cases, quick or not, and runs no packages"
+        raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
     if sanitizer:
         from kgen.verify.sanitizing import sanitize_specs
 
@@ -280,6 +284,7 @@ def verify(
             cases=case or None,
             targets=target,
             skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
+            built=built,
             wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")

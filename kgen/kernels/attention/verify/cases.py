@@ -253,6 +253,8 @@ def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
         names = _names_for_hopper(function.__globals__)
         with _in_one_kernel(names):
             torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
+            out, lse = call(function, inputs, return_lse=True)
+            torch.autograd.grad([out, lse], wanted, [inputs.dout, torch.ones_like(lse)])
         if "_in_one_kernel" in names:
             with _deterministic():
                 torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
