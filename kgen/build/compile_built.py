@@ -41,7 +41,7 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
                 {"error": f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"[:2000]}
             )
 
-    each_launch(build.job, build.problems, take)
+    each_launch(build.job, take, build.sizes)
 
 
 def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:

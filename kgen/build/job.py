@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kgen.verify.compiling import CompileJob
 
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What one worker compiles, and where to. `problems` are calls of the spec, as of several numbers of heads."""
+    """What one worker compiles, and where to. `sizes` are those of what the spec leaves open, as of `compile_calls`."""
 
     job: CompileJob
-    problems: tuple[Any, ...]
+    sizes: Mapping[str, Sequence[int]]
     folder: Path

@@ -21,8 +21,14 @@ from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, require, versions
 
 ARCHS = ("sm_80", "sm_90a")
-GROUPS = (1, 2, 4, 8)
-"""Query heads for a KV head, of a spec that allows any."""
+SIZES: Mapping[str, Sequence[int]] = {
+    "gqa": (1, 2, 4, 8),
+    "batch": (1, 2, 4, 8, 16, 32, 64),
+    "width": (512, 1024, 2048, 4096, 8192, 16384),
+    "heads": (8, 16, 32),
+}
+"""Of what a spec leaves open: query heads for a KV head, sequences that decode at a time (rounded up to a power of
+two), the width of a norm, its heads."""
 SOURCES = ("triton.py", "hopper.py")
 RUNTIME = Path(__file__).parent / "runtime.py"
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
@@ -45,7 +51,7 @@ def build_specs(
     generated: Path,
     out: Path,
     archs: Sequence[str] = ARCHS,
-    groups: Sequence[int] = GROUPS,
+    sizes: Mapping[str, Sequence[int]] = SIZES,
     jobs: int = 1,
     timeout: float = 600.0,
     progress: Progress | None = None,
@@ -67,7 +73,7 @@ def build_specs(
 
     def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
         one, file, arch = task
-        rows = list(_compiled(one, file, arch, groups, _unfinished(out, one.folder), timeout))
+        rows = list(_compiled(one, file, arch, sizes, _unfinished(out, one.folder), timeout))
         done.append(1)
         if progress is not None:
             progress(len(done), len(tasks), f"{one.folder} {arch}")
@@ -80,7 +86,7 @@ def build_specs(
     for one, file in files:
         rows = [row for arch in archs for row in found[one.folder, arch]]
         if not any(row["error"] for row in rows):
-            _write(one, file, rows, archs, groups, out)
+            _write(one, file, rows, archs, sizes, out)
         shutil.rmtree(_unfinished(out, one.folder), ignore_errors=True)
     return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
 
@@ -129,14 +135,10 @@ def _unfinished(out: Path, name: str) -> Path:
 
 
 def _compiled(
-    loaded: Any, file: Emitted, arch: str, groups: Sequence[int], folder: Path, timeout: float
+    loaded: Any, file: Emitted, arch: str, sizes: Mapping[str, Sequence[int]], folder: Path, timeout: float
 ) -> Iterator[Mapping[str, Any]]:
-    problem = problem_of(loaded)
-    problems = (problem,)
-    if getattr(problem, "gqa", None) == "any":
-        problems = tuple(replace(problem, gqa=group) for group in groups)
-    job = CompileJob(problem, replace(file, path=file.path.resolve()), arch)
-    build = BuildJob(job, problems, folder.resolve())
+    job = CompileJob(problem_of(loaded), replace(file, path=file.path.resolve()), arch)
+    build = BuildJob(job, sizes, folder.resolve())
     # Places of files are no part of what is built.
     environment = {"TRITON_INTERPRET": None, "TRITON_DISABLE_LINE_INFO": "1"}
     found = 0
@@ -156,7 +158,7 @@ def _write(
     file: Emitted,
     rows: Sequence[Mapping[str, Any]],
     archs: Sequence[str],
-    groups: Sequence[int],
+    sizes: Mapping[str, Sequence[int]],
     out: Path,
 ) -> None:
     folder = _unfinished(out, loaded.folder)
@@ -175,7 +177,7 @@ def _write(
         "triton": _compilers()["triton"],
         "compilers": _compilers(),
         "archs": list(archs),
-        "groups": list(groups) if getattr(problem_of(loaded), "gqa", None) == "any" else None,
+        "sizes": {name: list(numbers) for name, numbers in sizes.items()},
         "files": {p.name: _sha256(p) for p in sorted(folder.glob("*.py"))},
         "kernels": kernels,
     }

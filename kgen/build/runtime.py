@@ -293,10 +293,10 @@ class Descriptor:
 
 
 class Constexpr:
-    """`tl.constexpr`: a value is itself, and of a parameter it says that it is a constant."""
+    """`tl.constexpr`, of which launchers take the value."""
 
-    def __new__(cls, value: Any) -> Any:
-        return value
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 class Kernel:
@@ -401,7 +401,7 @@ class Package:
         """The kernel as Triton compiles it from the source. Raises RuntimeError without Triton."""
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
         why = "for these arguments" if arch in chips else f"for sm_{arch}"
-        flag = "name their number of query heads for each KV head to `kgen build --gqa`"
+        flag = "name their sizes to `kgen build`, as `--gqa` or `--width`"
         hint = flag if arch in chips else f"`kgen build --arch sm_{arch}` makes it"
         if importlib.util.find_spec("triton") is None:
             raise RuntimeError(

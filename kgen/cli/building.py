@@ -24,11 +24,19 @@ def build(
     ] = None,
     gqa: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option(
-            "--gqa",
-            min=1,
-            help="Query heads for each KV head, where a spec allows any. Repeatable. Default: 1, 2, 4, 8.",
-        ),
+        typer.Option(min=1, help="Query heads for each KV head, where a spec allows any. Repeatable."),
+    ] = None,
+    batch: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Sequences that decode at a time, where a spec decodes. Repeatable."),
+    ] = None,
+    width: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
+    ] = None,
+    heads: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="DIR", help="Where packages are written to.")
@@ -42,7 +50,7 @@ def build(
     form: Form = Format.TEXT,
 ) -> int:
     """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
-    from kgen.build.package import ARCHS, COLUMNS, GROUPS, build_specs, stale
+    from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs, stale
 
     loaded, generated = load_specs(specs), generated or settings().generated
     if check:
@@ -51,6 +59,8 @@ def build(
             terminal.line(f"stale: {line}")
         terminal.line(f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale")
         return EXIT_WRONG if said else 0
+    asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
+    sizes = {**SIZES} | {name: numbers for name, numbers in asked.items() if numbers}
     with terminal.progress_bar() as progress:
-        rows = build_specs(loaded, generated, out, arch or ARCHS, gqa or GROUPS, jobs, timeout, progress)
+        rows = build_specs(loaded, generated, out, arch or ARCHS, sizes, jobs, timeout, progress)
     return judge(rows, COLUMNS, "built", form)

@@ -18,7 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kgen.verify.compiling import CompileJob
-from kgen.verify.families import family_of
+from kgen.verify.families import NO_SIZES, family_of
 from kgen.verify.processes import serve
 from kgen.verify.resources import resources
 from kgen.verify.toolchain import import_file
@@ -64,7 +64,7 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             seen.add((row["kernel"], row["error"]))
         say(row)
 
-    each_launch(job, [job.problem], take)
+    each_launch(job, take)
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,10 @@ class Launch:
     compiled: Callable[[], Any]
 
 
-def each_launch(job: CompileJob, problems: Sequence[Any], take: Callable[[str, Launch], None]) -> None:
-    """`take` what the family's calls for these problems launch, none of which runs."""
+def each_launch(
+    job: CompileJob, take: Callable[[str, Launch], None], sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> None:
+    """`take` what the family's calls launch, none of which runs."""
     driver.set_active(OfflineDriver(job.capability))
     module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
     module._arch = lambda device: job.capability
@@ -91,10 +93,9 @@ def each_launch(job: CompileJob, problems: Sequence[Any], take: Callable[[str, L
 
     JITFunction.run = taken
     try:
-        for problem in problems:
-            for name, call in family_of(problem).compile_calls(problem):
-                variant = name
-                call(getattr(module, problem.name))
+        for name, call in family_of(job.problem).compile_calls(job.problem, sizes):
+            variant = name
+            call(getattr(module, job.problem.name))
     finally:
         JITFunction.run = run
 

@@ -21,8 +21,8 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.families import family_of, problem_of
 
-GROUPS = (1, 2, 3, 4)
-"""Query heads for each KV head, as the cases have them."""
+SIZES = {"gqa": (1, 2, 3, 4)}
+"""As the cases have them."""
 FP16 = """kernel: attention
 name: small
 dtype: fp16
@@ -44,7 +44,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "generated" / "small" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    rows = build_specs([loaded], folder / "generated", folder / "out", ["sm_80"], GROUPS)
+    rows = build_specs([loaded], folder / "generated", folder / "out", ["sm_80"], SIZES)
     assert [(row["ok"], row["error"]) for row in rows] == [(True, None)]
     return folder
 
@@ -126,7 +126,7 @@ def test_what_no_machine_code_fits_goes_to_triton_with_a_word(built: Path) -> No
     ]
     assert why == (
         "small_other: no machine code of _forward_kernel for these arguments, and no Triton here: "
-        "name their number of query heads for each KV head to `kgen build --gqa`"
+        "name their sizes to `kgen build`, as `--gqa` or `--width`"
     )
 
 
@@ -183,7 +183,7 @@ def test_verify_runs_a_package(built: Path) -> None:
 
 def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     loaded = load(built / "small.yaml")
-    build_specs([loaded], built / "generated", tmp_path, ["sm_80"], GROUPS)
+    build_specs([loaded], built / "generated", tmp_path, ["sm_80"], SIZES)
     names = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
     assert names == sorted(p.relative_to(built / "out") for p in (built / "out").rglob("*") if p.is_file())
     assert all((tmp_path / name).read_bytes() == (built / "out" / name).read_bytes() for name in names)
@@ -220,7 +220,7 @@ def test_what_does_not_compile_leaves_the_package_that_was_there(built: Path, tm
         (generated / path.name).write_text(path.read_text().replace("tl.exp2(", "tl.no_such_function("))
     (tmp_path / "out" / "small").mkdir(parents=True)
     (tmp_path / "out" / "small" / "kept").write_text("")
-    (row,) = build_specs([loaded], generated.parent, tmp_path / "out", ["sm_80"], [1])
+    (row,) = build_specs([loaded], generated.parent, tmp_path / "out", ["sm_80"], SIZES)
     assert not row["ok"]
     assert "_forward_kernel, aligned: CompilationError" in row["error"]
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["small"]
@@ -231,9 +231,9 @@ def test_machine_code_is_for_what_it_was_compiled_for(built: Path) -> None:
     """Arguments, sizes and files of a manifest are of one another."""
     folder = built / "out" / "small"
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["groups"] == [*GROUPS]
+    assert manifest["sizes"] == {"gqa": [1, 2, 3, 4]}
     assert {row["arch"] for row in manifest["kernels"]} == {"sm_80"}
-    assert {_group(row) for row in manifest["kernels"]} == {*GROUPS}
+    assert {_group(row) for row in manifest["kernels"]} == {1, 2, 3, 4}
     for row in manifest["kernels"]:
         assert len(runtime.Cubin(folder, row).forms) == len(row["parameters"])
     assert importlib.import_module("kgen.build.runtime").__doc__
