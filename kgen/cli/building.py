@@ -8,11 +8,13 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
-from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import judge, load_specs, verb
 from kgen.diagnostics import EXIT_WRONG
 from kgen.settings import settings
+
+BUILT = Path("built")
 
 
 @verb("build")
@@ -38,9 +40,7 @@ def build(
         Optional[list[int]],  # noqa: UP045
         typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
     ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="DIR", help="Where packages are written to.")
-    ] = Path("built"),
+    output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; say what is not of what is rendered now.")
     ] = False,
@@ -54,7 +54,7 @@ def build(
 
     loaded, generated = load_specs(specs), generated or settings().generated
     if check:
-        said = stale(loaded, generated, out)
+        said = stale(loaded, generated, output)
         for line in said:
             terminal.line(f"stale: {line}")
         terminal.line(f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale")
@@ -62,5 +62,5 @@ def build(
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
     sizes = {**SIZES} | {name: numbers for name, numbers in asked.items() if numbers}
     with terminal.progress_bar() as progress:
-        rows = build_specs(loaded, generated, out, arch or ARCHS, sizes, jobs, timeout, progress)
+        rows = build_specs(loaded, generated, output, arch or ARCHS, sizes, jobs, timeout, progress)
     return judge(rows, COLUMNS, "built", form)
