@@ -22,7 +22,7 @@ from kgen.family import NAMES, Family, Lazy, Target, family
 
 STAGES = (
     *("diagnostics", "files", "settings", "sizes", "pages", "family", "expr", "spec", "targets", "render"),
-    *("flex", "verify", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
+    *("flex", "verify", "build", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
 )
 OWN_STAGES = {
     "spec": "spec",

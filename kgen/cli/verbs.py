@@ -211,7 +211,7 @@ def compile_(
             record,
             target,
         )
-    return _judge(rows, COLUMNS, "compiled", form)
+    return judge(rows, COLUMNS, "compiled", form)
 
 
 @verb("verify")
@@ -239,6 +239,10 @@ def verify(
             help="One call under this tool of compute-sanitizer, as racecheck, instead. Repeatable."
         ),
     ] = None,
+    built: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="DIR", help="Run the packages there, of `kgen build`; not recorded."),
+    ] = None,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
@@ -247,9 +251,9 @@ def verify(
 
     generated = generated or settings().generated
     loaded = load_specs(specs)
-    if sanitizer and (case or quick is not None):
-        message = "a sanitizer has no cases, quick or not"
-        raise KgenError(Diagnostic("usage", message, hint="leave out `--case` and `--quick`"))
+    if sanitizer and (case or quick is not None or built):
+        message = "a sanitizer has no cases, quick or not, and runs no packages"
+        raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
     if sanitizer:
         from kgen.verify.sanitizing import sanitize_specs
 
@@ -266,7 +270,7 @@ def verify(
                 lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
                 target,
             )
-        return _judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
+        return judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
     with terminal.progress_bar() as progress:
         rows = verify_specs(
             loaded,
@@ -280,10 +284,11 @@ def verify(
             cases=case or None,
             targets=target,
             skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
+            built=built,
             wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
-    return _judge(rows, columns, "right", form)
+    return judge(rows, columns, "right", form)
 
 
 def _wrong(row: Row) -> str:
@@ -450,7 +455,7 @@ def load_specs(specs: Sequence[Path] | None) -> list[Loaded]:
     return load_all(find_specs(specs or []))
 
 
-def _judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format) -> int:
+def judge(rows: Sequence[Row], columns: Sequence[str], done: str, form: Format) -> int:
     """Show rows that are each right or wrong; one that is wrong is the verb's failure."""
     terminal.table(rows, columns, form)
     wrong = sum(not row["ok"] for row in rows)

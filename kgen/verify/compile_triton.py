@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import IO, Any
 
 from triton.backends.compiler import GPUTarget
@@ -17,7 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from kgen.verify.compiling import CompileJob
-from kgen.verify.families import family_of
+from kgen.verify.families import NO_SIZES, family_of
 from kgen.verify.processes import serve
 from kgen.verify.resources import resources
 from kgen.verify.toolchain import import_file
@@ -44,17 +45,12 @@ class OfflineDriver:
 
 def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> None:
     """Make the family's calls of the emitted function, compiling what they launch."""
-    driver.set_active(OfflineDriver(job.capability))
-    module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
-    module._arch = lambda device: job.capability
-    launch = JITFunction.run
     seen: set[tuple[str, str]] = set()
-    variant = ""
 
-    def compile_only(function: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
-        row: dict[str, Any] = {"kernel": function.fn.__name__, "variant": variant, "error": None}
+    def take(variant: str, launch: Launch) -> None:
+        row: dict[str, Any] = {"kernel": launch.function.fn.__name__, "variant": variant, "error": None}
         try:
-            kernel = launch(function, *args, grid=grid, warmup=True, **kwargs)
+            kernel = launch.compiled()
             if (row["kernel"], kernel.hash) in seen:
                 return
             seen.add((row["kernel"], kernel.hash))
@@ -68,13 +64,40 @@ def compile_all(job: CompileJob, say: Callable[[Mapping[str, Any]], None]) -> No
             seen.add((row["kernel"], row["error"]))
         say(row)
 
-    JITFunction.run = compile_only
+    each_launch(job, take)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What would have been launched: a kernel, its arguments, and what compiles it as Triton would specialise it."""
+
+    function: Any
+    options: Mapping[str, Any]
+    compiled: Callable[[], Any]
+
+
+def each_launch(
+    job: CompileJob, take: Callable[[str, Launch], None], sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> None:
+    """`take` what the family's calls launch, none of which runs."""
+    driver.set_active(OfflineDriver(job.capability))
+    module: Any = import_file(job.emitted.path, f"kgen_emitted_{job.problem.name}")
+    module._arch = lambda device: job.capability
+    run, variant = JITFunction.run, ""
+
+    def taken(function: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        options = {name: value for name, value in kwargs.items() if name not in function.arg_names}
+        take(
+            variant, Launch(function, options, lambda: run(function, *args, grid=grid, warmup=True, **kwargs))
+        )
+
+    JITFunction.run = taken
     try:
-        for name, call in family_of(job.problem).compile_calls(job.problem):
+        for name, call in family_of(job.problem).compile_calls(job.problem, sizes):
             variant = name
             call(getattr(module, job.problem.name))
     finally:
-        JITFunction.run = launch
+        JITFunction.run = run
 
 
 def main(job: CompileJob, lines: IO[str]) -> None:

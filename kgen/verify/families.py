@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
@@ -94,6 +94,10 @@ class Example:
         return found
 
 
+NO_SIZES: Mapping[str, Sequence[int]] = MappingProxyType({})
+"""Those of a family's choice."""
+
+
 class Cases(Protocol):
     """The module `cases` of a family, or of a part of it. A group is a pass that is verified by itself."""
 
@@ -112,10 +116,13 @@ class Cases(Protocol):
     def example(self, subject: Subject, name: str) -> Example:
         """A small call for the integration check of that name; another name gives other numbers."""
 
-    def compile_calls(self, problem: Any) -> Iterator[tuple[str, Callable[[Any], None]]]:
+    def compile_calls(
+        self, problem: Any, sizes: Mapping[str, Sequence[int]] = NO_SIZES
+    ) -> Iterator[tuple[str, Callable[[Any], None]]]:
         """Calls on CPU tensors that between them launch every kernel in every specialisation.
 
-        Each is the name of a variant and a function of the emitted function.
+        Each is the name of a variant and a function of the emitted function. What a spec leaves open has a size or two
+        of ours, or those of `sizes`: `gqa`, `batch`, `width`, `heads`.
         """
 
 

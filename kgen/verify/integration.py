@@ -177,6 +177,8 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "cuda-graph": (captures_graph, True),
 }
 """By name: the check, and whether it needs a GPU."""
+OF_FILES = ("imports-alone", "imports-twice")
+"""Of these, what looks at an emitted file as text."""
 
 
 def named(family: Cases) -> dict[str, Callable[[Subject], None]]:

@@ -27,17 +27,27 @@ def usage_of(code: Any, name: str) -> tuple[int, int, int]:
     return usages(bytes(code.code))[code.symbol_mapping[name].decode()]
 
 
+def parameters(cubin: bytes) -> list[tuple[int, int]]:
+    """Offset and bytes of each parameter of the (one) kernel in a cubin, in their order."""
+    found = re.findall(r"Ordinal : (\w+)\s+Offset\s+: (\w+)\s+Size\s+: (\w+)", _said(cubin, "--dump-elf"))
+    return [(offset, size) for _, offset, size in sorted(tuple(int(x, 16) for x in one) for one in found)]
+
+
 def usages(cubin: bytes) -> dict[str, tuple[int, int, int]]:
     """The same of each kernel, by its mangled name."""
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(tool) if tool.exists() else "cuobjdump", "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = _said(cubin, "--dump-resource-usage")
     found = re.findall(r"Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", text)
     if not found:
         raise RuntimeError(f"cuobjdump says nothing of registers: {text[:200]}")
     return {
         name: (int(reg), int(stack) + int(local), int(shared)) for name, reg, stack, shared, local in found
     }
+
+
+def _said(cubin: bytes, option: str) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool) if tool.exists() else "cuobjdump", option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -37,6 +37,7 @@ def verify_specs(
     cases: Collection[str] | None = None,
     targets: Collection[str] | None = None,
     wrong: Callable[[dict[str, Any]], None] | None = None,
+    built: Path | None = None,
 ) -> list[dict[str, Any]]:
     """Verify the emitted files of some specs, each in a process of its own, or with several `jobs` each pass.
 
@@ -45,22 +46,33 @@ def verify_specs(
     true on `cuda`. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file
     that cannot run on the device is handed to `skipped`, with why, and a row that is not ok to `wrong`, as soon as it
     is there. `cases` names those to run, of all passes;
-    the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. Raises
+    the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With `built` the
+    packages there run in the place of the Triton files, and the ledger does not hear of it. Raises
     `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
     or the device, and where every file is skipped.
     """
     if cases is not None and record:
         message = "only a run of every case is recorded"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
-    device, work = files_to_run(loaded, generated, device, skipped, targets)
+    if built is not None and record:
+        message = "what is recorded is of emitted files, not of packages"
+        raise KgenError(Diagnostic("usage", message, hint="leave out `--record`"))
+    device, work = files_to_run(loaded, generated, device, skipped, targets if built is None else ["triton"])
+    if built is not None:
+        work = [(problem, _package(built, file)) for problem, file in work]
     quick = device == "cpu" if quick is None else quick
-    record = device == "cuda" and cases is None if record is None else record
+    record = device == "cuda" and cases is None and built is None if record is None else record
     # A process takes seconds to import torch and triton: worth it only where another runs beside it.
     tasks = [
         _job(problem, file, groups, device, quick)
         for problem, file in work
         for groups in ([_groups(problem)] if jobs == 1 else [(group,) for group in _groups(problem)])
     ]
+    if built is not None:
+        from kgen.verify.integration import OF_FILES  # imports torch
+
+        # A package is more files than one that is emitted.
+        tasks = [replace(job, cases=tuple(c for c in job.cases if c[1] not in OF_FILES)) for job in tasks]
     if cases is not None:
         tasks = _chosen(tasks, cases)
     total, done, lock = sum(len(job.cases) for job in tasks), 0, Lock()
@@ -121,6 +133,15 @@ def files_to_run(
     work = [(problem, file) for problem, file in files if not file.unable(device)]
     _tell([file for _, file in files], device, skipped)
     return device, work
+
+
+def _package(built: Path, file: Emitted) -> Emitted:
+    """What `kgen build` made of a file. Raises `KgenError` where it did not."""
+    path = Path(built) / file.spec / "__init__.py"
+    if not path.is_file():
+        message, hint = f"`{path}` does not exist", f"kgen build {file.spec} -o {built}"
+        raise KgenError(Diagnostic("not-built", message, hint=hint))
+    return replace(file, path=path)
 
 
 def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -55,6 +56,8 @@ def main(job: Job, lines: IO[str]) -> int:
         interpreter.mend()
     problem, file = job.problem, job.emitted
     module = import_file(file.path, f"kgen_emitted_{problem.name}_{file.stem}")
+    # Of a package, the module that has the function.
+    module = sys.modules[getattr(module, problem.name).__module__]
     subject = Subject(problem, file.target, file.path, module, job.device)
     family = family_of(problem)
     checks = integration.named(family)

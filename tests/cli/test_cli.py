@@ -356,9 +356,9 @@ def test_options_are_where_the_verb_says() -> None:
     """A verb that writes files says where to, one that reads kernels where they are, and specs need no option."""
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     has = {name: {each.name for each in verb.params} for name, verb in verbs.items()}
-    writes = {"render", "adapt", "import", "new", "bench", "explain", "report"}
+    writes = {"render", "adapt", "build", "import", "new", "bench", "explain", "report"}
     assert {name for name in has if "output" in has[name]} == writes
-    reads = {"compile", "verify", "prove", "bench", "tune", "explain", "status", "report"}
+    reads = {"compile", "build", "verify", "prove", "bench", "tune", "explain", "status", "report"}
     assert {name for name in has if "generated" in has[name]} == reads
     arguments = {
         name: [each.name for each in verb.params if each.param_type_name == "argument"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,7 +20,7 @@ from kgen.kernels.attention.verify.inputs import Case, Inputs, call, cases, diff
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Result, attention, eager
 from kgen.verify import compare
-from kgen.verify.families import Example, Subject
+from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
 
 _EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40)}
@@ -226,11 +227,18 @@ def _compare(
     return found
 
 
-def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def compile_calls(
+    problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Everything divisible by 16, and nothing: without and with gradients, with the log-sum-exp too."""
+    for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):
+        for case in _compiled_cases(problem, group, sizes.get("batch", ())):
+            yield case.name, partial(_compile, problem, case)
+
+
+def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> list[Case]:
     step = math.lcm(problem.q_multiple, problem.kv_multiple)
     length = -(-256 // step) * step
-    group = 2 if problem.gqa == "any" else int(problem.gqa)
     odd = length - 1 if step == 1 else length
     aligned = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
     strided = Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided")
@@ -240,12 +248,21 @@ def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]
     found = [aligned, strided]
     if problem.decodes:
         found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]
-        found.append(replace(aligned, name="one-tile", sq=1, sk=min(length, 16)))
-    for case in found:
-        yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
+        one_tile = min(length, 16)
+        found.append(replace(aligned, name="one-tile", sq=1, sk=one_tile))
+        # Programs have the query heads of a KV head as rows: of as many as make 16, 32 and 64.
+        queries = dict.fromkeys(max(1, rows // group) for rows in (16, 32, 64))
+        found += [
+            replace(aligned, name=f"{batch}-of-{sq}-{sk}", batch=batch, heads_kv=1, sq=sq, sk=sk)
+            for batch in batches
+            for sq in queries
+            for sk in (length, one_tile)
+        ]
+    return found
 
 
-def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
+def _compile(problem: Problem, case: Case, function: Any) -> None:
+    inputs = draw(problem, case, "cpu")
     call(function, inputs)
     call(function, inputs, return_lse=True)
     if "backward" in problem.passes:
@@ -253,6 +270,8 @@ def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
         names = _names_for_hopper(function.__globals__)
         with _in_one_kernel(names):
             torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
+            out, lse = call(function, inputs, return_lse=True)
+            torch.autograd.grad([out, lse], wanted, [inputs.dout, torch.ones_like(lse)])
         if "_in_one_kernel" in names:
             with _deterministic():
                 torch.autograd.grad(call(function, inputs), wanted, inputs.dout)

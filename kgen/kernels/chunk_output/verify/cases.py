@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, cases, d
 from kgen.kernels.chunk_output.verify.problem import Problem
 from kgen.kernels.chunk_output.verify.reference import Result, chunk_output
 from kgen.verify import compare
-from kgen.verify.families import Example, Subject
+from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
@@ -103,7 +103,9 @@ def _compare(
     return found
 
 
-def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def compile_calls(
+    problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Everything divisible by 16, and nothing: without and with gradients."""
     length = 4 * problem.chunk_size
     heads = problem.heads or 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from kgen.kernels.norm.verify.inputs import (
 from kgen.kernels.norm.verify.problem import Problem
 from kgen.kernels.norm.verify.reference import Result, eager, exact
 from kgen.verify import compare
-from kgen.verify.families import Example, Subject
+from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
@@ -100,13 +100,16 @@ def _compare(
     return found
 
 
-def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def compile_calls(
+    problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Every row of the tile tables, with everything divisible by 16, and one width with nothing so."""
-    every = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+    every = sizes.get("width", (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536))
     widths = problem.widths or tuple(w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS)
-    heads = 0 if problem.heads is None else 8 if problem.heads == "any" else int(problem.heads)
-    chosen = [Case(f"width-{w}", w, (4,), heads) for w in widths]
-    chosen.append(Case("strided", chosen[0].width if problem.widths else 1000, (3,), heads, layout="guarded"))
+    given = sizes.get("heads", (8,)) if problem.heads == "any" else (int(problem.heads or 0),)
+    chosen = [Case(f"width-{w}", w, (4,), heads) for heads in given for w in widths]
+    odd = chosen[0].width if problem.widths or "width" in sizes else 1000
+    chosen += [Case("strided", odd, (3,), heads, layout="guarded") for heads in given]
     for case in chosen:
         yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
 

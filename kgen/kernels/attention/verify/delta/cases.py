@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kgen.kernels.attention.verify.delta.problem import Problem
 from kgen.verify import compare
-from kgen.verify.families import Example, Subject, must_refuse
+from kgen.verify.families import NO_SIZES, Example, Subject, must_refuse
 from kgen.verify.tensors import DTYPES, arrange
 
 
@@ -118,7 +118,9 @@ def example(subject: Subject, name: str) -> Example:
     return Example((inputs.out, inputs.dout, inputs.dlse))
 
 
-def compile_calls(problem: Problem) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def compile_calls(
+    problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
+) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Rows that can be read 16 bytes at a time, and rows that cannot."""
     for name, layout in (("aligned", "contiguous"), ("strided", "offset")):
         inputs = draw(problem, Case(name, (1, 2, 32), layout, layout), "cpu")

@@ -1,0 +1,118 @@
+"""Machine code of an emitted `triton.py` for one architecture: `python -m kgen.build.compile_built JOB`.
+
+JOB is a pickled `BuildJob`. Standard output carries a JSON line for each cubin, which lies in the job's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any
+
+import triton
+from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+from triton.compiler import make_backend
+
+from kgen.build.job import BuildJob
+from kgen.build.runtime import Cubin
+from kgen.verify.compile_triton import Launch, each_launch
+from kgen.verify.processes import serve
+from kgen.verify.resources import parameters, resources
+
+
+def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
+    """Compile what the family's calls launch, each also for arguments that nothing is known of."""
+    seen: set[str] = set()
+
+    def take(variant: str, launch: Launch) -> None:
+        try:
+            kernel = launch.compiled()
+            for one in (kernel, *_for_any(launch, kernel)):
+                row = _row(build, launch, one)
+                if (key := json.dumps(row, sort_keys=True)) not in seen:
+                    seen.add(key)
+                    say(row | {"error": None})
+        except Exception as error:
+            traceback.print_exc()
+            say(
+                {"error": f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"[:2000]}
+            )
+
+    each_launch(build.job, take, build.sizes)
+
+
+def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
+    """The same kernel for arguments of any alignment, none of which is 1."""
+    source = kernel.src
+    constexprs = {p.name for p in launch.function.params if p.is_constexpr}
+    ones = {
+        name
+        for i, (name, kind) in enumerate(source.signature.items())
+        if kind == "constexpr" and name not in constexprs and source.constants[(i,)] is not None
+    }
+    if not ones and not source.attrs:
+        return
+    kinds = {p.name: p.annotation_type or "i32" for p in launch.function.params}
+    signature = {name: kinds[name] if name in ones else kind for name, kind in source.signature.items()}
+    names = launch.function.arg_names
+    constants = {path: value for path, value in source.constants.items() if names[path[0]] not in ones}
+    target = triton.runtime.driver.active.get_current_target()
+    options = make_backend(target).parse_options(dict(launch.options, debug=False)).__dict__
+    yield triton.compile(type(source)(source.fn, signature, constants, {}), target=target, options=options)
+
+
+def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
+    """What a package says of a kernel, whose cubin is written to its folder."""
+    cubin, meta, source = kernel.asm["cubin"], kernel.metadata, kernel.src
+    if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
+        raise NotImplementedError("clusters and scratch memory")
+    aligned = {path[0] for path in source.attrs}
+    arguments = [
+        [name, kind, source.constants[(i,)] if kind == "constexpr" else i in aligned]
+        for i, (name, kind) in enumerate(source.signature.items())
+    ]
+    registers, spills = resources(cubin)
+    digest = hashlib.sha256(cubin).hexdigest()
+    file = f"cubins/{launch.function.fn.__name__.strip('_')}-{digest[:16]}.cubin"
+    row = {
+        "kernel": launch.function.fn.__name__,
+        "arch": build.job.arch,
+        "capability": build.job.capability,
+        "file": file,
+        "sha256": digest,
+        "bytes": len(cubin),
+        "symbol": meta.name,
+        "options": {n: v for n, v in launch.options.items() if n != "enable_fp_fusion"},
+        "arguments": arguments,
+        "parameters": parameters(cubin),
+        "maps": [
+            {n: told[n] for n in ("swizzle", "elem_size", "block_size")}
+            | {"elem_type": TMA_DTYPE_DEVICE_TO_HOST[told["elem_type"]]}
+            for told in getattr(meta, "tensordesc_meta", None) or []
+        ],
+        "warps": meta.num_warps,
+        "shared": int(meta.shared),
+        "programmatic": bool(meta.launch_pdl),
+        "cooperative": bool(meta.launch_cooperative_grid),
+        "registers": registers,
+        "spills": spills,
+    }
+    sizes = [struct.calcsize(form) for form in Cubin(build.folder, row).forms]
+    if sizes != [size for _, size in row["parameters"]]:
+        raise AssertionError(f"arguments of {sizes} bytes for parameters {row['parameters']}")
+    path = build.folder / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(cubin)
+    return row
+
+
+def main(build: BuildJob, lines: IO[str]) -> None:
+    """Run a job."""
+    build_all(build, lambda row: print(json.dumps(row), file=lines, flush=True))
+
+
+if __name__ == "__main__":
+    serve(main)

@@ -1,0 +1,66 @@
+"""The verb `build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, output_to
+from kgen.cli.terminal import Format
+from kgen.cli.verbs import judge, load_specs, verb
+from kgen.diagnostics import EXIT_WRONG
+from kgen.settings import settings
+
+BUILT = Path("built")
+
+
+@verb("build")
+def build(
+    specs: Specs = None,
+    arch: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--arch", help="An architecture, as sm_90a. Repeatable. Default: sm_80 and sm_90a."),
+    ] = None,
+    gqa: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Query heads for each KV head, where a spec allows any. Repeatable."),
+    ] = None,
+    batch: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Sequences that decode at a time, where a spec decodes. Repeatable."),
+    ] = None,
+    width: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
+    ] = None,
+    heads: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
+    ] = None,
+    output: Annotated[Path, output_to("built/")] = BUILT,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing; say what is not of what is rendered now.")
+    ] = False,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
+    generated: Generated = None,
+    form: Form = Format.TEXT,
+) -> int:
+    """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
+    from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs, stale
+
+    loaded, generated = load_specs(specs), generated or settings().generated
+    if check:
+        said = stale(loaded, generated, output)
+        for line in said:
+            terminal.line(f"stale: {line}")
+        terminal.line(f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale")
+        return EXIT_WRONG if said else 0
+    asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
+    sizes = {**SIZES} | {name: numbers for name, numbers in asked.items() if numbers}
+    with terminal.progress_bar() as progress:
+        rows = build_specs(loaded, generated, output, arch or ARCHS, sizes, jobs, timeout, progress)
+    return judge(rows, COLUMNS, "built", form)

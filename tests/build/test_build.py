@@ -1,0 +1,239 @@
+"""`kgen build`: packages of machine code, made and called without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from apart import interpreted
+from typer.testing import CliRunner
+
+from kgen.build import runtime
+from kgen.build.package import build_specs, stale
+from kgen.cli import app
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+from kgen.verify.families import family_of, problem_of
+
+SIZES = {"gqa": (1, 2, 3, 4)}
+"""As the cases have them."""
+FP16 = """kernel: attention
+name: small
+dtype: fp16
+head_dim: 32
+gqa: any
+mask_mod: q_idx >= kv_idx
+buffers: {slopes: {shape: [HQ], dtype: fp32}}
+score_mod: score + slopes[h] * (kv_idx - q_idx)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a spec, what it renders to, and a package for sm_80."""
+    folder = tmp_path_factory.mktemp("built")
+    (folder / "small.yaml").write_text(FP16)
+    loaded = load(folder / "small.yaml")
+    for name, text in render_spec(loaded).items():
+        path = folder / "generated" / "small" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    rows = build_specs([loaded], folder / "generated", folder / "out", ["sm_80"], SIZES)
+    assert [(row["ok"], row["error"]) for row in rows] == [(True, None)]
+    return folder
+
+
+def test_every_case_is_right_through_the_machine_codes_arguments(built: Path) -> None:
+    wrong, used, there = interpreted(
+        _verified, built, ["tile", "off-tile", "mixed", "guarded", "stepped", "scale"]
+    )
+    assert wrong == []
+    assert used == there
+
+
+def _verified(folder: Path, names: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Cases that are wrong, and the kernels that they used and that there are."""
+    from driver_on_paper import Driver
+
+    from kgen.verify import interpreter
+    from kgen.verify.families import Subject
+
+    interpreter.mend()
+    package = runtime.Package("small_built", folder / "out" / "small")
+    sys.modules["small_built"] = mock.MagicMock(__path__=[str(package.folder)])
+    launcher = package.load()
+    driver = Driver(runtime, package)
+    problem = problem_of(load(folder / "small.yaml"))
+    family = family_of(problem)
+    subject = Subject(problem, "triton", package.folder / "triton.py", launcher, "cpu")
+    wrong = []
+    with (
+        driver.installed(launcher, 80),
+        mock.patch.object(runtime.Package, "by_triton", side_effect=AssertionError),
+    ):
+        for group in family.groups(problem):
+            for name in set(names) & set(family.case_names(problem, group, True)):
+                wrong += [
+                    f"{group} {name}: {c.message}" for c in family.run_case(subject, group, name) if not c.ok
+                ]
+    used, there = ({row["kernel"] for row in rows} for rows in (driver.launched, package.manifest["kernels"]))
+    return wrong, sorted(used), sorted(there)
+
+
+def _group(row: dict[str, Any]) -> int:
+    return next((value for name, _, value in row["arguments"] if name == "GQA"), 1)
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+sys.path.insert(0, sys.argv[1])
+import torch
+from small import small
+x = torch.zeros(1, 3, 8, 32, dtype=torch.float16)
+try:
+    small(x, x, x, slopes=torch.zeros(3))
+except ValueError as error:
+    print(error)
+try:
+    small(x, x[..., 1:], x, slopes=torch.zeros(3))
+except ValueError as error:
+    print(error)
+print(sys.modules["triton"], [name for name in sys.modules if name.startswith("triton.")])
+"""
+
+
+def test_a_package_needs_no_triton(built: Path) -> None:
+    command = [sys.executable, "-c", WITHOUT_TRITON, str(built / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    on_cpu, shapes, modules = done.stdout.splitlines()
+    assert on_cpu == "small runs on CUDA devices, got tensors on cpu"
+    assert shapes.startswith("small: expects q [B, HQ, SQ, 32]")
+    assert modules == "None []"
+
+
+def test_what_no_machine_code_fits_goes_to_triton_with_a_word(built: Path) -> None:
+    said, why = interpreted(_another_chip, built)
+    assert said == [
+        "small_other: no machine code of _forward_kernel for sm_86: Triton compiles it; "
+        "`kgen build --arch sm_86` makes it"
+    ]
+    assert why == (
+        "small_other: no machine code of _forward_kernel for these arguments, and no Triton here: "
+        "name their sizes to `kgen build`, as `--gqa` or `--width`"
+    )
+
+
+def _another_chip(folder: Path) -> tuple[list[str], str]:
+    import warnings
+
+    import torch
+    from driver_on_paper import Driver
+
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    package = runtime.Package("small_other", folder / "out" / "small")
+    sys.modules["small_other"] = mock.MagicMock(__path__=[str(package.folder)])
+    launcher: Any = package.load()
+    q, k = torch.randn(1, 10, 8, 32).half(), torch.randn(1, 2, 8, 32).half()
+    with warnings.catch_warnings(record=True) as said, Driver(runtime, package).installed(launcher, 86):
+        warnings.simplefilter("always")
+        a = launcher.small(q[:, :2], k, k, slopes=torch.zeros(2))
+        launcher.small(q[:, :2], k, k, slopes=torch.zeros(2))
+    want = torch.nn.functional.scaled_dot_product_attention(
+        q[:, :2].float(), k.float(), k.float(), is_causal=True
+    )
+    torch.testing.assert_close(a.float(), want, atol=2e-3, rtol=2e-3)
+    with (
+        Driver(runtime, package).installed(launcher, 80),
+        mock.patch("importlib.util.find_spec", return_value=None),
+    ):
+        try:
+            launcher.small(q, k, k, slopes=torch.zeros(10))
+        except RuntimeError as error:
+            return [str(one.message) for one in said], str(error)
+    return [], ""
+
+
+def test_verify_runs_a_package(built: Path) -> None:
+    arguments = [
+        "verify",
+        str(built / "small.yaml"),
+        "--generated",
+        str(built / "generated"),
+        "--device",
+        "cpu",
+    ]
+    done = CliRunner().invoke(
+        app, [*arguments, "--built", str(built / "out"), "--case", "off-tile", "--case", "opcheck"]
+    )
+    assert done.exit_code == 0, done.output
+    assert "3 right, 0 failed" in done.stdout
+    missing = CliRunner().invoke(app, [*arguments, "--built", str(built / "nowhere")])
+    assert missing.exit_code == 2
+    assert "small/__init__.py` does not exist" in missing.output
+
+
+def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
+    loaded = load(built / "small.yaml")
+    build_specs([loaded], built / "generated", tmp_path, ["sm_80"], SIZES)
+    names = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
+    assert names == sorted(p.relative_to(built / "out") for p in (built / "out").rglob("*") if p.is_file())
+    assert all((tmp_path / name).read_bytes() == (built / "out" / name).read_bytes() for name in names)
+
+    arguments = [
+        "build",
+        str(built / "small.yaml"),
+        "--generated",
+        str(built / "generated"),
+        "-o",
+        str(tmp_path),
+    ]
+    assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == 0
+    cubin = next((tmp_path / "small" / "cubins").iterdir())
+    cubin.write_bytes(cubin.read_bytes()[:-1])
+    said = CliRunner().invoke(app, [*arguments, "--check"])
+    assert said.exit_code == 1
+    assert f"stale: small: cubins/{cubin.name} is not what was built" in said.stdout
+    emitted = built / "generated" / "small" / "triton.py"
+    text = emitted.read_text()
+    try:
+        emitted.write_text(text.replace("tl.exp2(", "tl.exp2(0.0 + "))
+        assert "small: built from other files" in stale([loaded], built / "generated", built / "out")
+    finally:
+        emitted.write_text(text)
+    assert stale([loaded], built / "generated", tmp_path / "nowhere") == ["small: not built"]
+
+
+def test_what_does_not_compile_leaves_the_package_that_was_there(built: Path, tmp_path: Path) -> None:
+    loaded = load(built / "small.yaml")
+    generated = tmp_path / "generated" / "small"
+    generated.mkdir(parents=True)
+    for path in (built / "generated" / "small").iterdir():
+        (generated / path.name).write_text(path.read_text().replace("tl.exp2(", "tl.no_such_function("))
+    (tmp_path / "out" / "small").mkdir(parents=True)
+    (tmp_path / "out" / "small" / "kept").write_text("")
+    (row,) = build_specs([loaded], generated.parent, tmp_path / "out", ["sm_80"], SIZES)
+    assert not row["ok"]
+    assert "_forward_kernel, aligned: CompilationError" in row["error"]
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["small"]
+    assert (tmp_path / "out" / "small" / "kept").exists()
+
+
+def test_machine_code_is_for_what_it_was_compiled_for(built: Path) -> None:
+    """Arguments, sizes and files of a manifest are of one another."""
+    folder = built / "out" / "small"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["sizes"] == {"gqa": [1, 2, 3, 4]}
+    assert {row["arch"] for row in manifest["kernels"]} == {"sm_80"}
+    assert {_group(row) for row in manifest["kernels"]} == {1, 2, 3, 4}
+    for row in manifest["kernels"]:
+        assert len(runtime.Cubin(folder, row).forms) == len(row["parameters"])
+    assert importlib.import_module("kgen.build.runtime").__doc__

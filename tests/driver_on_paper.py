@@ -1,0 +1,64 @@
+"""A CUDA driver that launches nothing: it reads a launch as a GPU would, and Triton's interpreter runs the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import struct
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+
+class Driver:
+    """Stands in for libcuda, for tensors on the CPU. `launched` has what was asked for, as manifests have it."""
+
+    def __init__(self, runtime: ModuleType, package: Any) -> None:
+        self.runtime, self.package = runtime, package
+        self.launched: list[Any] = []
+        self.tensors: dict[int, Any] = {}
+
+    def cuLaunchKernelEx(self, config: Any, cubin: Any, parameters: Any, extra: Any) -> int:
+        """The kernel, with arguments as they lie in memory."""
+        told, row, at, given = config._obj, cubin.row, iter(parameters), {}
+        assert extra is None
+        assert (told.grid_y, told.grid_z, told.block_y, told.block_z) == (1, 1, 1, 1)
+        assert (told.block_x, told.shared) == (32 * row["warps"], row["shared"])
+        sizes = iter(size for _, size in row["parameters"])
+        for name, kind, value in row["arguments"]:
+            if kind == "constexpr":
+                given[name] = value
+                continue
+            (form,), size = self.runtime._forms(kind), next(sizes)
+            assert struct.calcsize(form) == size
+            (found,) = struct.unpack(f"<{form}", ctypes.string_at(next(at), size))
+            given[name] = self.tensors[found] if kind.startswith("*") else found
+        assert [ctypes.string_at(p, size) for p, size in zip(at, sizes, strict=True)] == [bytes(8)] * 2
+        self.launched.append(row)
+        getattr(self.package._source(), row["kernel"])[(told.grid_x,)](**given)
+        return 0
+
+    @contextlib.contextmanager
+    def installed(self, launcher: ModuleType, arch: int) -> Iterator[None]:
+        """What a package launches on this chip comes here."""
+
+        def pointer(name: str, given: Any) -> tuple[int]:
+            self.tensors[given[name].data_ptr()] = given[name]
+            return (given[name].data_ptr(),)
+
+        instead = {
+            "_driver": lambda: self,
+            "_function": lambda device, cubin: cubin,
+            "_pointer": pointer,
+            "_arch": lambda args: arch,
+        }
+        with contextlib.ExitStack() as stack:
+            for name, value in instead.items():
+                stack.enter_context(mock.patch.object(self.runtime, name, value))
+            stack.enter_context(mock.patch("torch.cuda.current_device", return_value=0))
+            stack.enter_context(
+                mock.patch("torch.cuda.current_stream", return_value=mock.Mock(cuda_stream=0))
+            )
+            stack.enter_context(mock.patch.object(launcher, "_arch", return_value=arch))
+            yield
