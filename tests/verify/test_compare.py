@@ -55,6 +55,14 @@ def test_wrong(got, message):
     assert message in verdict.message
 
 
+def test_what_is_computed_from_less_than_fp16_has_is_nothing():
+    for size, ok in ((2.0**-25, True), (2.0**-22, False)):
+        want = torch.tensor([size, 0.0], dtype=torch.float64)
+        assert check("dsinks", torch.zeros(2), want, want, tolerance("fp16")).ok == ok
+    want = torch.tensor([2.0**-25, 0.0], dtype=torch.float64)
+    assert not check("dsinks", torch.zeros(2), want, want, tolerance("bf16")).ok
+
+
 def test_empty_rows_are_exactly_zero():
     empty = torch.zeros(2, 3, 64, dtype=torch.bool)
     empty[0, 0, 7] = True

@@ -310,7 +310,10 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
-    buffers = {b.name: _buffer(b, case, random, edges(problem.trees, b.name)) for b in problem.buffers}
+    buffers = {
+        b.name: _buffer(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
+        for b in problem.buffers
+    }
     if problem.sinks:
         # As large as scores are; the first quarter of the heads has none.
         none = torch.arange(size["HQ"]) < size["HQ"] // 4
@@ -385,9 +388,11 @@ def _edge(type_: str, case: Case) -> int | float:
     return edges[case.edge % len(edges)]
 
 
-def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) -> Tensor:
+def _buffer(
+    buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], plain: bool = False
+) -> Tensor:
     """Values that make sense for what a buffer seems to be, in its own dtype; integers also about what they are
-    `compared` with."""
+    `compared` with. Of a `plain` one all heads are alike."""
     longest = max(case.sq, case.sk)
     # Of an open extent some indices are outside.
     sizes = case.sizes | {ANY: longest // 2 + 2}
@@ -397,7 +402,7 @@ def _buffer(buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...]) 
     wide = dtype == torch.int64 and case.ints == "wide"
     if dtype.is_floating_point:
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
-        if not per_token:
+        if not per_token and not plain:
             values *= case.magnitude
             values[..., ::2] /= 20  # so that in some heads keys tiles away count
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
