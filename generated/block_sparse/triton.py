@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e3a7b1afaeb69209
-# body: 051eef7e9a3839f6
+# inputs: 45aeb209400d5dcc
+# body: f982ee084950d6ab
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -665,14 +664,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("block_sparse"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_fcf18c2e6fddb870", "block_sparse"), "FRAGMENT")
 
 
 def _operator(name):
@@ -983,6 +982,8 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
         )
     if HQ != 4 * HKV:
         raise ValueError(f"block_sparse: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"block_sparse: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("block_sparse: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:

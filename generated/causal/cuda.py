@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b65aaab306a9c018
-# body: c025ed283761769c
+# inputs: 3ba2ce5ffd17d909
+# body: 09bd3aac8bdd561d
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -17,7 +17,6 @@ The preprocess step of the backward pass of attention. The kernel is in the .cu 
 """
 
 import functools
-import hashlib
 import itertools
 import os
 from typing import Optional
@@ -82,14 +81,14 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("causal_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3e03ceee25bce64c", "causal_delta"), "FRAGMENT")
 
 
 def _operator(name):

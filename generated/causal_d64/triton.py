@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b17fd540bb43ef26
-# body: 8b179741b32fc838
+# inputs: 27573fc7b73e2048
+# body: d01a7632b86b5341
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -547,14 +546,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("causal_d64"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_37074b5f2452fb50", "causal_d64"), "FRAGMENT")
 
 
 def _operator(name):
@@ -786,6 +785,8 @@ def causal_d64(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"causal_d64: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"causal_d64: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("causal_d64: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     _no_tangents(q, k, v)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8d226714235a74ad
-# body: f46323bd0ec25ebb
+# inputs: c41cbb2e318af46e
+# body: 173b782a132e8aab
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -492,14 +491,14 @@ def _empty(shape, like):
     return like.new_empty(shape)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("causal_fp32"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0deac15b0b6d347a", "causal_fp32"), "FRAGMENT")
 
 
 def _operator(name):
@@ -712,6 +711,8 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"causal_fp32: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"causal_fp32: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("causal_fp32: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     _no_tangents(q, k, v)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4e2aca375838c3f5
-# body: 5a7c2917d9711155
+# inputs: fb3bd55dd93d40e2
+# body: f9537051e0a2e562
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -660,14 +659,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("causal_images"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_28e032f0f19ba651", "causal_images"), "FRAGMENT")
 
 
 def _operator(name):
@@ -980,6 +979,8 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
         )
     if HKV == 0 or HQ % HKV:
         raise ValueError(f"causal_images: q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"causal_images: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if SQ != SK:
         raise ValueError(f"causal_images: q and k must be equally long, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:

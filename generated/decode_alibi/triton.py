@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 313399ce1c741a27
-# body: 832f1073ad6d7ebb
+# inputs: 4b9a1e81aaad9b0a
+# body: 05f0de627922bf24
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -21,7 +21,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -792,14 +791,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("decode_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a7dcdb1835a938bf", "decode_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -1045,6 +1044,8 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
         )
     if HKV == 0 or HQ % HKV:
         raise ValueError(f"decode_alibi: q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"decode_alibi: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("decode_alibi: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fde60d88b55d73b8
-# body: 04452c4123a46262
+# inputs: 27b4dde808d8e218
+# body: 9faa2c446b659c57
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -407,14 +406,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("decode_paged"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f6d9a781b381224d", "decode_paged"), "FRAGMENT")
 
 
 def _operator(name):
@@ -559,6 +558,8 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
         )
     if HQ != 4 * HKV:
         raise ValueError(f"decode_paged: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, block_table.shape[1] * 64) > 2**29:
+        raise ValueError(f"decode_paged: there may be 2**29 queries and as many keys, got {SQ} and {block_table.shape[1] * 64}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("decode_paged: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 99068634622e0b18
-# body: 126598a5ca6173f4
+# inputs: 6f67f3a560599747
+# body: 8497664a64c18e1d
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -575,14 +574,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("document_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b2d8118c9297027b", "document_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -815,6 +814,8 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"document_causal: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"document_causal: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if SQ != SK:
         raise ValueError(f"document_causal: q and k must be equally long, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5f90521a89c474f0
-# body: e7fa471a8da8e9f8
+# inputs: d0805db9671c1b64
+# body: c06fa128c9400251
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -543,14 +542,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("full_d64_fp16"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ff7330660dd2f661", "full_d64_fp16"), "FRAGMENT")
 
 
 def _operator(name):
@@ -783,6 +782,8 @@ def full_d64_fp16(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"full_d64_fp16: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"full_d64_fp16: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("full_d64_fp16: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     _no_tangents(q, k, v)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf814b6113348e7c
-# body: 315fad740725de25
+# inputs: 5ca15ecf666544ef
+# body: 8a2e9c29b1185747
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -22,7 +22,6 @@ The kernels are in the .cu file of the same name beside this one. Usage:
 import collections
 import ctypes
 import functools
-import hashlib
 import itertools
 import numbers
 import os
@@ -177,14 +176,14 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_bcf2277b73746ec4", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 97ecaada4c94d326
-# body: 21a9ecc74b3567a1
+# inputs: fbf8526d07441e4d
+# body: 010ed33205aac428
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -280,14 +279,14 @@ def _stored(dtype, device):
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_7202c486c1fd48f9", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

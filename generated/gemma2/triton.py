@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c28859af54f9d6ae
-# body: 46687b77c9db0831
+# inputs: 141bde1546e1cfe2
+# body: 9c9926cfb96ab0d1
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -21,7 +21,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -572,14 +571,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("gemma2"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0518c97650a218bd", "gemma2"), "FRAGMENT")
 
 
 def _operator(name):
@@ -811,6 +810,8 @@ def gemma2(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != 2 * HKV:
         raise ValueError(f"gemma2: q must have 2 heads for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"gemma2: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**23:
         raise ValueError("gemma2: elements of a row of q, k and v may not lie more than 2**23 apart, make it contiguous")
     _no_tangents(q, k, v)

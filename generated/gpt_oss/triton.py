@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc5d2f5a92052c72
-# body: 88e840368d1fc7d6
+# inputs: 14ab8ec9e05a7863
+# body: c1439765b6676606
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -21,7 +21,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -560,14 +559,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("gpt_oss"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a700ad27dcda27b8", "gpt_oss"), "FRAGMENT")
 
 
 def _operator(name):
@@ -800,6 +799,8 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
         )
     if HQ != 8 * HKV:
         raise ValueError(f"gpt_oss: q must have 8 heads for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"gpt_oss: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("gpt_oss: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     if not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c76142060bb4484
-# body: 03f432903e1f0a97
+# inputs: b8150e80f026e046
+# body: 6d92d63f5cd15d00
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -22,7 +22,6 @@ The kernels are in the .cu file of the same name beside this one. Usage:
 import collections
 import ctypes
 import functools
-import hashlib
 import itertools
 import numbers
 import os
@@ -177,14 +176,14 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_fcd0330b7ec33a69", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):

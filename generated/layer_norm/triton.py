@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e0401e8f5a7c1266
-# body: dd55e87a2f9a447f
+# inputs: ec0c56130aeba2ac
+# body: 1e1672aee6bbd00f
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -289,14 +288,14 @@ def _stored(dtype, device):
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9c40a205e4b4eae4", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):

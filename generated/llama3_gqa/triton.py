@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 540458a56666432a
-# body: b366c3cc4b33b69f
+# inputs: 0a783e4ad71a9ab8
+# body: 57c821f058532075
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -555,14 +554,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("llama3_gqa"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5cc990f68a8a70cd", "llama3_gqa"), "FRAGMENT")
 
 
 def _operator(name):
@@ -795,6 +794,8 @@ def llama3_gqa(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != 4 * HKV:
         raise ValueError(f"llama3_gqa: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"llama3_gqa: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("llama3_gqa: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     _no_tangents(q, k, v)

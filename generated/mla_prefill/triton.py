@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1d1c8ee87413e2fe
-# body: 09f0684b6034d3ed
+# inputs: 8a355cbdadf048b0
+# body: 4c7f888da5b0e9de
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -584,14 +583,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("mla_prefill"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_748453f2e4de1177", "mla_prefill"), "FRAGMENT")
 
 
 def _operator(name):
@@ -823,6 +822,8 @@ def mla_prefill(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"mla_prefill: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"mla_prefill: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**23:
         raise ValueError("mla_prefill: elements of a row of q, k and v may not lie more than 2**23 apart, make it contiguous")
     _no_tangents(q, k, v)

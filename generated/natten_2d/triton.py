@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d8c3f889be9416a2
-# body: 8d745e0b7c230a2f
+# inputs: b8fb87192f0a0c23
+# body: 3d19e544cee2cb08
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -27,7 +27,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -717,14 +716,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("natten_2d"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ceea76d862370052", "natten_2d"), "FRAGMENT")
 
 
 def _operator(name):
@@ -1028,6 +1027,8 @@ def natten_2d(q, k, v, *, block_mask=None, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"natten_2d: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"natten_2d: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("natten_2d: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     _no_tangents(q, k, v)

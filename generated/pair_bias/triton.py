@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6d967c351ba0b1b3
-# body: 2f78bf47b6218651
+# inputs: 59ffb04c7720204e
+# body: f89890fef70bcf64
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -631,14 +630,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("pair_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_dbc3a4eb5ff857e3", "pair_bias"), "FRAGMENT")
 
 
 def _operator(name):
@@ -876,6 +875,8 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"pair_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"pair_bias: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("pair_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(bias, Tensor) or bias.dtype != torch.float32:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: de011ac2d40b3810
-# body: 83122daec5891f7f
+# inputs: a313a1c468376590
+# body: 10de1fa60aea60bc
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -554,14 +553,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("prefix_lm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e823a72049a482c2", "prefix_lm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -805,6 +804,8 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
     prefix = _integer("prefix", prefix)
     if HQ != HKV:
         raise ValueError(f"prefix_lm: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"prefix_lm: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if abs(prefix) > 2**30:
         raise ValueError(f"prefix_lm: prefix must lie within 2**30 of zero, got {prefix}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:

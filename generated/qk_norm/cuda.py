@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a41be93da38ed56a
-# body: b6f63800ef1ec915
+# inputs: c7546d09a1352f4c
+# body: c06b50a39c37a5d2
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -22,7 +22,6 @@ The kernels are in the .cu file of the same name beside this one. Usage:
 import collections
 import ctypes
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -179,14 +178,14 @@ def _groups(rows, s, resident, multiple):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_79b4b97fbf013ff0", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b27a2266ebde5d6e
-# body: cede6e9d4684a7a9
+# inputs: 3ec068f5d642e0ee
+# body: 2c7ab1bf5795500b
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -599,14 +598,14 @@ def _empty(shape, like):
     return like.new_empty(shape)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("relative_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_636e5b55cd340ae1", "relative_bias"), "FRAGMENT")
 
 
 def _operator(name):
@@ -854,6 +853,8 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"relative_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"relative_bias: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("relative_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(table, Tensor) or table.dtype != torch.float32:

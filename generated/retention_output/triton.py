@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d7e960b4cfd27fe8
-# body: 0945807298dc59d9
+# inputs: 3c1d9058269ea81c
+# body: 885eba4f7fd7be59
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -22,7 +22,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -230,14 +229,14 @@ def _tile(table, arch):
     return next(tile for chips, tile in table if arch in chips or not chips)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("retention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9e94777c25f1d7d8", "retention_output"), "FRAGMENT")
 
 
 def _operator(name):

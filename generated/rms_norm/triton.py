@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 22b903aa92d1a959
-# body: cc3c0efde04f14d5
+# inputs: 71bc498685cfda11
+# body: a0d2a4b528e6e619
 """RMS norm over the last dimension.
 
     h = x
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -271,14 +270,14 @@ def _stored(dtype, device):
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f14eff4123a06d5f", "rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

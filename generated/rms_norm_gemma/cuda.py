@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3a9fbcaccbc644bf
-# body: 9fe0e079df805413
+# inputs: da28019f9f59e9f5
+# body: 005a62c667220ef1
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -22,7 +22,6 @@ The kernels are in the .cu file of the same name beside this one. Usage:
 import collections
 import ctypes
 import functools
-import hashlib
 import itertools
 import numbers
 import os
@@ -177,14 +176,14 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f78b5430b9e3d38c", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):

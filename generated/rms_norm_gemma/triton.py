@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9aa02d2fb509774e
-# body: d11efc5a123f965c
+# inputs: 9b6fccf55ab5d85a
+# body: 72dff6f8196c8800
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -271,14 +270,14 @@ def _stored(dtype, device):
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f2a36376d1095699", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 47412626e3010386
-# body: f0d1d6bedffcf03a
+# inputs: 190a3836fe4e16d4
+# body: dfa24bd6539d059d
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -21,7 +21,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -570,14 +569,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("softcap_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_188e62c4d2734e78", "softcap_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -810,6 +809,8 @@ def softcap_causal(q, k, v, *, scale=None, return_lse=False):
         )
     if HQ != HKV:
         raise ValueError(f"softcap_causal: q must have 1 head for each of k and v, got {HQ} and {HKV}")
+    if max(SQ, SK) > 2**29:
+        raise ValueError(f"softcap_causal: there may be 2**29 queries and as many keys, got {SQ} and {SK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("softcap_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     _no_tangents(q, k, v)

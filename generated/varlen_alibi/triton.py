@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7997775ecf5d65fe
-# body: c4ccd34f3150a7b8
+# inputs: 9b039f3a3096da25
+# body: 2ee31bd826bfac51
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -21,7 +21,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -614,14 +613,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ae299e600179b263", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -868,6 +867,8 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
         raise ValueError(f"varlen_alibi: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}")
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):
         raise ValueError(f"varlen_alibi: cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}")
+    if max(TQ, TK) > 2**29:
+        raise ValueError(f"varlen_alibi: there may be 2**29 queries and as many keys, got {TQ} and {TK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("varlen_alibi: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27a2caf9f3df142c
-# body: 2f7d2ea62d0a6902
+# inputs: dd2210052fb1fc11
+# body: 1e681f9422150ef7
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -20,7 +20,6 @@ Needs Triton 3.4 (torch 2.8) or newer.
 """
 
 import functools
-import hashlib
 import itertools
 import math
 import numbers
@@ -599,14 +598,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(operator):
-    """Of this file's operators: a new one whenever it is imported, so that copies live in one process."""
-    path = hashlib.sha256(os.path.abspath(__file__).encode()).hexdigest()[:12]
-    names = (f"kgen_{path}_{number}" for number in itertools.count())
+def _namespace(text, operator):
+    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+    process are numbered."""
+    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("varlen_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b83b7987269ca9d6", "varlen_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -852,6 +851,8 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
         raise ValueError(f"varlen_causal: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}")
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):
         raise ValueError(f"varlen_causal: cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}")
+    if max(TQ, TK) > 2**29:
+        raise ValueError(f"varlen_causal: there may be 2**29 queries and as many keys, got {TQ} and {TK}")
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("varlen_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     _no_tangents(q, k, v)

@@ -30,11 +30,12 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
     def take(variant: str, launch: Launch) -> None:
         try:
             kernel = launch.compiled()
+            if kernel.hash in seen:
+                return
             for one in (kernel, *_for_any(launch, kernel)):
-                row = _row(build, launch, one)
-                if (key := json.dumps(row, sort_keys=True)) not in seen:
-                    seen.add(key)
-                    say(row | {"error": None})
+                if one.hash not in seen:
+                    seen.add(one.hash)
+                    say(_row(build, launch, one) | {"error": None})
         except Exception as error:
             traceback.print_exc()
             say(

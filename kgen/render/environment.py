@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
 
 PACKAGE = Path(__file__).resolve().parents[1]
+DIGEST_OF_TEXT = "\0digest of text\0"
+"""Stands in a rendered file for the digest of its text, until the text is whole. No spec can write it."""
 
 
 def template_root() -> Path:
@@ -52,6 +54,7 @@ def environment(root: Path) -> Environment:
         newline_sequence="\n",
     )
     found.filters |= FILTERS
+    found.globals["digest_of_text"] = DIGEST_OF_TEXT
     return found
 
 

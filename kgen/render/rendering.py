@@ -187,7 +187,8 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(env: Environment, source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    return _tidy(env.get_template(source.template).render(source.context))
+    text = _tidy(env.get_template(source.template).render(source.context))
+    return text.replace(environment.DIGEST_OF_TEXT, digest(text))
 
 
 def _tidy(rendered: str) -> str:

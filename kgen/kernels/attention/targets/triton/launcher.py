@@ -223,6 +223,14 @@ class LauncherFields:
             )
         if spec.varlen:
             self._check_packed(check)
+        queries, keys = ("TQ", "TK") if spec.varlen else ("SQ", "SK")
+        if spec.paged_kv:
+            keys = f"block_table.shape[1] * {spec.paged_kv.page_size}"
+        # Kernels reckon with positions, sums and differences of them in 32 bits.
+        check(
+            f"max({queries}, {keys}) > 2**29",
+            f"there may be 2**29 queries and as many keys, got {{{queries}}} and {{{keys}}}",
+        )
         checks += self.length_checks() + self.scalar_checks(self.runtime)
         most = self._widest_step()
         check(

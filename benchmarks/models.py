@@ -1,0 +1,219 @@
+"""Steps of transformers' models through an emitted adapter: `python benchmarks/models.py [MODEL...]`.
+
+A model of a few layers in the shape of a published one, with random weights, takes training steps (loss, forward and
+backward, no optimizer), prefills and generates; `attn_implementation` is the adapter's, and what transformers brings.
+All of one model are called in turns in one process, which of them first changing from call to call. Prints medians,
+the ratio of medians, and how far the loss and the gradients are apart; writes all of it to
+`benchmarks/<device>/models.json`. `--device cpu` is a dry run of small models in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+BATCH, LENGTH, PROMPT, TOKENS, CALLS = 1, 8192, 2048, 32, 10
+COMMON = {"vocab_size": 8192, "num_hidden_layers": 4, "attention_dropout": 0.0, "pad_token_id": 0, "eos_token_id": None}
+MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
+    "llama": (
+        "llama3_gqa",
+        "LlamaConfig",
+        {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+        ("sdpa", "flex_attention"),
+    ),
+    "gemma2": (
+        "gemma2",
+        "Gemma2Config",
+        {
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "sliding_window": 4096,
+            **MIXED,
+        },
+        ("flex_attention",),
+    ),
+    "gpt_oss": (
+        "gpt_oss",
+        "GptOssConfig",
+        {
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
+            **MIXED,
+        },
+        ("flex_attention",),
+    ),
+}
+"""By name: the spec, the config in the shape of Llama 3 8B, Gemma 2 2B and GPT-OSS 20B (with few experts), and what of
+transformers computes the same."""
+SMALL = {"vocab_size": 64, "hidden_size": 256, "intermediate_size": 64, "num_hidden_layers": 2}
+
+
+def model_of(name: str, device: str) -> Any:
+    """The model in bf16, with eager's attention."""
+    import torch
+    import transformers
+
+    _, config, own, _ = MODELS[name]
+    sizes = {**COMMON, **own}
+    if device == "cpu":
+        sizes |= SMALL | ({"layer_types": own["layer_types"][:2]} if "layer_types" in own else {})
+        heads = {"num_attention_heads": own["num_attention_heads"] // own["num_key_value_heads"], "num_key_value_heads": 1}
+        sizes |= heads | {"head_dim": own.get("head_dim", 128)}
+    torch.manual_seed(0)
+    made = getattr(transformers, config)(**sizes)
+    with torch.device(device):
+        return transformers.AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16)
+
+
+def register(spec: str, folder: Path) -> None:
+    """Write the adapter of a spec and import it, which makes its name an `attn_implementation`."""
+    import importlib
+
+    from kgen.kernels.attention.adapt.transformers import adapter
+    from kgen.spec.load import load_variants
+
+    for inner, files in adapter(load_variants(ROOT / "specs" / f"{spec}.yaml")).folders.items():
+        (folder / inner).mkdir(parents=True)
+        for name, content in files.items():
+            (folder / inner / name).write_text(content)
+    sys.path.insert(0, str(folder))
+    importlib.import_module(f"{spec}_transformers")
+
+
+def passes(model: Any, sizes: tuple[int, int, int, int], device: str) -> dict[str, Callable[[], Any]]:
+    """By name what is timed, once the model has the attention in question."""
+    import torch
+
+    batch, length, prompt, tokens = sizes
+    torch.manual_seed(1)
+    ids = torch.randint(1, model.config.vocab_size, (batch, length), device=device)
+
+    def step() -> Any:
+        model.zero_grad(set_to_none=True)
+        loss = model(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return loss
+
+    def prefill() -> Any:
+        with torch.no_grad():
+            return model(ids, use_cache=False, logits_to_keep=1).logits
+
+    def generate() -> Any:
+        return model.generate(
+            ids[:, :prompt], max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, disable_compile=True
+        )
+
+    return {"training step": step, "prefill": prefill, f"generating {tokens} tokens": generate}
+
+
+def timed(run: Callable[[], Any], device: str) -> float:
+    """Milliseconds of a call, by the wall clock: what a step costs has Python in it."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def raced(name: str, folder: Path, device: str) -> Iterator[dict[str, Any]]:
+    """A row for each pass and implementation."""
+    import torch
+
+    spec, _, _, others = MODELS[name]
+    register(spec, folder)
+    model = model_of(name, device)
+    sizes = (BATCH, LENGTH, PROMPT, TOKENS) if device == "cuda" else (1, 70, 20, 2)
+    implementations = [spec, *others]
+    for what, run in passes(model, sizes, device).items():
+        kept: dict[str, Any] = {}
+        failed: dict[str, str] = {}
+        for one in implementations:
+            model.set_attn_implementation(one)
+            try:
+                result = run()
+            except Exception as error:
+                failed[one] = f"{type(error).__name__}: {error}"[:300]
+                continue
+            grads = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
+            kept[one] = torch.cat([result.detach().float().flatten(), *(grads if what == "training step" else [])])
+            kept[one] = kept[one].cpu()
+        times: dict[str, list[float]] = {one: [] for one in kept}
+        for call in range(-2, CALLS if device == "cuda" else 1):
+            for one in sorted(times, reverse=call % 2 == 0):
+                model.set_attn_implementation(one)
+                took = timed(run, device)
+                if call >= 0:
+                    times[one].append(took)
+        own = statistics.median(times[spec])
+        for one in implementations:
+            if one in failed:
+                yield {"model": name, "pass": what, "attention": one, "error": failed[one]}
+                continue
+            median = statistics.median(times[one])
+            apart = ((kept[one] - kept[spec]).norm() / kept[spec].norm()).item()
+            yield {
+                "model": name,
+                "pass": what,
+                "attention": "kgen" if one == spec else one,
+                "milliseconds": round(median, 3),
+                "ratio": round(median / own, 4),
+                "apart": float(f"{apart:.1e}"),
+                "error": None,
+            }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=list(MODELS))
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    asked = parser.parse_args()
+    if asked.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+        from kgen.verify import interpreter
+
+        interpreter.mend()
+    from kgen.verify.toolchain import describe, versions
+
+    facts = describe(asked.device) | {"versions": versions(("torch", "triton", "transformers"))}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in asked.models:
+            for row in raced(name, Path(folder), asked.device):
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+    if asked.device == "cuda":
+        path = asked.output / facts["device"].lower().replace(" ", "-") / "models.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shape = {"batch": BATCH, "length": LENGTH, "prompt": PROMPT, "layers": COMMON["num_hidden_layers"]}
+        path.write_text(json.dumps({"facts": facts, "shape": shape, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
