@@ -24,14 +24,25 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 BATCH, LENGTH, PROMPT, TOKENS, CALLS = 1, 8192, 2048, 32, 10
-COMMON = {"vocab_size": 8192, "num_hidden_layers": 4, "attention_dropout": 0.0, "pad_token_id": 0, "eos_token_id": None}
+COMMON = {
+    "vocab_size": 8192,
+    "num_hidden_layers": 4,
+    "attention_dropout": 0.0,
+    "pad_token_id": 0,
+    "eos_token_id": None,
+}
 MIXED = {"layer_types": ["sliding_attention", "full_attention"] * 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
     "llama": (
         "llama3_gqa",
         "LlamaConfig",
-        {"hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
-        ("sdpa", "flex_attention"),
+        {
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+        },
+        ("sdpa", "flex_attention", "eager"),
     ),
     "gemma2": (
         "gemma2",
@@ -45,7 +56,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
             "sliding_window": 4096,
             **MIXED,
         },
-        ("flex_attention",),
+        ("flex_attention", "eager"),
     ),
     "gpt_oss": (
         "gpt_oss",
@@ -62,7 +73,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
             **MIXED,
         },
-        ("flex_attention",),
+        ("flex_attention", "eager"),
     ),
 }
 """By name: the spec, the config in the shape of Llama 3 8B, Gemma 2 2B and GPT-OSS 20B (with few experts), and what of
@@ -79,7 +90,8 @@ def model_of(name: str, device: str) -> Any:
     sizes = {**COMMON, **own}
     if device == "cpu":
         sizes |= SMALL | ({"layer_types": own["layer_types"][:2]} if "layer_types" in own else {})
-        heads = {"num_attention_heads": own["num_attention_heads"] // own["num_key_value_heads"], "num_key_value_heads": 1}
+        group = own["num_attention_heads"] // own["num_key_value_heads"]
+        heads = {"num_attention_heads": group, "num_key_value_heads": 1}
         sizes |= heads | {"head_dim": own.get("head_dim", 128)}
     torch.manual_seed(0)
     made = getattr(transformers, config)(**sizes)
@@ -122,7 +134,11 @@ def passes(model: Any, sizes: tuple[int, int, int, int], device: str) -> dict[st
 
     def generate() -> Any:
         return model.generate(
-            ids[:, :prompt], max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, disable_compile=True
+            ids[:, :prompt],
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            disable_compile=True,
         )
 
     return {"training step": step, "prefill": prefill, f"generating {tokens} tokens": generate}
@@ -161,7 +177,9 @@ def raced(name: str, folder: Path, device: str) -> Iterator[dict[str, Any]]:
                 failed[one] = f"{type(error).__name__}: {error}"[:300]
                 continue
             grads = [p.grad.float().flatten() for p in model.parameters() if p.grad is not None]
-            kept[one] = torch.cat([result.detach().float().flatten(), *(grads if what == "training step" else [])])
+            kept[one] = torch.cat(
+                [result.detach().float().flatten(), *(grads if what == "training step" else [])]
+            )
             kept[one] = kept[one].cpu()
         times: dict[str, list[float]] = {one: [] for one in kept}
         for call in range(-2, CALLS if device == "cuda" else 1):
@@ -189,7 +207,9 @@ def raced(name: str, folder: Path, device: str) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")

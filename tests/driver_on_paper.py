@@ -10,6 +10,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
+import torch
+
 
 class Driver:
     """Stands in for libcuda, for tensors on the CPU. `launched` has what was asked for, as manifests have it."""
@@ -43,22 +45,22 @@ class Driver:
     def installed(self, launcher: ModuleType, arch: int) -> Iterator[None]:
         """What a package launches on this chip comes here."""
 
-        def pointer(name: str, given: Any) -> tuple[int]:
-            self.tensors[given[name].data_ptr()] = given[name]
-            return (given[name].data_ptr(),)
+        launch = self.runtime.Cubin.launch
+
+        def remembering(cubin: Any, grid: Any, args: Any) -> None:
+            self.tensors |= {x.data_ptr(): x for x in args if isinstance(x, torch.Tensor)}
+            launch(cubin, grid, args)
 
         instead = {
             "_driver": lambda: self,
             "_function": lambda device, cubin: cubin,
-            "_pointer": pointer,
+            "_stream": lambda device: 0,
             "_arch": lambda args: arch,
         }
         with contextlib.ExitStack() as stack:
             for name, value in instead.items():
                 stack.enter_context(mock.patch.object(self.runtime, name, value))
             stack.enter_context(mock.patch("torch.cuda.current_device", return_value=0))
-            stack.enter_context(
-                mock.patch("torch.cuda.current_stream", return_value=mock.Mock(cuda_stream=0))
-            )
+            stack.enter_context(mock.patch.object(self.runtime.Cubin, "launch", remembering))
             stack.enter_context(mock.patch.object(launcher, "_arch", return_value=arch))
             yield

@@ -15,8 +15,9 @@ import inspect
 import json
 import struct
 import sys
+import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -87,50 +88,90 @@ class Cubin:
         return [form for name, kind, _ in self._passed for form in _forms(kind)] + ["Q", "Q"]
 
     @functools.cached_property
-    def _layout(
-        self,
-    ) -> tuple[struct.Struct, list[int], list[Callable[[Mapping[str, Any]], tuple[Any, ...]]]]:
-        """Of the memory that parameters are put into: where each lies, and what gives their values."""
+    def _memory(self) -> tuple[struct.Struct, list[int]]:
+        """Of the memory that parameters are put into: what it holds, and where each lies."""
         form, size, offsets = "<", 0, []
         for one in self.forms:
             bytes_ = struct.calcsize(one)
             pad = -size % min(bytes_, 64)
             offsets.append(size + pad)
             form, size = f"{form}{pad}x{one}", size + pad + bytes_
-        maps = iter(self.row["maps"])
-        return struct.Struct(form), offsets, [_getter(name, kind, maps) for name, kind, _ in self._passed]
+        return struct.Struct(form), offsets
 
     @functools.cached_property
     def _passed(self) -> list[tuple[str, str, Any]]:
         return [(name, kind, value) for name, kind, value in self.row["arguments"] if kind != "constexpr"]
 
+    @functools.cached_property
+    def _values(self) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+        """The values of parameters, of all arguments in their order.
+
+        It is made as one expression of numbers and names that stand here: to walk through some thirty arguments takes
+        Python longer than the driver takes to launch the kernel.
+        """
+        values, names = [], {}
+        maps = iter(self.row["maps"])
+        for i, (_, kind, _) in enumerate(self.row["arguments"]):
+            if kind == "constexpr":
+                continue
+            if kind.startswith("tensordesc"):
+                names[f"described_{i}"] = functools.partial(_described, _Told(**_tuples(next(maps))))
+                values.append(f"*described_{i}(a[{i}])")
+            else:
+                values.append(f"a[{i}].data_ptr()" if kind.startswith("*") else f"a[{i}]")
+        made: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(
+            f"lambda a: ({', '.join([*values, '0, 0'])})", names
+        )
+        return made
+
+    @functools.cached_property
+    def _ready(self) -> _Ready:
+        return _Ready(self)
+
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., None]:
         """What launches it again, given all arguments in their order."""
-        names = [name for name, _, _ in self.row["arguments"]]
-        return lambda *args: self.launch(grid, dict(zip(names, args, strict=True)))
+        return lambda *args: self.launch(grid, args)
 
-    def launch(self, grid: Sequence[int], given: Mapping[str, Any]) -> None:
-        """On the current stream of the current device."""
+    def launch(self, grid: Sequence[int], args: Sequence[Any]) -> None:
+        """On the current stream of the current device, given all arguments in their order."""
         if not grid[0]:
             return
-        function = _function(torch.cuda.current_device(), self)
-        memory, offsets, getters = self._layout
-        values = ctypes.create_string_buffer(memory.size)
-        memory.pack_into(values, 0, *(x for getter in getters for x in getter(given)), 0, 0)
-        begin = ctypes.addressof(values)
-        parameters = (ctypes.c_void_p * len(offsets))(*(begin + offset for offset in offsets))
-        row = self.row
-        attributes = (_Attribute * 2)()
-        count = 0
+        device = torch.cuda.current_device()
+        function = _function(device, self)
+        ready = self._ready
+        self._memory[0].pack_into(ready.values, 0, *self._values(args))
+        config = ready.config
+        config.grid_x = grid[0]
+        if len(grid) > 1:
+            config.grid_y, config.grid_z = (*grid, 1)[1:3]
+        config.stream = _stream(device)
+        error = _driver().cuLaunchKernelEx(ready.of_config, function, ready.parameters, None)
+        if error:
+            _checked(error)
+
+
+class _Ready(threading.local):
+    """What the driver is handed at a launch, of which it keeps nothing: made once for a kernel and thread."""
+
+    def __init__(self, cubin: Cubin) -> None:
+        memory, offsets = cubin._memory
+        self.values = ctypes.create_string_buffer(memory.size)
+        begin = ctypes.addressof(self.values)
+        self.parameters = (ctypes.c_void_p * len(offsets))(*(begin + offset for offset in offsets))
+        self.attributes = (_Attribute * 2)()
+        count, row = 0, cubin.row
         for there, number in ((row["programmatic"], PROGRAMMATIC), (row["cooperative"], COOPERATIVE)):
             if there:
-                attributes[count].id, attributes[count].value[0] = number, 1
+                self.attributes[count].id, self.attributes[count].value[0] = number, 1
                 count += 1
-        stream = torch.cuda.current_stream().cuda_stream
-        config = _Config(
-            *grid, *[1] * (3 - len(grid)), 32 * row["warps"], 1, 1, row["shared"], stream, attributes, count
-        )
-        _checked(_driver().cuLaunchKernelEx(ctypes.byref(config), function, parameters, None))
+        threads = 32 * row["warps"]
+        self.config = _Config(1, 1, 1, threads, 1, 1, row["shared"], None, self.attributes, count)
+        self.of_config = ctypes.byref(self.config)
+
+
+def _stream(device: int) -> int:
+    """The current stream of a device. The public way makes an object first, ten times as slowly."""
+    return int(torch._C._cuda_getCurrentRawStream(device))
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -168,35 +209,25 @@ def _forms(kind: str) -> list[str]:
     return ["Q" if kind.startswith("*") else FORMATS[kind]]
 
 
-def _getter(
-    name: str, kind: str, maps: Iterator[Mapping[str, Any]]
-) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
-    if kind.startswith("tensordesc"):
-        return functools.partial(_described, name, next(maps))
-    return functools.partial(_pointer if kind.startswith("*") else _number, name)
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """Of a descriptor, what machine code was compiled for."""
+
+    swizzle: int
+    elem_size: int
+    elem_type: int
+    block_size: tuple[int, ...]
 
 
-def _pointer(name: str, given: Mapping[str, Any]) -> tuple[int]:
-    return (given[name].data_ptr(),)
+def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def _number(name: str, given: Mapping[str, Any]) -> tuple[Any]:
-    return (given[name],)
-
-
-def _described(name: str, told: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    desc = given[name]
-    shape, strides = tuple(desc.shape), tuple(desc.strides)
-    encoded = _encoded(
-        desc.base.data_ptr(),
-        shape,
-        strides,
-        told["swizzle"],
-        told["elem_size"],
-        told["elem_type"],
-        tuple(told["block_size"]),
-    )
-    return encoded, *shape, *strides
+def _described(told: _Told, desc: Any) -> tuple[Any, ...]:
+    shape, strides = desc.shape, desc.strides
+    if not isinstance(shape, tuple):  # Triton's descriptors have lists
+        shape, strides = tuple(shape), tuple(strides)
+    return _parameters(desc.base.data_ptr(), shape, strides, told)
 
 
 # --- the driver ------------------------
@@ -248,26 +279,25 @@ def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
 
 
 @functools.lru_cache(4096)
-def _encoded(
-    address: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    swizzle: int,
-    size: int,
-    dtype: int,
-    block: tuple[int, ...],
-) -> bytes:
+def _parameters(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told
+) -> tuple[Any, ...]:
+    """What a kernel gets of a descriptor: what TMA is told, sizes and strides."""
+    return _encoded(address, shape, strides, told), *shape, *strides
+
+
+def _encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
     """What TMA is told of a tensor. Dimensions count from the last one there, whose elements lie side by side."""
-    rank = len(block)
+    rank = len(told.block_size)
     memory = ctypes.create_string_buffer(MAP_BYTES + 64)
     at = -(-ctypes.addressof(memory) // 64) * 64
     sizes = (ctypes.c_uint64 * rank)(*shape[::-1])
-    steps = (ctypes.c_uint64 * rank)(*(size * s for s in strides[-2::-1]))
+    steps = (ctypes.c_uint64 * rank)(*(told.elem_size * s for s in strides[-2::-1]))
     _checked(
         _driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(at), dtype, rank, ctypes.c_uint64(address), sizes, steps,
-            (ctypes.c_uint32 * rank)(*block[::-1]), (ctypes.c_uint32 * rank)(*[1] * rank),
-            INTERLEAVE_NONE, swizzle, L2_PROMOTION_128B, FILL_ZERO,
+            ctypes.c_void_p(at), told.elem_type, rank, ctypes.c_uint64(address), sizes, steps,
+            (ctypes.c_uint32 * rank)(*told.block_size[::-1]), (ctypes.c_uint32 * rank)(*[1] * rank),
+            INTERLEAVE_NONE, told.swizzle, L2_PROMOTION_128B, FILL_ZERO,
         )
     )  # fmt: skip
     return ctypes.string_at(at, MAP_BYTES)
@@ -316,7 +346,7 @@ class Kernel:
         arch = _arch(args)
         for cubin in self.package.cubins(self.__name__, arch):
             if cubin.fits(given, meta):
-                cubin.launch(grid, given)
+                cubin.launch(grid, [given[name] for name in self.arg_names])
                 return cubin
         self.package.by_triton(self, arch)[grid](*_for_triton(args), **meta, **_rest(given, len(args)))
         return None  # launchers keep what they are given, and call it with descriptors of this module
