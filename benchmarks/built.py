@@ -1,0 +1,178 @@
+"""Packages of machine code beside the files they were built from: `python benchmarks/built.py BUILT SPEC...`.
+
+BUILT is a folder of packages of `kgen build`. Three things are measured. The first call in a fresh process, forward
+and with the backward pass, of the package (with Triton made unimportable), of the emitted file, of FlexAttention and of
+a process that imports torch and draws the same inputs, whose time is subtracted. The time of later calls on the GPU,
+package and file in turns, with a cold L2 cache. The time that the CPU takes for a call, of inputs so small that the GPU
+waits. Writes `benchmarks/<device>/built.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from kgen.bench.timing import BenchJob, _once  # noqa: E402
+from kgen.kernels.attention.bench.contenders import contenders, prepared  # noqa: E402
+from kgen.kernels.attention.bench.first_call import _HEAD, _TAIL, _fresh, flex_script  # noqa: E402
+from kgen.kernels.attention.bench.shape import Shape  # noqa: E402
+from kgen.kernels.attention.bench.workload import draw_workload  # noqa: E402
+from kgen.spec.load import load  # noqa: E402
+from kgen.verify.families import problem_of  # noqa: E402
+from kgen.verify.toolchain import describe, import_file  # noqa: E402
+
+ROUNDS, CALLS, QUICK = 3, 24, 300
+_NEEDS = "q, k, v = (x.requires_grad_() for x in (q, k, v))\n"
+_BLOCKED = 'sys.modules["triton"] = None\n'
+_BUILT = """
+import os
+sys.path.insert(0, os.path.dirname(sys.argv[2]))
+module = __import__(os.path.basename(sys.argv[2]))
+out = module.{name}(q, k, v, **buffers, **runtime)
+"""
+_ENDS = {
+    "forward": _TAIL,
+    "forward and backward": "out.backward(torch.ones_like(out))\nprint(float(q.grad.float().abs().sum()))\n",
+}
+
+
+def first_calls(spec: str, problem: Any, package: Path, file: Path) -> Iterator[dict[str, Any]]:
+    """Seconds of the first call in a fresh process, beyond those of one that makes none."""
+    workload = draw_workload(problem, 2, 16, 8192, "cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "inputs.pt"
+        sizes = [tuple(x.shape) for x in (workload.q, workload.k, workload.v)]
+        buffers = {name: value.cpu() for name, value in workload.buffers.items()}
+        torch.save((buffers, workload.runtime, sizes, workload.q.dtype, "cuda"), data)
+        for what, end in _ENDS.items():
+            calls = {
+                "torch": (f"{_HEAD}\nout = q * 2\n", file),
+                "built": (_HEAD.replace("import torch", _BLOCKED + "import torch") + _BUILT, package),
+                "source": (_HEAD + _BUILT, file.parent),
+                "flex": (flex_script(workload).removesuffix(_TAIL), file),
+            }
+            scripts = {}
+            for name, (call, path) in calls.items():
+                if "backward" in what:
+                    call = call.replace("\nout = ", f"\n{_NEEDS}out = ")
+                scripts[name] = (call.replace("{name}", problem.name) + end, path)
+            times: dict[str, list[float]] = {name: [] for name in scripts}
+            for number in range(ROUNDS):
+                for name, (script, path) in scripts.items():
+                    if name == "flex" and number:  # seconds that differ by a few parts in a hundred
+                        continue
+                    seconds, error = _fresh(script, [str(data), str(path)])
+                    if error:
+                        raise RuntimeError(f"{name}: {error}")
+                    times[name].append(seconds)
+            medians = {name: statistics.median(took) for name, took in times.items()}
+            rest = {
+                f"{name}_s": round(t - medians["torch"], 3) for name, t in medians.items() if name != "torch"
+            }
+            yield {
+                "spec": spec,
+                "what": "first call",
+                "pass": what,
+                "torch_s": round(medians["torch"], 3),
+                **rest,
+            }
+
+
+def steady(
+    spec: str, problem: Any, functions: dict[str, Any], file: Path, flush: Any
+) -> Iterator[dict[str, Any]]:
+    """Milliseconds on the GPU, in turns."""
+    for name in [one for one in ("forward", "backward") if one in problem.passes]:
+        runs = {}
+        for side, function in functions.items():
+            workload = draw_workload(problem, 2, 16, 8192, "cuda")
+            job = BenchJob(problem, {"triton": file}, ("kgen",), Shape(), "cuda")
+            attentions, failed = prepared(job, workload, {"kgen": function})
+            found = contenders(name, workload, attentions, failed, "cuda")
+            if failed:
+                raise RuntimeError(str(failed))
+            runs[side] = found[0].run
+        times: dict[str, list[float]] = {side: [] for side in runs}
+        for call in range(-2, CALLS):
+            for side in sorted(runs, reverse=call % 2 == 0):
+                took = _once(runs[side], "cuda", flush)
+                if call >= 0:
+                    times[side].append(took)
+        medians = {side: statistics.median(took) for side, took in times.items()}
+        yield {
+            "spec": spec,
+            "what": "later calls",
+            "pass": name,
+            **{f"{side}_ms": round(median, 5) for side, median in medians.items()},
+            "ratio": round(medians["built"] / medians["source"], 4),
+        }
+
+
+def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Microseconds until a call returns, of 128 tokens and one head for each KV head."""
+    w = draw_workload(problem, 1, problem.gqa if isinstance(problem.gqa, int) else 1, 128, "cuda")
+    dout = torch.randn_like(w.q)
+    q, k, v = (x.detach().clone().requires_grad_() for x in (w.q, w.k, w.v))
+
+    def forward(function: Any) -> Callable[[], Any]:
+        def run() -> Any:
+            with torch.no_grad():
+                return function(q, k, v, **w.buffers, **w.runtime)
+
+        return run
+
+    def both(function: Any) -> Callable[[], Any]:
+        return lambda: torch.autograd.grad(function(q, k, v, **w.buffers, **w.runtime), (q, k, v), dout)
+
+    for what, made in (("forward", forward), ("forward and backward", both)):
+        if "backward" in what and "backward" not in problem.passes:
+            continue
+        row: dict[str, Any] = {"spec": spec, "what": "CPU", "pass": what}
+        for side, function in functions.items():
+            run, samples = made(function), []
+            for _ in range(9):
+                torch.cuda.synchronize()
+                begin = time.perf_counter()
+                for _ in range(QUICK):
+                    run()
+                samples.append((time.perf_counter() - begin) / QUICK)
+            row[f"{side}_us"] = round(1e6 * statistics.median(samples), 1)
+        yield row
+
+
+def main() -> None:
+    built, *specs = sys.argv[1:]
+    facts, rows = describe("cuda"), []
+    folder = ROOT / "benchmarks" / facts["device"].lower().replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    for number, spec in enumerate(specs):
+        problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
+        file, package = ROOT / "generated" / spec / "triton.py", Path(built).resolve() / spec
+        functions = {
+            "source": getattr(import_file(file, f"source_{spec}"), problem.name),
+            "built": getattr(import_file(package / "__init__.py", f"built_{spec}"), problem.name),
+        }
+        parts = [steady(spec, problem, functions, file, flush), on_the_cpu(spec, problem, functions)]
+        if number == 0:
+            parts.append(first_calls(spec, problem, package, file))
+        for part in parts:
+            for row in part:
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+        (folder / "built.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
