@@ -47,6 +47,8 @@ class Outcome:
     seconds: float
     flexed: bool = False
     """Whether FlexAttention was asked, too."""
+    device: str = "cpu"
+    """Where kernels ran: the interpreters, or `cuda`."""
 
     @property
     def failed(self) -> bool:
@@ -70,19 +72,20 @@ class _Slow(Exception):
     pass
 
 
-def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Outcome:
+def tried(seed: int, spec: Mapping[str, Any] | None = None, device: str = "cpu") -> Outcome:
     """What becomes of a spec, by default that of the seed, which also says how it is called."""
     spec = drawn(seed) if spec is None else spec
     text, began, flexed = written(spec), time.perf_counter(), False
 
     def outcome(what: str, message: str = "") -> Outcome:
-        return Outcome(seed, what, message[:2000], text, round(time.perf_counter() - began, 2), flexed)
+        seconds = round(time.perf_counter() - began, 2)
+        return Outcome(seed, what, message[:2000], text, seconds, flexed, device)
 
     try:
         with _within(LIMIT):
             loaded = loads(text, "drawn.yaml")
             flexed = asked_flex(loaded, random.Random(f"{seed} flex"))
-            _try(loaded, spec, random.Random(f"{seed} called"))
+            _try(loaded, spec, random.Random(f"{seed} called"), device)
     except KgenError as error:
         first = error.diagnostics[0]
         return outcome("refused", f"{first.code}: {first.message}")
@@ -125,13 +128,13 @@ def asked_flex(loaded: Loaded, rng: random.Random) -> bool:
     return True
 
 
-def _try(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random) -> None:
+def _try(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random, device: str) -> None:
     (file,) = render_spec(loaded, single=True).values()
     if respelled := _in_other_words(loaded, spec, rng):
         (other,) = render_spec(loads(respelled, "drawn.yaml"), single=True).values()
         if _code(other) != _code(file):
             raise Failed("spelling", respelled)
-    _run(loaded, file, rng)
+    _run(loaded, file, rng, device)
 
 
 def _in_other_words(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random) -> str | None:
@@ -148,8 +151,9 @@ def _code(text: str) -> str:
     return rest.partition('"""')[2]
 
 
-def _run(loaded: Loaded, file: str, rng: random.Random) -> None:
-    """The portable kernels in Triton's interpreter, and those for Hopper in that of the tests."""
+def _run(loaded: Loaded, file: str, rng: random.Random, device: str) -> None:
+    """Those kernels that a GPU takes; or the portable ones in Triton's interpreter, those for Hopper in that of the
+    tests."""
     import torch
 
     from kgen.verify import compare, interpreter
@@ -157,25 +161,27 @@ def _run(loaded: Loaded, file: str, rng: random.Random) -> None:
     from kgen.verify.toolchain import import_file
 
     torch.set_num_threads(1)
-    interpreter.mend()
+    if device == "cpu":
+        interpreter.mend()
     problem = problem_of(loaded)
     cases = import_module(f"fuzzing.{loaded.spec.kernel}").cases(problem, rng)
     family = family_of(problem)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "drawn.py"
         path.write_text(file, encoding="utf-8")
-        for hopper in (False, True)[: 1 + ("_hopper_kernel[" in file or "_hopper_kernel," in file)]:
+        apart = device == "cpu" and ("_hopper_kernel[" in file or "_hopper_kernel," in file)
+        for hopper in (False, True)[: 1 + apart]:
             module = (_for_hopper if hopper else import_file)(
                 path, f"kgen_drawn_{rng.random()}".replace(".", "_")
             )
-            subject = Subject(problem, "triton", path, module, "cpu")
+            subject = Subject(problem, "triton", path, module, device)
             compared = mock.patch.object(compare, "check", _says_nothing(compare.check))
             with compared, mock.patch.object(family, "cases", return_value=tuple(cases)):
                 for group in family.groups(problem):
                     for case in cases:
                         wrong = [c.message for c in family.run_case(subject, group, case.name) if not c.ok]
                         if wrong:
-                            kernels = "Hopper" if hopper else "portable"
+                            kernels = "Hopper" if hopper else "portable" if device == "cpu" else device
                             raise Failed("wrong", f"{kernels} {group} {case}: {'; '.join(wrong)}")
             sys.modules.pop(module.__name__, None)
 
@@ -235,7 +241,7 @@ def smaller(found: Outcome, budget: int = 60) -> tuple[dict[str, Any], Outcome]:
     spec = drawn(found.seed)
     for _ in range(budget):
         for candidate in _candidates(spec):
-            again = tried(found.seed, candidate)
+            again = tried(found.seed, candidate, found.device)
             budget -= 1
             if again.what == found.what:
                 spec, found = candidate, again
