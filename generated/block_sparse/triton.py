@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45aeb209400d5dcc
-# body: f982ee084950d6ab
+# inputs: b9c473d5a0d7bdc0
+# body: d95ee6b6faca1a27
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -664,14 +664,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_fcf18c2e6fddb870", "block_sparse"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_821d524735d39f0d", "block_sparse"), "FRAGMENT")
 
 
 def _operator(name):

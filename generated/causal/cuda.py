@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3ba2ce5ffd17d909
-# body: 09bd3aac8bdd561d
+# inputs: 375de8c502f33358
+# body: 7b967449bcbf8a9d
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -81,14 +81,14 @@ def _launch(device, name, grid, block, args):
 
 # --- the operator ------------------------------------------------------------------------------------------------
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3e03ceee25bce64c", "causal_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d249a642c6fe0bf8", "causal_delta"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 27573fc7b73e2048
-# body: d01a7632b86b5341
+# inputs: f7b61b3080fdc77e
+# body: 37845a5acedb419d
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -546,14 +546,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_37074b5f2452fb50", "causal_d64"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4f494ee955f079b5", "causal_d64"), "FRAGMENT")
 
 
 def _operator(name):

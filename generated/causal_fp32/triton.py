@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c41cbb2e318af46e
-# body: 173b782a132e8aab
+# inputs: a0a2af6a92563561
+# body: 264c8c9d245f6ddf
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -491,14 +491,14 @@ def _empty(shape, like):
     return like.new_empty(shape)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_0deac15b0b6d347a", "causal_fp32"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ce333697cb16d8f1", "causal_fp32"), "FRAGMENT")
 
 
 def _operator(name):

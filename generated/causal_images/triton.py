@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fb3bd55dd93d40e2
-# body: f9537051e0a2e562
+# inputs: 3f9a67f009731050
+# body: 6836d7ad50af2a7e
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -659,14 +659,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_28e032f0f19ba651", "causal_images"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_c975f027919603d0", "causal_images"), "FRAGMENT")
 
 
 def _operator(name):

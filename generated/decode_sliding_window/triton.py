@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 82d1a55b838cca7d
-# body: 88edfe675100a251
+# inputs: 9f42985b6a9efd7c
+# body: 178911af8e14b43f
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -529,14 +529,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3869f455ef649a24", "decode_sliding_window"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3dedad5e4056b702", "decode_sliding_window"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6f67f3a560599747
-# body: 8497664a64c18e1d
+# inputs: 74a3d3723ae86b85
+# body: 460f05f99f22592b
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -574,14 +574,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_b2d8118c9297027b", "document_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_07b0771e14f7c577", "document_causal"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d0805db9671c1b64
-# body: c06fa128c9400251
+# inputs: bad555c0b976baac
+# body: 4ba2683ecc15671c
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -542,14 +542,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ff7330660dd2f661", "full_d64_fp16"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2a89ee4ab17b957b", "full_d64_fp16"), "FRAGMENT")
 
 
 def _operator(name):

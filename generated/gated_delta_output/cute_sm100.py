@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a4cfeb83b4536c5
-# body: 2155436f118491c3
+# inputs: 207497c179712154
+# body: ccf6fb9d68327d6b
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -519,14 +519,14 @@ def _for_tma(x):
     return x if fits and x.data_ptr() % 16 == 0 else x.clone(memory_format=torch.contiguous_format)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3a29f360a0ed7a7c", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a67823eb3902e37c", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 956f670a6529ad43
-# body: 1a281110c7d25f07
+# inputs: d2c6da6228406004
+# body: 3ee8917198f442d7
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -234,14 +234,14 @@ def _tile(table, arch):
     return next(tile for chips, tile in table if arch in chips or not chips)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1ebba71889a6e6fd", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_db4adcf1698d97b2", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8bdfe6c8aaf326dd
-# body: ad275047acfa5f31
+# inputs: 40495876c235fd44
+# body: f62b116f3b52318b
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -540,14 +540,14 @@ def _empty(shape, like):
     return like.new_empty(shape)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e6d2a6181a3158a2", "longformer"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d29b8ca6abeb86f4", "longformer"), "FRAGMENT")
 
 
 def _operator(name):

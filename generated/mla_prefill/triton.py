@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a355cbdadf048b0
-# body: 4c7f888da5b0e9de
+# inputs: b618533048d5ef45
+# body: d242e12535d03221
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -583,14 +583,14 @@ def _on_hopper(*tensors):
     return not _portable_because(tensors[0].device) and all(_by_tma(x) for x in tensors)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_748453f2e4de1177", "mla_prefill"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_48f9057dceddadf4", "mla_prefill"), "FRAGMENT")
 
 
 def _operator(name):

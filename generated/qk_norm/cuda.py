@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c7546d09a1352f4c
-# body: c06b50a39c37a5d2
+# inputs: 7a9a27338ea1d82d
+# body: cf47329b0141b687
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -178,14 +178,14 @@ def _groups(rows, s, resident, multiple):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_79b4b97fbf013ff0", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_30adccc295bcc3d4", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3ec068f5d642e0ee
-# body: 2c7ab1bf5795500b
+# inputs: 1a8306650d8aa3e0
+# body: 9e1448f44def3569
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -598,14 +598,14 @@ def _empty(shape, like):
     return like.new_empty(shape)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_636e5b55cd340ae1", "relative_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_c4669d9e80715207", "relative_bias"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3c1d9058269ea81c
-# body: 885eba4f7fd7be59
+# inputs: aaa1e2cd9c8bfa68
+# body: 762796651ef92c49
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -229,14 +229,14 @@ def _tile(table, arch):
     return next(tile for chips, tile in table if arch in chips or not chips)
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_9e94777c25f1d7d8", "retention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f4a59c015c279db2", "retention_output"), "FRAGMENT")
 
 
 def _operator(name):

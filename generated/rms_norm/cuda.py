@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7e5469189625b89
-# body: 99f72c0601e7bea1
+# inputs: 699e57897c371b62
+# body: ad131c8d5df011ca
 """RMS norm over the last dimension.
 
     h = x
@@ -176,14 +176,14 @@ def _groups(rows, s, resident):
 
 # --- operators -------------------------------------------------------------------------------------------------
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_443077f3fb2d997a", "rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_270d7640a13ee11a", "rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 71bc498685cfda11
-# body: a0d2a4b528e6e619
+# inputs: 43678f682abc2dec
+# body: 5737119ed0ddc12f
 """RMS norm over the last dimension.
 
     h = x
@@ -270,14 +270,14 @@ def _stored(dtype, device):
     return torch.float32 if _arch(device) == 0 else dtype
 
 
-def _namespace(text, operator):
-    """Of this file's operators: named after its text, as exported graphs have it, wherever the file lies. Copies of it in one
+def _namespace(code, operator):
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
     process are numbered."""
-    names = itertools.chain([text], (f"{text}_{number}" for number in itertools.count(2)))
+    names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f14eff4123a06d5f", "rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f054634f116513ec", "rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
 
 PACKAGE = Path(__file__).resolve().parents[1]
-DIGEST_OF_TEXT = "\0digest of text\0"
-"""Stands in a rendered file for the digest of its text, until the text is whole. No spec can write it."""
+CODE_BEGINS, DIGEST_OF_CODE = "\0code begins\0", "\0digest of code\0"
+"""Stand in a rendered file until it is whole: where its code begins, behind what quotes the spec, and where the digest
+of the code goes. No spec can write them."""
 
 
 def template_root() -> Path:
@@ -54,7 +55,7 @@ def environment(root: Path) -> Environment:
         newline_sequence="\n",
     )
     found.filters |= FILTERS
-    found.globals["digest_of_text"] = DIGEST_OF_TEXT
+    found.globals |= {"code_begins": CODE_BEGINS, "digest_of_code": DIGEST_OF_CODE}
     return found
 
 
