@@ -73,7 +73,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], tuple[str, ...]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0},
             **MIXED,
         },
-        ("flex_attention", "eager"),
+        ("flex_attention",),
     ),
 }
 """By name: the spec, the config in the shape of Llama 3 8B, Gemma 2 2B and GPT-OSS 20B (with few experts), and what of
@@ -157,7 +157,7 @@ def timed(run: Callable[[], Any], device: str) -> float:
     return 1000 * (time.perf_counter() - begin)
 
 
-def raced(name: str, folder: Path, device: str) -> Iterator[dict[str, Any]]:
+def raced(name: str, folder: Path, device: str, chosen: list[str]) -> Iterator[dict[str, Any]]:
     """A row for each pass and implementation."""
     import torch
 
@@ -170,6 +170,8 @@ def raced(name: str, folder: Path, device: str) -> Iterator[dict[str, Any]]:
     sizes = (BATCH, LENGTH, PROMPT, TOKENS) if device == "cuda" else (1, 70, 20, 2)
     implementations = [spec, *others]
     for what, run in passes(model, sizes, device).items():
+        if not what.startswith(tuple(chosen)):
+            continue
         kept: dict[str, Any] = {}
         failed: dict[str, str] = {}
         for one in implementations:
@@ -216,6 +218,7 @@ def main() -> None:
     )
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--passes", nargs="+", help="Beginnings of their names. Default: all.")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
     asked = parser.parse_args()
     if asked.device == "cpu":
@@ -229,7 +232,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in asked.models:
-            for row in raced(name, Path(folder), asked.device):
+            for row in raced(name, Path(folder), asked.device, asked.passes or [""]):
                 rows.append(row)
                 print(json.dumps(row), flush=True)
             if asked.device == "cuda":
