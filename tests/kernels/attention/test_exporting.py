@@ -1,0 +1,91 @@
+"""Programs and caches of PyTorch that name operators of an emitted file, in another folder and process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kgen.verify.interpreter import ENVIRONMENT
+
+GENERATED = Path(__file__).parents[3] / "generated"
+MODEL = """
+import sys
+import torch
+
+sys.path.insert(0, sys.argv[1])
+from causal_alibi import causal_alibi
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slopes = torch.nn.Buffer(torch.tensor([0.5, 0.25]))
+
+    def forward(self, q, k, v):
+        return 2 * causal_alibi(q + 1, k, v, slopes=self.slopes)
+
+
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, 2, 40, 128, dtype=torch.bfloat16) for _ in range(3))
+"""
+SAVES = """
+length = torch.export.Dim("length", max=4096)
+program = torch.export.export(Model(), (q, k, v), dynamic_shapes=({2: length},) * 3)
+torch.export.save(program, sys.argv[2])
+"""
+LOADS = """
+program = torch.export.load(sys.argv[2]).module()
+for n in (40, 17):
+    inputs = [x[:, :, :n] for x in (q, k, v)]
+    print(torch.equal(program(*inputs), Model()(*inputs)))
+"""
+COMPILES = """
+from torch._dynamo.utils import counters
+
+q.requires_grad_()
+torch.compile(Model(), fullgraph=True)(q, k, v).sum().backward()
+print(counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def ran(script: str, *arguments: Path, **environment: str) -> str:
+    """What a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", MODEL + script, *map(str, arguments)],
+        env={**os.environ, **ENVIRONMENT, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Two places with the same file."""
+    for name in ("here", "there"):
+        shutil.copytree(GENERATED / "causal_alibi", tmp_path / name / "causal_alibi")
+    return tmp_path / "here", tmp_path / "there"
+
+
+def test_an_exported_program_runs_in_another_folder_and_process(folders, tmp_path: Path) -> None:
+    here, there = folders
+    ran(SAVES, here, tmp_path / "model.pt2")
+    shutil.rmtree(here)
+    assert ran(LOADS, there, tmp_path / "model.pt2").split() == ["True", "True"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not shutil.which("c++"), reason="torch.compile wants a C++ compiler on the CPU")
+def test_caches_of_torch_compile_hit_in_another_folder_and_process(folders, tmp_path: Path) -> None:
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+    here, there = folders
+    assert ran(COMPILES, here, **cache).split() == ["0", "0"]
+    hits = [int(n) for n in ran(COMPILES, there, **cache).split()]
+    assert hits == [2, 1]  # the graphs of forward and backward
