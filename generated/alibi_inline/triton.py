@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9f4260e8b870fbd8
-# body: f5023e08651738d2
+# inputs: ff5111679c8b7960
+# body: 4cbd28660f0164be
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -568,13 +568,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_45dcb848ecccbf72", "alibi_inline"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3fa37ee24d3a69bb", "alibi_inline"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 375de8c502f33358
-# body: 7b967449bcbf8a9d
+# inputs: 87bfb6d9acd2a840
+# body: 62ffd04dde912701
 """The delta of the backward pass of `causal`.
 
     delta = rowsum(out * dout) - dlse
@@ -82,13 +82,13 @@ def _launch(device, name, grid, block, args):
 # --- the operator ------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d249a642c6fe0bf8", "causal_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_717df16c3844c5a9", "causal_delta"), "FRAGMENT")
 
 
 def _operator(name):

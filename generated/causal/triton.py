@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2d8defb78668c346
-# body: f25c9e45050b655c
+# inputs: ea787a775beb1140
+# body: 25825ef4a3471f0a
 """Attention of every query to the keys up to its own position.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -548,13 +548,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_0f74fdd099178bef", "causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4cd9ec904d142ecc", "causal"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 60a1a2c1086464aa
-# body: efd36c80aabcd4bf
+# inputs: 1e8e9ee2a56ddd50
+# body: d692225fdb8e13b9
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -570,13 +570,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_4af759e3087e11be", "causal_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_54c27b09c9e7f8de", "causal_alibi"), "FRAGMENT")
 
 
 def _operator(name):

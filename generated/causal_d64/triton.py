@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f7b61b3080fdc77e
-# body: 37845a5acedb419d
+# inputs: 6107d855ae109760
+# body: 02c71730ba16eb66
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -547,13 +547,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_4f494ee955f079b5", "causal_d64"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_df6deead5e1001ce", "causal_d64"), "FRAGMENT")
 
 
 def _operator(name):

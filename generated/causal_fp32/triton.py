@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a0a2af6a92563561
-# body: 264c8c9d245f6ddf
+# inputs: 914115631469313c
+# body: e6d1b03da5efdc3c
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -492,13 +492,13 @@ def _empty(shape, like):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ce333697cb16d8f1", "causal_fp32"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ac7801ff2824eb63", "causal_fp32"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3f9a67f009731050
-# body: 6836d7ad50af2a7e
+# inputs: bfa48ea8e36eb78e
+# body: c84334a0efcf6359
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -660,13 +660,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_c975f027919603d0", "causal_images"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0a53165187387ae6", "causal_images"), "FRAGMENT")
 
 
 def _operator(name):

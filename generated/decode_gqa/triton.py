@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 89d716c739ec75d3
-# body: caa6ee78774f89eb
+# inputs: 870c313abe23ce17
+# body: adcf07aa1aae241d
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -530,13 +530,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_396cdea66853c7f5", "decode_gqa"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f0f9eed4bad2fb09", "decode_gqa"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6e2a02d25a36a6fb
-# body: 44bf95a3a7a2c1b2
+# inputs: 8cffd6f9ccc40c06
+# body: 027139b28f3a7797
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -407,13 +407,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_0b19afa0b29b9415", "decode_paged"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f18a1185b88ffe9d", "decode_paged"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9f42985b6a9efd7c
-# body: 178911af8e14b43f
+# inputs: 4918421c4c834274
+# body: 2acc6939063ebee2
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -530,13 +530,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3dedad5e4056b702", "decode_sliding_window"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_73744de8e9afb36e", "decode_sliding_window"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bbc41845d80ceac0
-# body: 6d4521d979de2ac9
+# inputs: b5e4a26366d7992b
+# body: 535d6909e106b17c
 """Causal attention to every fourth position back from the query.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -530,13 +530,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_75069b66243c4016", "dilated"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_437cf2d9c07d6e34", "dilated"), "FRAGMENT")
 
 
 def _operator(name):

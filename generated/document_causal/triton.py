@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74a3d3723ae86b85
-# body: 460f05f99f22592b
+# inputs: 8b9704d90c0c0112
+# body: c00e073b0a1294c6
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -575,13 +575,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_07b0771e14f7c577", "document_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4668fd7549d2bc70", "document_causal"), "FRAGMENT")
 
 
 def _operator(name):

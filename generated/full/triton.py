@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6ee99715d067a8df
-# body: d3ec1e529e64b18e
+# inputs: 2006ff789b2a8ff0
+# body: a023d8ad211a51c5
 """Attention of every query to every key.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -544,13 +544,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_aa40234a634a54ce", "full"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_91a06bffba700514", "full"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2ccefaf9265e925
-# body: 90def2cb9251dc35
+# inputs: 301cf9d285ddbe44
+# body: 0397f6096f1e2a20
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -82,13 +82,13 @@ def _launch(device, name, grid, block, args):
 # --- the operator ------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_da911cb864c59df8", "full_d64_fp16_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e0a6b16c8bc285ff", "full_d64_fp16_delta"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bad555c0b976baac
-# body: 4ba2683ecc15671c
+# inputs: d2c7f32f04ac6b99
+# body: ab7c9219422610b4
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -543,13 +543,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_2a89ee4ab17b957b", "full_d64_fp16"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_93821aab5bb3f312", "full_d64_fp16"), "FRAGMENT")
 
 
 def _operator(name):

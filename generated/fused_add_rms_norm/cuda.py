@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 67612f5b6dc1d3f5
-# body: 3a938baef95f32f1
+# inputs: a41887111a5522b5
+# body: b41eb9cf347045e2
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ad6559c65a202f31", "fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6f80b074d607ba97", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95c73c2fa0930148
-# body: 15de614d6fb35da1
+# inputs: af54994d1be403d1
+# body: fc4cd121b573965c
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -280,13 +280,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_552ad75686572132", "fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_52bbf4479b7a481a", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

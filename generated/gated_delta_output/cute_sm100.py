@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 207497c179712154
-# body: ccf6fb9d68327d6b
+# inputs: 27f8570aec82ca7a
+# body: 77f88feb9bd217c5
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -520,13 +520,13 @@ def _for_tma(x):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a67823eb3902e37c", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3605e82526b4c432", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):

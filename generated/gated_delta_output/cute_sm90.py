@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a374b9a4daaabd47
-# body: 38fb42f8180d4b74
+# inputs: 9472adb8f412d755
+# body: 09db00158f05ac85
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -401,13 +401,13 @@ def _for_tma(x):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_9aeacb7a075c27bc", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b34824157e509a8c", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):

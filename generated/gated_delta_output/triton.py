@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2c6da6228406004
-# body: 3ee8917198f442d7
+# inputs: 38127f7672a81285
+# body: 521078d07dc637ba
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -235,13 +235,13 @@ def _tile(table, arch):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_db4adcf1698d97b2", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_7c88ee2e06eef24f", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b1635522fced149a
-# body: 3b5956da3ee44f43
+# inputs: d11f536c0ce59b11
+# body: 4e01540e934d13e9
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -563,13 +563,13 @@ def _for_tma(x):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_015d70f36ed5dc12", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_8290d84ef166bdcd", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):

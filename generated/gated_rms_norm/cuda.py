@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3a7443aaf74b3a7
-# body: f2367added6d9695
+# inputs: 02af64e1b5a5b0b3
+# body: 5bd594b1ea08860d
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_cb9543ee472e1c64", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_8e1ddefeca0ea2f5", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fe5a45c85b461d38
-# body: 96a087b7ceca5978
+# inputs: 9125d93650d5d225
+# body: 8f7e794abe96a72c
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -284,13 +284,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_09252c8d6ae97406", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_cf7af2cbaca02326", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d5670a2ed1fbe47c
-# body: 5a5d80886b74dbb8
+# inputs: 670453dd632cb45c
+# body: 0236c3d8785ab3b3
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -572,13 +572,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_33692c3fc81c1deb", "gemma2"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_61d0b2bd3166eb09", "gemma2"), "FRAGMENT")
 
 
 def _operator(name):

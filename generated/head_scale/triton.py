@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6c4cf163ef97305b
-# body: 7d6522d181d6fd37
+# inputs: 14197f3d988b55fe
+# body: abe81e9e362e13cf
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -553,13 +553,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_232fc5046e3134ad", "head_scale"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_1273e7f42d8d2b42", "head_scale"), "FRAGMENT")
 
 
 def _operator(name):

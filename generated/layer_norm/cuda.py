@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3bff2f3fc1af08ee
-# body: 25affa34aba19bbc
+# inputs: b89fb9ffbe41e0df
+# body: e49feedc95e1e854
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f32196a4762bcbfb", "layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3b172fbb966def8c", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):

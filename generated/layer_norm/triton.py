@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 67c6141484a99291
-# body: 73d6fe75e2f0f139
+# inputs: d637414aa5e669f5
+# body: 08a45fdcb07a0c9a
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -289,13 +289,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a70952862eb393b4", "layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_8db5ced29231cadf", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):

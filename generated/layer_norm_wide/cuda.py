@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2eb86db69354c946
-# body: 829e94dc694687c2
+# inputs: 0839da518017d4fc
+# body: 9da1ca65d8013bec
 """Layer norm of rows of 65536.
 
     h = x
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1d9b3dfc99a87776", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_1d449bb778e4a53e", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 85140fdcc3cc5299
-# body: 9da58ddb3d306d59
+# inputs: 627be3cfad9ec7f2
+# body: ed46c5fbcaf052c1
 """Layer norm of rows of 65536.
 
     h = x
@@ -265,13 +265,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_aa961520675a1f0d", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e7584ecdda19074c", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5de43891f7a037ca
-# body: 8f3b8883f94bce63
+# inputs: 6b6ca5f4e4fb18aa
+# body: bdc6fe3e9d60fc9a
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -367,13 +367,13 @@ def _for_tma(x):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_777aca03a104dfe0", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a7074002a8a03736", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7963b68575a76f41
-# body: 482d86d01d0ac213
+# inputs: 6fe19c77a7979ccf
+# body: 4f6229cbea27bc7c
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -555,13 +555,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_66555e309823a018", "llama3_gqa"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_24836ba3c83af088", "llama3_gqa"), "FRAGMENT")
 
 
 def _operator(name):

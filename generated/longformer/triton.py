@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 40495876c235fd44
-# body: f62b116f3b52318b
+# inputs: 4258eafc7ee85401
+# body: 3023a4cb8863d785
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -541,13 +541,13 @@ def _empty(shape, like):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d29b8ca6abeb86f4", "longformer"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a3b5c5d9bef7a34d", "longformer"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b618533048d5ef45
-# body: d242e12535d03221
+# inputs: fb9e0e53810613c7
+# body: dcde1c2215fc1db3
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -584,13 +584,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_48f9057dceddadf4", "mla_prefill"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d3bd2debb8722f7f", "mla_prefill"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96491dadce64916c
-# body: 47dab3e20d2255e2
+# inputs: 705a2ebc2a4c6a0c
+# body: 8329cd35d5225843
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -545,13 +545,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_548a57731918e661", "padding"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_845c0d3403109d4c", "padding"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2c0f01616f0e0bdd
-# body: 601677776781a59d
+# inputs: 235d74e48246e294
+# body: d828755a3a3a6469
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -631,13 +631,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ad2db8b9cae96d01", "pair_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2f7f372710059bd9", "pair_bias"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 00e0bd6ea89783a8
-# body: bbdea8de05d1edd3
+# inputs: 15b86bc2dc0a7f3b
+# body: b258bff2021d868c
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -554,13 +554,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a6b1412a7997c04f", "prefix_lm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3a00d3df878488fb", "prefix_lm"), "FRAGMENT")
 
 
 def _operator(name):

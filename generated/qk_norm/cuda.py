@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7a9a27338ea1d82d
-# body: cf47329b0141b687
+# inputs: 21182b336b6979ce
+# body: 07b3a96e9d90870a
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -179,13 +179,13 @@ def _groups(rows, s, resident, multiple):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_30adccc295bcc3d4", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_455d65833970da04", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):

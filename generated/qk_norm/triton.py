@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ed3003f940c7f8c6
-# body: 3f493dbc8562b80b
+# inputs: 24c7740e1155ff69
+# body: bc3cf7341e5dfb0e
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -173,13 +173,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_21035da2cd54fe2a", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ffc4089e37ba456d", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a8306650d8aa3e0
-# body: 9e1448f44def3569
+# inputs: 5c026624c3f15328
+# body: 1e3c7c38edd91507
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -599,13 +599,13 @@ def _empty(shape, like):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_c4669d9e80715207", "relative_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f48d8ba062479657", "relative_bias"), "FRAGMENT")
 
 
 def _operator(name):

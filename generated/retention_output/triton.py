@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: aaa1e2cd9c8bfa68
-# body: 762796651ef92c49
+# inputs: 21b360148744a04a
+# body: f484ed721b5d6207
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -230,13 +230,13 @@ def _tile(table, arch):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f4a59c015c279db2", "retention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_51a3abc8787c7875", "retention_output"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 699e57897c371b62
-# body: ad131c8d5df011ca
+# inputs: d6d41e61b271fb91
+# body: a01dc132aa7f8982
 """RMS norm over the last dimension.
 
     h = x
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_270d7640a13ee11a", "rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_442b0ea869334b33", "rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

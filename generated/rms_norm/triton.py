@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 43678f682abc2dec
-# body: 5737119ed0ddc12f
+# inputs: 27dddfd1af980dca
+# body: 156aef687ab34387
 """RMS norm over the last dimension.
 
     h = x
@@ -271,13 +271,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f054634f116513ec", "rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a6d74687bf7e5451", "rms_norm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ef877f901abea50e
-# body: 35ca3a860227dcb6
+# inputs: 949b2bb79e1b3d96
+# body: 94fd4b0f8033f63f
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_86672120b41f1e77", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_49f5ba12fd75853f", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8c91557e229f8bd8
-# body: 3b8448812f71c8ff
+# inputs: 30afe1f002cb8130
+# body: 50b27fb28f0e3984
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -202,13 +202,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_753debd40e5b60de", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_33c17c0a5da8ab68", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):

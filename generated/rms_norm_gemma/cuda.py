@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 28f862d5fce4ec24
-# body: bcae297673b3e28b
+# inputs: 6a5d298f13b16a2f
+# body: 22ddcc45c9341265
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -177,13 +177,13 @@ def _groups(rows, s, resident):
 # --- operators -------------------------------------------------------------------------------------------------
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a1fdbf8ff45b60ba", "rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_861d5e2b1f1f6ed6", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):

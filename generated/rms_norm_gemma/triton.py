@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc669d095dc02b41
-# body: b7edb3449951fae2
+# inputs: cab81fb1133f553d
+# body: 4347ac0c42713834
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -271,13 +271,13 @@ def _stored(dtype, device):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_72695fda4ec5d2f1", "rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b0e73165555b581e", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d6652e9881db285
-# body: bed1f56727fe0fc6
+# inputs: 1e3ce0391c1e394f
+# body: 11e2455cf0ce1667
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -615,13 +615,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_180311efbcbc3a99", "siglip"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b23efb8cb76603ce", "siglip"), "FRAGMENT")
 
 
 def _operator(name):

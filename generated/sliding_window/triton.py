@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a879e567dcdba026
-# body: 9b96bbf670c8f2e5
+# inputs: 3e811d2ed0014032
+# body: 70adbd581331c602
 """Causal attention to the last 1024 positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -544,13 +544,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1349e7eda4ef966a", "sliding_window"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_50c3e385f9f395df", "sliding_window"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f3fed6c29718eebb
-# body: cf5df6881adbe54f
+# inputs: 6060310e64c68322
+# body: 8377c0ac4bb0354f
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -570,13 +570,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ac7386a03b14e118", "softcap_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4a653c58470ed346", "softcap_causal"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f70ddcf35291f936
-# body: 97739429d2118dd7
+# inputs: 1e8ff20725d31d9f
+# body: 5bfdccd05f077d65
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -569,13 +569,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_230a943ebd481803", "softcap_fast"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_fa878df035e29c71", "softcap_fast"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9e9d6c7f8f84e831
-# body: 8b3fe9dc00be0a07
+# inputs: 997e6ef47e067d97
+# body: d05cd712fa30f5dd
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -614,13 +614,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ed2635635d86049e", "varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_22112d9bcfd4e3f8", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):

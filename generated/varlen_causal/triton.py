@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9c7ea6be4f0a323b
-# body: 028a09e849306dbe
+# inputs: 0b63c696b118e05b
+# body: 0c1afa8fc7a1d95c
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -599,13 +599,13 @@ def _on_hopper(*tensors):
 
 
 def _namespace(code, operator):
-    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it in one
-    process are numbered."""
+    """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
+    in one process are numbered."""
     names = itertools.chain([code], (f"{code}_{number}" for number in itertools.count(2)))
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_961900515e6e156b", "varlen_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_cf42543ac0ed31c9", "varlen_causal"), "FRAGMENT")
 
 
 def _operator(name):

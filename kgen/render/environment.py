@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
 
 PACKAGE = Path(__file__).resolve().parents[1]
-CODE_BEGINS, DIGEST_OF_CODE = "\0code begins\0", "\0digest of code\0"
-"""Stand in a rendered file until it is whole: where its code begins, behind what quotes the spec, and where the digest
-of the code goes. No spec can write them."""
+DIGEST_OF_CODE = "\1digest of code\1"
+"""Stands in a rendered file until it is whole. No spec can write it."""
 
 
 def template_root() -> Path:
@@ -55,7 +54,7 @@ def environment(root: Path) -> Environment:
         newline_sequence="\n",
     )
     found.filters |= FILTERS
-    found.globals |= {"code_begins": CODE_BEGINS, "digest_of_code": DIGEST_OF_CODE}
+    found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
-from kgen.render.header import digest, stamp
+from kgen.render.header import digest, stamp, without_docstrings
 from kgen.render.names import clashes, given_way, hidden, refusals
 from kgen.spec.user_text import UserText
 
@@ -188,9 +188,10 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 def _body(env: Environment, source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
     text = _tidy(env.get_template(source.template).render(source.context))
+    if environment.DIGEST_OF_CODE not in text:
+        return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
-    head, _, code = text.partition(environment.CODE_BEGINS)
-    return head + code.replace(environment.DIGEST_OF_CODE, digest(code))
+    return text.replace(environment.DIGEST_OF_CODE, digest(without_docstrings(text)))
 
 
 def _tidy(rendered: str) -> str:

@@ -1,11 +1,11 @@
 """`generated/verified.json`: which emitted file was verified where, with which error.
 
-A file is known by the hash of its text, so a record can never speak for another text. Each hash has a record
-per device and versions of what ran it (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device
-`interpreter`. `compiled sm_90` says that it compiled for that
-architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing there. `proof` has what
-is proved of its index work. A machine without a GPU reads here what a machine with one has found. What an earlier
-text of a file was found to be stays until the present one was tried at the same place.
+A file is known by the hash of its code, so a record can never speak for other code. Names of operators, which are
+made of the code, and docstrings are no part of it. Each hash has a record per device and versions of what ran it
+(`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device `interpreter`. `compiled sm_90` says
+that it compiled for that architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing
+there. `proof` has what is proved of its index work. A machine without a GPU reads here what a machine with one has
+found. What an earlier text of a file was found to be stays until the present one was tried at the same place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read as read_file
 from kgen.files import read_json
-from kgen.render.header import without_asides
+from kgen.render.header import without_asides, without_docstrings
 from kgen.verify.emitted import Emitted, emitted_files, parts
 
 FILENAME = "verified.json"
@@ -39,8 +39,17 @@ Ledger = dict[str, dict[str, Any]]
 
 
 def file_hash(path: Path) -> str:
-    """The sha256 of an emitted file and what belongs to it, without the asides of their headers."""
-    return hashlib.sha256(b"".join(without_asides(read_file(p)) for p in parts(path))).hexdigest()
+    """The sha256 of the code of an emitted file and of what belongs to it."""
+    return hashlib.sha256(b"".join(_code(p.suffix, read_file(p)) for p in parts(path))).hexdigest()
+
+
+def _code(suffix: str, content: bytes) -> bytes:
+    """A file without docstrings and the asides of its header."""
+    code = without_asides(content)
+    # What is no Python was edited by hand, and is known by its text.
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError):
+        return without_docstrings(code.decode()).encode() if suffix == ".py" else code
+    return code
 
 
 def read(generated: Path) -> Ledger:
