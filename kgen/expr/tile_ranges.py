@@ -19,17 +19,17 @@ the spec declares sorted; for those the end of the range is found by a binary se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import reduce
-from itertools import product
 
 from kgen.expr.algebra import Algebra, call
+from kgen.expr.alternatives import alternatives
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.mask_form import conjuncts, disjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, substitute, variables
+from kgen.expr.mask_form import all_of
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
+from kgen.expr.spans import Given, Part, Span, ascending
 
-MOST_SPANS = 4
 FIRST_AT_LEAST = ".first_at_least"
 """Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
 the first position whose element is not smaller than `value`, the length where there is none."""
@@ -47,30 +47,14 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Span:
-    """Positions of the inner index to visit; all four are integer scalars of the outer tile."""
-
-    lo: Node
-    hi: Node
-    full_lo: Node
-    full_hi: Node
-    has_full: bool
-
-    def over(self, names: Mapping[Node, Node]) -> Span:
-        """The same with some expressions called by names."""
-        lo, hi, full_lo, full_hi = (
-            substitute(bound, names) for bound in (self.lo, self.hi, self.full_lo, self.full_hi)
-        )
-        return Span(lo, hi, full_lo, full_hi, self.has_full)
-
-
-@dataclass(frozen=True)
 class _Range:
     """Bounds `[low, high)`, `None` where there is none; `full` is `None` when no position is known to hold
     throughout."""
 
     some: tuple[Node | None, Node | None]
     full: tuple[Node | None, Node | None] | None
+    given: tuple[Node, Node] | None = None
+    """Of a condition on the outer tile alone: whether it holds for some of its rows, and for all."""
 
 
 _ZERO, _ONE = Const(0, Type.INT), Const(1, Type.INT)
@@ -95,19 +79,22 @@ class RangeFinder:
 
     def spans(self, mask: Node) -> tuple[Span, ...]:
         """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
-        alternatives = _disjunctive(normalize(mask))
-        spans = [self._span([self._atom(a) for a in atoms]) for atoms in alternatives]
-        return _ascending(_merged(spans))
+        found = alternatives(mask)
+        return ascending(
+            [self._part(atoms, [self._atom(a) for a in atoms]) for atoms in found], self.inner.size
+        )[0]
 
     def unclassified(self, mask: Node) -> tuple[Node, ...]:
         """The conditions that the spans of a mask take no account of, what has too many alternatives among them; all of
         it where alternatives stand in no known order."""
-        alternatives = _disjunctive(normalize(mask))
-        ranges = {atom: self._atom(atom) for atoms in alternatives for atom in atoms}
-        if found := tuple(atom for atom, known in ranges.items() if known.full is None):
-            return found
-        spans = _merged([self._span([ranges[a] for a in atoms]) for atoms in alternatives])
-        return (mask,) if len(_ascending(spans)) < len(spans) else ()
+        found = alternatives(mask)
+        ranges = {atom: self._atom(atom) for atoms in found for atom in atoms}
+        if unknown := tuple(atom for atom, known in ranges.items() if known.full is None):
+            return unknown
+        _, in_order = ascending(
+            [self._part(atoms, [ranges[a] for a in atoms]) for atoms in found], self.inner.size
+        )
+        return () if in_order else (mask,)
 
     # --- one condition ------------------------
 
@@ -121,14 +108,20 @@ class RangeFinder:
             return _UNKNOWN
         match atom.fn:
             case "lt":
-                return self._at_most(left, call("sub", right, _ONE))
+                return self._less(left, right)
             case "le":
                 return self._at_most(left, right)
             case "gt":
-                return self._at_most(right, call("sub", left, _ONE))
+                return self._less(right, left)
             case "ge":
                 return self._at_most(right, left)
         return self._meet([self._at_most(left, right), self._at_most(right, left)])
+
+    def _less(self, left: Node, right: Node) -> _Range:
+        """The range of `left < right`. What has the inner index stays as it is, which may be a quotient."""
+        if self.inner.index.name in variables(right):
+            return self._at_most(call("add", left, _ONE), right)
+        return self._at_most(left, call("sub", right, _ONE))
 
     def _at_most(self, left: Node, right: Node) -> _Range:
         """The range of `left <= right`."""
@@ -146,10 +139,9 @@ class RangeFinder:
         bounds = self._bounds(difference)
         if bounds is None:
             return _UNKNOWN
-        lowest, highest = (
-            call("where", call("le", self._tidy(b), _ZERO), self.inner.size, _ZERO) for b in bounds
-        )
-        return _Range((None, lowest), (None, highest))
+        some, throughout = (call("le", self._tidy(b), _ZERO) for b in bounds)
+        lowest, highest = (call("where", c, self.inner.size, _ZERO) for c in (some, throughout))
+        return _Range((None, lowest), (None, highest), (some, throughout))
 
     def _solve(self, left: Node, right: Node, upper: bool) -> _Range:
         """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner
@@ -255,8 +247,11 @@ class RangeFinder:
             return low, high
 
         full = [r.full for r in ranges]
+        given = [r.given for r in ranges if r.given is not None]
         return _Range(
-            both([r.some for r in ranges]), None if None in full else both([f for f in full if f is not None])
+            both([r.some for r in ranges]),
+            None if None in full else both([f for f in full if f is not None]),
+            (all_of([some for some, _ in given]), all_of([every for _, every in given])) if given else None,
         )
 
     def _implied(self, bound: Node, others: list[Node], upper: bool) -> bool:
@@ -274,7 +269,7 @@ class RangeFinder:
 
     # --- assembly ------------------------
 
-    def _span(self, ranges: list[_Range]) -> Span:
+    def _part(self, atoms: list[Node], ranges: list[_Range]) -> Part:
         whole = self._meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
@@ -282,7 +277,9 @@ class RangeFinder:
         # any.
         if not self._is_not_negative(full_hi):
             full_hi = call("max", full_hi, _ZERO)
-        return Span(lo, hi, full_lo, full_hi, has_full=whole.full is not None)
+        conditions = frozenset(a for a, r in zip(atoms, ranges, strict=True) if r.given is not None)
+        given = None if whole.given is None else Given(conditions, *whole.given)
+        return Part(Span(lo, hi, full_lo, full_hi, has_full=whole.full is not None), given)
 
     def _positions(self, bounds: tuple[Node | None, Node | None]) -> tuple[Node, Node]:
         low, high = bounds
@@ -319,119 +316,6 @@ class RangeFinder:
         """Like terms collected."""
         tidy = self.algebra.to_tree(self.algebra.to_sympy(node))
         return tidy if tidy.type is node.type else node
-
-
-def _disjunctive(mask: Node) -> list[list[Node]]:
-    """The mask as alternatives of conditions, `MOST_SPANS` at most.
-
-    A part that would make more of them stays one condition, of which nothing is known: the range is wider, not wrong.
-    What is bounded is the product before it is made, for it grows exponentially.
-    """
-    if isinstance(mask, Call) and mask.fn == "or":
-        alternatives = _distinct([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
-        return alternatives if len(alternatives) <= MOST_SPANS else [[mask]]
-    alternatives = [[]]
-    # Those with the fewest choices first, so that as many conditions as can be are told apart; `!=` last, which hides
-    # one position and moves no bound.
-    parts = [(condition, _choices(condition)) for condition in conjuncts(mask)]
-    for condition, choices in sorted(parts, key=lambda part: (_excludes(part[0]), len(part[1]))):
-        if len(alternatives) * len(choices) > MOST_SPANS:
-            choices = [[condition]]
-        alternatives = _distinct([a + c for a, c in product(alternatives, choices)])
-    return alternatives
-
-
-def _choices(condition: Node) -> list[list[Node]]:
-    """The alternatives of one condition among others."""
-    if isinstance(condition, Call) and condition.fn == "or":
-        return _disjunctive(condition)
-    if _excludes(condition):
-        return [[call("lt", *children(condition))], [call("gt", *children(condition))]]
-    return [[condition]]
-
-
-def _excludes(condition: Node) -> bool:
-    return isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral
-
-
-def _distinct(alternatives: list[list[Node]]) -> list[list[Node]]:
-    """Without those that say what another says."""
-    return list({frozenset(atoms): atoms for atoms in reversed(alternatives)}.values())[::-1]
-
-
-def _merged(spans: list[Span]) -> list[Span]:
-    """Spans that start together, or end together, are one; and so are any other and one of all positions or none."""
-    merged: list[Span] = []
-    for span in spans:
-        for i, other in enumerate(merged):
-            union = _union(other, span)
-            if union is not None:
-                merged[i] = union
-                break
-        else:
-            merged.append(span)
-    return merged
-
-
-def _union(a: Span, b: Span) -> Span | None:
-    if a.has_full and b.has_full:
-        if a.lo == b.lo and a.full_lo == b.full_lo:
-            return replace(a, hi=_either("max", a.hi, b.hi), full_hi=_either("max", a.full_hi, b.full_hi))
-        if a.hi == b.hi and a.full_hi == b.full_hi:
-            return replace(a, lo=_either("min", a.lo, b.lo), full_lo=_either("min", a.full_lo, b.full_lo))
-        if _all_or_nothing(a) or _all_or_nothing(b):
-            return _all_or(a, b) if _all_or_nothing(a) else _all_or(b, a)
-    elif (a.lo, a.hi) == (b.lo, b.hi):
-        return a if a.has_full else b
-    return None
-
-
-def _all_or_nothing(span: Span) -> bool:
-    """Whether it is of conditions on the outer tile alone."""
-    chosen = all(
-        isinstance(b, Call) and b.fn == "where" and b.args[2] == _ZERO for b in (span.hi, span.full_hi)
-    )
-    return chosen and (span.lo, span.full_lo) == (_ZERO, _ZERO)
-
-
-def _all_or(everything: Span, other: Span) -> Span:
-    """All positions where the outer tile allows them, those of the other span where it does not."""
-
-    def choice(every: Node, first: Node, second: Node) -> Node:
-        condition = children(every)[0]
-        return first if first == second else call("where", condition, first, second)
-
-    (hi, full_hi), size = (everything.hi, everything.full_hi), children(everything.hi)[1]
-    return Span(
-        choice(hi, _ZERO, other.lo),
-        choice(hi, size, other.hi),
-        choice(full_hi, _ZERO, other.full_lo),
-        choice(full_hi, size, other.full_hi),
-        has_full=True,
-    )
-
-
-def _ascending(spans: list[Span]) -> tuple[Span, ...]:
-    """In order where it is known (a span that starts at 0 comes first); spans of unknown order become their
-    hull."""
-    first = [s for s in spans if s.lo == _ZERO]
-    others = [s for s in spans if s.lo != _ZERO]
-    if len(first) > 1:
-        first = [_hull(first)]
-    if len(others) > 1:
-        others = [_hull(others)]
-    return (*first, *others)
-
-
-def _hull(spans: list[Span]) -> Span:
-    lo = reduce(lambda a, b: _either("min", a, b), [s.lo for s in spans])
-    hi = reduce(lambda a, b: _either("max", a, b), [s.hi for s in spans])
-    full = next((s for s in spans if s.has_full), spans[0])
-    return replace(full, lo=lo, hi=hi)
-
-
-def _either(fn: str, a: Node, b: Node) -> Node:
-    return a if a == b else call(fn, a, b)
 
 
 def _linear(node: Node, x: str) -> tuple[int, Node] | None:

@@ -13,7 +13,7 @@ import z3
 
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Type, transform
-from kgen.expr.tile_ranges import Span
+from kgen.expr.spans import Span
 from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value

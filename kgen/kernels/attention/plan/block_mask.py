@@ -28,7 +28,8 @@ from kgen.expr.nodes import (
     variables,
 )
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START
-from kgen.expr.tile_ranges import FIRST_AT_LEAST, Span
+from kgen.expr.spans import Span
+from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE
 
 BLOCK_SIZE = LARGEST_TILE

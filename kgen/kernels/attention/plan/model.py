@@ -10,7 +10,8 @@ from kgen.expr.hoist import Place, Program
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.nodes import Const, Node, Type, Var, variables
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START, SoftmaxForm
-from kgen.expr.tile_ranges import Axis, Span
+from kgen.expr.spans import Span
+from kgen.expr.tile_ranges import Axis
 from kgen.kernels.attention.plan.block_mask import BlockMask, Choice
 from kgen.kernels.attention.plan.tiles import Problem, TileTables
 from kgen.kernels.attention.spec import AttentionSpec

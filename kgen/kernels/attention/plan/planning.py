@@ -24,7 +24,8 @@ from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK, SCORE, peel_scalar, softmax_form
-from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder, Span
+from kgen.expr.spans import Span
+from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
 from kgen.kernels.attention.plan.extents import HEADS, is_searched, ties_lengths
 from kgen.kernels.attention.plan.model import (

@@ -1,0 +1,145 @@
+"""Pass: a mask as a few alternatives, each of conditions that have to hold all at once.
+
+Conditions that choose are taken apart: `where(c, x, y) < z` is `c and x < z or not c and y < z`, and truth values that
+are equal are both true or both false. Alternatives that contradict themselves, and those that another one contains,
+are left out; what remains of a mask over two halves of a sequence is what holds in each pair of halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from kgen.expr.algebra import call
+from kgen.expr.mask_form import MIRRORED, conjuncts, disjuncts, normalize
+from kgen.expr.nodes import Call, Node, Type, children, rebuild
+from kgen.expr.wrapping import may_wrap
+
+MOST_ALTERNATIVES = 4
+_MOST_AT_ONCE = 16
+"""Before those are left out that need not be told apart."""
+_MOST_CHOICES = 3
+"""Of values within one comparison: each doubles it."""
+
+_IMPLIED = {"eq": ("eq", "le", "ge"), "lt": ("lt", "le", "ne"), "gt": ("gt", "ge", "ne")}
+
+
+def alternatives(mask: Node) -> list[list[Node]]:
+    """The mask as alternatives of conditions, `MOST_ALTERNATIVES` at most.
+
+    A part that would make more of them stays one condition, of which nothing is known: a range is wider, not wrong.
+    What is bounded is the product before it is made, for it grows exponentially.
+    """
+    return _disjunctive(_by_cases(normalize(mask)))
+
+
+# --- conditions that choose ------------------------
+
+
+def _by_cases(mask: Node) -> Node:
+    """A mask in negation normal form without choices, unless they are too many."""
+    if not isinstance(mask, Call):
+        return mask
+    if mask.fn in ("and", "or"):
+        return rebuild(mask, tuple(_by_cases(a) for a in mask.args))
+    if mask.fn == "not" and isinstance(mask.args[0], Call) and mask.args[0].fn == "where":
+        condition, x, y = mask.args[0].args
+        return _choice(condition, call("not", x), call("not", y))
+    if mask.fn == "where":
+        return _choice(*mask.args)
+    if mask.fn in ("eq", "ne") and mask.args[0].type is Type.BOOL:
+        x, y = mask.args
+        return _choice(x, *((y, call("not", y)) if mask.fn == "eq" else (call("not", y), y)))
+    if mask.fn in MIRRORED and all(a.type.integral for a in mask.args):
+        conditions = dict.fromkeys(node.args[0] for node in _choosing(mask))
+        if 0 < len(conditions) <= _MOST_CHOICES and not any(may_wrap(a) for a in mask.args):
+            condition, *_ = conditions
+            return _choice(condition, *(_chosen(mask, condition, side) for side in (1, 2)))
+    return mask
+
+
+def _choosing(node: Node) -> Iterator[Call]:
+    """The choices within a value. Those of an index guard a read, and stay."""
+    if isinstance(node, Call):
+        for part in node.args:
+            yield from _choosing(part)
+        if node.fn == "where":
+            yield node
+
+
+def _choice(condition: Node, x: Node, y: Node) -> Node:
+    sides = (condition, x), (call("not", condition), y)
+    return call("or", *(call("and", *(_by_cases(normalize(part)) for part in side)) for side in sides))
+
+
+def _chosen(node: Node, condition: Node, side: int) -> Node:
+    """A comparison where each choice of a condition is decided."""
+    if not isinstance(node, Call):
+        return node
+    if node.fn == "where" and node.args[0] == condition:
+        return _chosen(node.args[side], condition, side)
+    return rebuild(node, tuple(_chosen(a, condition, side) for a in node.args))
+
+
+# --- alternatives ------------------------
+
+
+def _disjunctive(mask: Node) -> list[list[Node]]:
+    if isinstance(mask, Call) and mask.fn == "or":
+        found = _needed([atoms for part in disjuncts(mask) for atoms in _disjunctive(part)])
+        return found if len(found) <= MOST_ALTERNATIVES else [[mask]]
+    found = [[]]
+    # Those with the fewest choices first, so that as many conditions as can be are told apart; `!=` last, which hides
+    # one position and moves no bound.
+    parts = [(condition, _choices(condition)) for condition in conjuncts(mask)]
+    for condition, choices in sorted(parts, key=lambda part: (_excludes(part[0]), len(part[1]))):
+        more = _multiplied(found, choices)
+        found = [[*atoms, condition] for atoms in found] if more is None else more
+    return found
+
+
+def _multiplied(found: list[list[Node]], choices: list[list[Node]]) -> list[list[Node]] | None:
+    """Each alternative with each choice; None where that makes too many."""
+    if len(found) * len(choices) > _MOST_AT_ONCE:
+        return None
+    made = _needed([a + c for a, c in product(found, choices)])
+    return made if len(made) <= MOST_ALTERNATIVES else None
+
+
+def _choices(condition: Node) -> list[list[Node]]:
+    """The alternatives of one condition among others."""
+    if isinstance(condition, Call) and condition.fn == "or":
+        return _disjunctive(condition)
+    if _excludes(condition):
+        return [[call("lt", *children(condition))], [call("gt", *children(condition))]]
+    return [[condition]]
+
+
+def _excludes(condition: Node) -> bool:
+    return isinstance(condition, Call) and condition.fn == "ne" and condition.args[0].type.integral
+
+
+def _needed(found: list[list[Node]]) -> list[list[Node]]:
+    """Without those that nothing satisfies, and those that another one contains; one at least."""
+    possible: list[tuple[list[Node], frozenset[Node]]] = []
+    for atoms in found:
+        implied = _implied_by(atoms)
+        if any(implied.issuperset(other) for other, _ in possible) or _contradictory(atoms, implied):
+            continue
+        possible = [(other, more) for other, more in possible if not more.issuperset(atoms)]
+        possible.append((atoms, implied))
+    return [atoms for atoms, _ in possible] or found[:1]
+
+
+def _contradictory(atoms: list[Node], implied: frozenset[Node]) -> bool:
+    return any(implied.issuperset(conjuncts(normalize(call("not", atom)))) for atom in atoms)
+
+
+def _implied_by(atoms: list[Node]) -> frozenset[Node]:
+    """Some conditions that hold where these do, these among them."""
+    implied = set(atoms)
+    for atom in atoms:
+        if isinstance(atom, Call) and atom.fn in MIRRORED:
+            for fn in _IMPLIED.get(atom.fn, (atom.fn,)):
+                implied |= {call(fn, *atom.args), call(MIRRORED[fn], *reversed(atom.args))}
+    return frozenset(implied)

@@ -1,0 +1,210 @@
+"""Pass: the spans of a mask's alternatives, as few as can be, in the order in which a kernel visits them.
+
+Two that start or end together are one. Those whose order is not known become their hull. Where the conditions that two
+of them pose on the outer tile exclude each other, one of them is empty but for tiles that lie across the border, and
+the hull is that of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from kgen.expr.algebra import call
+from kgen.expr.mask_form import conjuncts, normalize
+from kgen.expr.nodes import Call, Const, Node, Type, children, substitute
+
+_ZERO = Const(0, Type.INT)
+
+
+@dataclass(frozen=True)
+class Span:
+    """Positions of the inner index to visit; all four are integer scalars of the outer tile."""
+
+    lo: Node
+    hi: Node
+    full_lo: Node
+    full_hi: Node
+    has_full: bool
+
+    def over(self, names: Mapping[Node, Node]) -> Span:
+        """The same with some expressions called by names."""
+        lo, hi, full_lo, full_hi = (
+            substitute(bound, names) for bound in (self.lo, self.hi, self.full_lo, self.full_hi)
+        )
+        return Span(lo, hi, full_lo, full_hi, self.has_full)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Conditions on the outer tile alone: whether they hold for some of its rows, and for all of them."""
+
+    conditions: frozenset[Node]
+    some: Node
+    all: Node
+
+    def excludes(self, other: Given) -> bool:
+        """Whether no row satisfies both."""
+        return any(other.conditions.issuperset(conjuncts(normalize(call("not", c)))) for c in self.conditions)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The span of an alternative of a mask, and what it is given."""
+
+    span: Span
+    given: Given | None = None
+
+
+def ascending(parts: Sequence[Part], size: Node) -> tuple[tuple[Span, ...], bool]:
+    """The spans in order, and whether they are as narrow as those of the alternatives.
+
+    Where two overlap, the later has to start after the earlier one. `size` is the length of the inner tensor.
+    """
+    groups = [[part] for part in _merged(parts)]
+    while (pair := next(_unordered(groups), None)) is not None:
+        first, second = pair
+        groups = [[*first, *second] if group is first else group for group in groups if group is not second]
+    groups = sorted(
+        groups, key=lambda group: sum(_all_before(other, group) for other in groups if other is not group)
+    )
+    return _one_behind_another([_hull(group, size) for group in groups]), all(map(_exclusive, groups))
+
+
+# --- one of two ------------------------
+
+
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    """Spans that start together, or end together, are one; and so are any other and one of all positions or none."""
+    merged: list[Part] = []
+    for part in parts:
+        for i, other in enumerate(merged):
+            union = _union(other.span, part.span)
+            if union is not None:
+                merged[i] = Part(union, _either_given(other.given, part.given))
+                break
+        else:
+            merged.append(part)
+    return merged
+
+
+def _either_given(a: Given | None, b: Given | None) -> Given | None:
+    if a is None or b is None:
+        return None
+    return (
+        a
+        if a == b
+        else Given(a.conditions & b.conditions, call("or", a.some, b.some), call("or", a.all, b.all))
+    )
+
+
+def _union(a: Span, b: Span) -> Span | None:
+    if a.has_full and b.has_full:
+        if a.lo == b.lo and a.full_lo == b.full_lo:
+            return replace(a, hi=_either("max", a.hi, b.hi), full_hi=_either("max", a.full_hi, b.full_hi))
+        if a.hi == b.hi and a.full_hi == b.full_hi:
+            return replace(a, lo=_either("min", a.lo, b.lo), full_lo=_either("min", a.full_lo, b.full_lo))
+        if _all_or_nothing(a) or _all_or_nothing(b):
+            return _all_or(a, b) if _all_or_nothing(a) else _all_or(b, a)
+    elif (a.lo, a.hi) == (b.lo, b.hi):
+        return a if a.has_full else b
+    return None
+
+
+def _all_or_nothing(span: Span) -> bool:
+    """Whether it is of conditions on the outer tile alone."""
+    chosen = all(
+        isinstance(b, Call) and b.fn == "where" and b.args[2] == _ZERO for b in (span.hi, span.full_hi)
+    )
+    return chosen and (span.lo, span.full_lo) == (_ZERO, _ZERO)
+
+
+def _all_or(everything: Span, other: Span) -> Span:
+    """All positions where the outer tile allows them, those of the other span where it does not."""
+
+    def choice(every: Node, first: Node, second: Node) -> Node:
+        condition = children(every)[0]
+        return first if first == second else call("where", condition, first, second)
+
+    (hi, full_hi), size = (everything.hi, everything.full_hi), children(everything.hi)[1]
+    return Span(
+        choice(hi, _ZERO, other.lo),
+        choice(hi, size, other.hi),
+        choice(full_hi, _ZERO, other.full_lo),
+        choice(full_hi, size, other.full_hi),
+        has_full=True,
+    )
+
+
+# --- order ------------------------
+
+
+def _unordered(groups: list[list[Part]]) -> Iterator[tuple[list[Part], list[Part]]]:
+    for i, first in enumerate(groups):
+        for second in groups[i + 1 :]:
+            if _all_before(first, second) == _all_before(second, first):
+                yield first, second
+
+
+def _all_before(first: list[Part], second: list[Part]) -> bool:
+    return all(_before(a.span, b.span) for a in first for b in second)
+
+
+def _before(a: Span, b: Span) -> bool:
+    """Whether what is left of `b` behind the end of `a` is all that is to be visited: `a` starts at 0 and `b` does not,
+    or `a` ends where `b` starts or before."""
+    if a.lo == _ZERO or b.lo == _ZERO:
+        return b.lo != _ZERO
+    return not _terms("min", a.hi).isdisjoint(_terms("max", b.lo))
+
+
+def _one_behind_another(spans: list[Span]) -> tuple[Span, ...]:
+    """Each but the last ends where all that is to be visited up to there is done, also if it is empty itself: the next
+    goes on from there. One that starts at 0 is never empty and ends too early."""
+    behind: list[Span] = []
+    for span in spans[:-1]:
+        hi = span.hi if span.lo == _ZERO else call("where", call("lt", span.lo, span.hi), span.hi, _ZERO)
+        behind.append(replace(span, hi=call("max", behind[-1].hi, hi) if behind else hi))
+    return (*behind, *spans[-1:])
+
+
+def _terms(fn: str, node: Node) -> frozenset[Node]:
+    """What a `min` or `max` is the least or greatest of."""
+    if isinstance(node, Call) and node.fn == fn:
+        return frozenset().union(*(_terms(fn, a) for a in node.args))
+    return frozenset({node})
+
+
+def _exclusive(group: list[Part]) -> bool:
+    """Whether no more than one of them has positions, but where a tile lies across a border."""
+    return all(
+        a.given is not None and b.given is not None and a.given.excludes(b.given)
+        for i, a in enumerate(group)
+        for b in group[i + 1 :]
+    )
+
+
+def _hull(group: list[Part], size: Node) -> Span:
+    """One span around all of them. What is masked nowhere is that of the first that all rows are given."""
+    if len(group) == 1:
+        return group[0].span
+
+    def where(given: Given | None, bound: Node, empty: Node) -> Node:
+        return bound if given is None or bound == empty else call("where", given.some, bound, empty)
+
+    lo = reduce(lambda a, b: _either("min", a, b), [where(p.given, p.span.lo, size) for p in group])
+    hi = reduce(lambda a, b: _either("max", a, b), [p.span.hi for p in group])
+    last, *others = reversed([p for p in group if p.span.has_full] or group[:1])
+    full = last.span
+    for part in others:
+        bounds = ((part.span.full_lo, full.full_lo), (part.span.full_hi, full.full_hi))
+        full_lo, full_hi = (
+            a if part.given is None or a == b else call("where", part.given.all, a, b) for a, b in bounds
+        )
+        full = replace(part.span, full_lo=full_lo, full_hi=full_hi)
+    return replace(full, lo=lo, hi=hi)
+
+
+def _either(fn: str, a: Node, b: Node) -> Node:
+    return a if a == b else call(fn, a, b)
