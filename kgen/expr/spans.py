@@ -69,7 +69,7 @@ def ascending(parts: Sequence[Part], size: Node) -> tuple[tuple[Span, ...], bool
     groups = sorted(
         groups, key=lambda group: sum(_all_before(other, group) for other in groups if other is not group)
     )
-    return _one_behind_another([_hull(group, size) for group in groups]), all(map(_exclusive, groups))
+    return tuple(_hull(group, size) for group in groups), all(map(_exclusive, groups))
 
 
 # --- one of two ------------------------
@@ -157,16 +157,6 @@ def _before(a: Span, b: Span) -> bool:
     if a.lo == _ZERO or b.lo == _ZERO:
         return b.lo != _ZERO
     return not _terms("min", a.hi).isdisjoint(_terms("max", b.lo))
-
-
-def _one_behind_another(spans: list[Span]) -> tuple[Span, ...]:
-    """Each but the last ends where all that is to be visited up to there is done, also if it is empty itself: the next
-    goes on from there. One that starts at 0 is never empty and ends too early."""
-    behind: list[Span] = []
-    for span in spans[:-1]:
-        hi = span.hi if span.lo == _ZERO else call("where", call("lt", span.lo, span.hi), span.hi, _ZERO)
-        behind.append(replace(span, hi=call("max", behind[-1].hi, hi) if behind else hi))
-    return (*behind, *spans[-1:])
 
 
 def _terms(fn: str, node: Node) -> frozenset[Node]:

@@ -27,9 +27,11 @@ from kgen.expr.algebra import Algebra, call
 from kgen.expr.alternatives import alternatives
 from kgen.expr.index_ranges import IndexRanges
 from kgen.expr.mask_form import all_of
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables, walk
 from kgen.expr.spans import Given, Part, Span, ascending
 
+FAR = 2**30
+"""Beyond any position; what is further is not added to one."""
 FIRST_AT_LEAST = ".first_at_least"
 """Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
 the first position whose element is not smaller than `value`, the length where there is none."""
@@ -67,7 +69,7 @@ class RangeFinder:
 
     `positive` names parameters known to be greater than zero; `is_sorted(read)` tells whether the row that
     is read ascends, as far as it is there; a condition on a name in `varying`, which differs within the outer tile,
-    tells nothing.
+    tells nothing, and neither does one on a number that may not be added to a position in 32 bits.
     """
 
     inner: Axis
@@ -101,7 +103,7 @@ class RangeFinder:
     def _atom(self, atom: Node) -> _Range:
         if not (isinstance(atom, Call) and atom.fn in ("lt", "le", "gt", "ge", "eq")):
             return _UNKNOWN
-        if variables(atom) & self.varying:
+        if variables(atom) & self.varying or any(isinstance(n, Const) and abs(n.value) > FAR for n in walk(atom)):
             return _UNKNOWN
         left, right = atom.args
         if not (left.type.integral and right.type.integral):
@@ -247,7 +249,7 @@ class RangeFinder:
             return low, high
 
         full = [r.full for r in ranges]
-        given = [r.given for r in ranges if r.given is not None]
+        given = list(dict.fromkeys(r.given for r in ranges if r.given is not None))
         return _Range(
             both([r.some for r in ranges]),
             None if None in full else both([f for f in full if f is not None]),

@@ -62,7 +62,7 @@ def visits(spans: tuple[Span, ...], bounds: list[tuple[int, ...]], block: int) -
     done = 0
     for i, (span, (span_lo, hi, full_lo, full_hi)) in enumerate(zip(spans, bounds, strict=True)):
         lo = max(truncated(span_lo, block) * block, done if i else 0)
-        done = truncated(hi + block - 1, block) * block
+        done = truncated(hi + block - 1, block) * block if lo < hi or span.lo == ZERO else done
         if not span.has_full:
             loops = [(lo, hi, True)]
         else:

@@ -25,7 +25,7 @@ from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads,
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK, SCORE, peel_scalar, softmax_form
 from kgen.expr.spans import Span
-from kgen.expr.tile_ranges import FIRST_AT_LEAST, Axis, RangeFinder
+from kgen.expr.tile_ranges import FAR, FIRST_AT_LEAST, Axis, RangeFinder
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
 from kgen.kernels.attention.plan.extents import HEADS, is_searched, ties_lengths
 from kgen.kernels.attention.plan.model import (
@@ -169,8 +169,9 @@ class _Planner:
         return self._finder(inner, outer).spans(self.mask_mod or TRUE)
 
     def _finder(self, inner: Axis, outer: Axis) -> RangeFinder:
-        varying = frozenset({"h"} if self.packed else ())
-        return RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, varying)
+        untold = {name for name, param in self.spec.params.items() if abs(param.value or 0) > FAR}
+        untold |= {"h"} if self.packed else set()
+        return RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, frozenset(untold))
 
     def _choose_block_mask(self) -> Choice:
         spec = self.spec

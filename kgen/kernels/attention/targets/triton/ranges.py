@@ -78,7 +78,10 @@ def span_loops(
         lo = lo_name
     lines.append(assign(hi.name, printer.position(span.hi)))
     if not last:
-        lines.append(assign(done.name, in_tiles(cdiv(hi, block), block)))
+        behind: Code = in_tiles(cdiv(hi, block), block)
+        if lo == lo_name:  # which may be beyond the end of nothing
+            behind = row("where", row("lt", lo, hi), behind, text("0") if first else done)
+        lines.append(assign(done.name, behind))
     if not span.has_full or not loop.masked:
         return {"bounds": lines, "loops": [{"lo": lo, "hi": hi, "masked": loop.masked}]}
     full_lo, full_hi = lo, Name(f"{x}_full_hi")
