@@ -38,11 +38,23 @@ length = torch.export.Dim("length", max=4096)
 program = torch.export.export(Model(), (q, k, v), dynamic_shapes=({2: length},) * 3)
 torch.export.save(program, sys.argv[2])
 """
-LOADS = """
-program = torch.export.load(sys.argv[2]).module()
+COMPILES_AHEAD = """
+length = torch.export.Dim("length", max=4096)
+program = torch.export.export(Model(), (q, k, v), dynamic_shapes=({2: length},) * 3)
+torch._inductor.aoti_compile_and_package(program, package_path=sys.argv[2])
+"""
+RUNS = """
 for n in (40, 17):
-    inputs = [x[:, :, :n] for x in (q, k, v)]
+    inputs = [x[:, :, :n].contiguous() for x in (q, k, v)]
     print(torch.equal(program(*inputs), Model()(*inputs)))
+"""
+LOADS = f"""
+program = torch.export.load(sys.argv[2]).module()
+{RUNS}
+"""
+LOADS_COMPILED = f"""
+program = torch._inductor.aoti_load_package(sys.argv[2])
+{RUNS}
 """
 COMPILES = """
 from torch._dynamo.utils import counters
@@ -79,6 +91,15 @@ def test_an_exported_program_runs_in_another_folder_and_process(folders, tmp_pat
     ran(SAVES, here, tmp_path / "model.pt2")
     shutil.rmtree(here)
     assert ran(LOADS, there, tmp_path / "model.pt2").split() == ["True", "True"]
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not shutil.which("c++"), reason="AOTInductor wants a C++ compiler on the CPU")
+def test_a_program_compiled_ahead_runs_in_another_folder_and_process(folders, tmp_path: Path) -> None:
+    here, there = folders
+    ran(COMPILES_AHEAD, here, tmp_path / "model.pt2")
+    shutil.rmtree(here)
+    assert ran(LOADS_COMPILED, there, tmp_path / "model.pt2").split() == ["True", "True"]
 
 
 @pytest.mark.thorough
