@@ -3,8 +3,8 @@
 A test calls `verdict(problem, *emitted)` when it has what it will run. Where that is on record as right, the test ends
 there, as passed. It is known by a hash of the emitted files without the asides of their headers, the problem with its
 trees, the modules that verify (reference, cases, inputs, harness), the file of the test, what these import, and
-versions. What plans and renders decides by nothing but the problem and the files: a test asks of that before the call,
-and only verifies after.
+versions; not by modules that hand out work and write down what came of it. What plans and renders decides by nothing
+but the problem and the files: a test asks of that before the call, and only verifies after.
 
 Records are kept in pytest's cache, for one Python and all that is installed there; those of tests marked `thorough`,
 which `scripts/test --all` runs, in tests/verdicts.json, for the versions that constraints.txt names: these tests fail
@@ -35,6 +35,8 @@ FILE = "tests/verdicts.json"
 CACHE = "pytest's cache"
 KEPT = "kgen/verdicts"
 """Where, in that cache."""
+HANDING_ON = {f"{name}.py" for name in ("compiling", "ledger", "processes", "sanitizing", "verifying")}
+"""Of `kgen/verify`, what hands out work and writes down what came of it, which has tests of its own."""
 DIGEST = pytest.StashKey[str]()
 
 
@@ -187,7 +189,7 @@ def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
     found: set[Path] = set()
     to_do = [*files]
     while to_do:
-        if (path := to_do.pop()) in found:
+        if (path := to_do.pop()) in found or (path.name in HANDING_ON and path.parent.name == "verify"):
             continue
         found.add(path)
         if path.name != "problem.py" and path.parent.name != "plan":

@@ -103,7 +103,9 @@ class RangeFinder:
     def _atom(self, atom: Node) -> _Range:
         if not (isinstance(atom, Call) and atom.fn in ("lt", "le", "gt", "ge", "eq")):
             return _UNKNOWN
-        if variables(atom) & self.varying or any(isinstance(n, Const) and abs(n.value) > FAR for n in walk(atom)):
+        if variables(atom) & self.varying or any(
+            isinstance(n, Const) and abs(n.value) > FAR for n in walk(atom)
+        ):
             return _UNKNOWN
         left, right = atom.args
         if not (left.type.integral and right.type.integral):

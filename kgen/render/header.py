@@ -52,8 +52,9 @@ def without_docstrings(text: str) -> str:
     """What a file of Python does, without what it says. Raises `SyntaxError` for what is none."""
     lines = text.split("\n")
     for node in ast.walk(ast.parse(text)):
-        documented = isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef)
-        if documented and ast.get_docstring(node, clean=False) is not None:
+        if not isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
             said = node.body[0]
             for number in range(said.lineno - 1, said.end_lineno or said.lineno):
                 lines[number] = ""

@@ -61,7 +61,10 @@ def test_only_what_the_spec_makes_is_recorded(tmp_path: Path) -> None:
 def test_a_window_as_wide_as_an_integer_is_not_added_to_a_position(tmp_path: Path) -> None:
     """As a param and as a number: the last query that sees a key would be beyond 32 bits."""
     path = tmp_path / "wide.yaml"
-    for text in (WIDE, WIDE.replace("params: {window: 2147483647}\n", "").replace("< window", "< 2147483647")):
+    for text in (
+        WIDE,
+        WIDE.replace("params: {window: 2147483647}\n", "").replace("< window", "< 2147483647"),
+    ):
         path.write_text(text)
         run = kgen("prove", str(path), "--format", "json")
         verdicts = {row["obligation"]: row["verdict"] for row in json.loads(run.stdout)}
@@ -72,7 +75,9 @@ def test_a_window_as_wide_as_an_integer_is_not_added_to_a_position(tmp_path: Pat
 def test_what_is_refuted_fails_with_its_numbers(tmp_path: Path) -> None:
     """Eight times a position, of which there may be 2**29."""
     path = tmp_path / "wide.yaml"
-    path.write_text(WIDE.replace("window: 2147483647", "window: 8").replace("q_idx - kv_idx <", "kv_idx < q_idx *"))
+    path.write_text(
+        WIDE.replace("window: 2147483647", "window: 8").replace("q_idx - kv_idx <", "kv_idx < q_idx *")
+    )
     run = kgen("prove", str(path), "--format", "json")
     assert run.returncode == 1
     wrong = [row for row in json.loads(run.stdout) if row["verdict"] == "refuted"]

@@ -11,6 +11,7 @@ from torch import Tensor
 from kgen.kernels.chunk_output.verify.checks import (
     keeps_sequences_apart,
     keeps_to_its_tensors,
+    reaches_far,
     refuses_misuse,
     takes_spare_chunks,
 )
@@ -23,6 +24,7 @@ from kgen.verify.tensors import DTYPES
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
+    "far-rows": (reaches_far, True),
     "wrong-offsets": (keeps_to_its_tensors, False),
     "chunks-apart": (keeps_sequences_apart, False),
     "spare-chunks": (takes_spare_chunks, False),

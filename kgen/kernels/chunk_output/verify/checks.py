@@ -16,6 +16,50 @@ from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, differen
 from kgen.verify.compare import careful, same_bits, wrong_offsets
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
+FAR = 2**31
+"""Elements beyond which an offset has 64 bits."""
+
+
+def reaches_far(subject: Subject) -> None:
+    """Sequences, tokens and heads of one tensor that lie more than 2**31 elements apart give what they give side by
+    side, gradients too.
+
+    Takes 2**32 to 3 * 2**31 elements at a time: 9 to 13 GB in 16 bits, twice that in float32.
+    """
+    problem = subject.problem
+    # So many tokens that the launcher takes them as far apart as this asks for.
+    lengths = (86, 173) if problem.varlen else (259,)
+    batch, heads = 1 if problem.varlen else 2, problem.heads or 2
+    near = draw(
+        problem, Case("far", lengths, batch=batch, heads=heads, indices=problem.varlen), subject.device
+    )
+    want = _results(subject, near)
+    for name, tensor in (near.tensors | {"do": near.do}).items():
+        for axis in range(3 if tensor.dim() > 2 else 0):
+            if tensor.shape[axis] == 1:
+                continue
+            far = {name: _apart(tensor, axis)}
+            given = replace(near, **far) if name == "do" else replace(near, tensors=near.tensors | far)
+            for output, got in _results(subject, given).items():
+                where = f"{output} with dimension {axis} of {name} far apart"
+                torch.testing.assert_close(
+                    got, want[output], msg=lambda said, where=where: f"{where}: {said}"
+                )
+            del far, given
+            if subject.device == "cuda":
+                torch.cuda.empty_cache()  # other workers want as much
+
+
+def _apart(tensor: Tensor, axis: int) -> Tensor:
+    """A copy in which half of what lies along an axis is `FAR` elements and more from the first, all else as close as
+    can be."""
+    strides, room = [0] * tensor.dim(), 1
+    for i in (i for i in reversed(range(tensor.dim())) if i != axis):
+        strides[i], room = room, room * tensor.shape[i]
+    strides[axis] = max(FAR // (tensor.shape[axis] // 2) // 16 * 16 + 16, -(-room // 16) * 16)
+    storage = torch.empty(strides[axis] * tensor.shape[axis], dtype=tensor.dtype, device=tensor.device)
+    return storage.as_strided(tensor.shape, strides).copy_(tensor)
+
 
 def keeps_sequences_apart(subject: Subject) -> None:
     """A chunk that is NaN throughout leaves every other chunk as it was, bit for bit, gradients too.
