@@ -7,7 +7,7 @@ are left out; what remains of a mask over two halves of a sequence is what holds
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 
 from kgen.expr.algebra import call
@@ -18,8 +18,8 @@ from kgen.expr.wrapping import may_wrap
 MOST_ALTERNATIVES = 4
 _MOST_AT_ONCE = 16
 """Before those are left out that need not be told apart."""
-_MOST_CHOICES = 3
-"""Of values within one comparison: each doubles it."""
+_MOST_CHOICES = 8
+"""That are taken apart in a mask: each doubles what it is part of."""
 
 _IMPLIED = {"eq": ("eq", "le", "ge"), "lt": ("lt", "le", "ne"), "gt": ("gt", "ge", "ne")}
 
@@ -30,14 +30,15 @@ def alternatives(mask: Node) -> list[list[Node]]:
     A part that would make more of them stays one condition, of which nothing is known: a range is wider, not wrong.
     What is bounded is the product before it is made, for it grows exponentially.
     """
-    return _disjunctive(_by_cases(normalize(mask)))
+    plain = normalize(mask)
+    return _disjunctive(_by_cases(plain) if len(_choosing(plain)) <= _MOST_CHOICES else plain)
 
 
 # --- conditions that choose ------------------------
 
 
 def _by_cases(mask: Node) -> Node:
-    """A mask in negation normal form without choices, unless they are too many."""
+    """A mask in negation normal form without choices."""
     if not isinstance(mask, Call):
         return mask
     if mask.fn in ("and", "or"):
@@ -51,20 +52,26 @@ def _by_cases(mask: Node) -> Node:
         x, y = mask.args
         return _choice(x, *((y, call("not", y)) if mask.fn == "eq" else (call("not", y), y)))
     if mask.fn in MIRRORED and all(a.type.integral for a in mask.args):
-        conditions = dict.fromkeys(node.args[0] for node in _choosing(mask))
-        if 0 < len(conditions) <= _MOST_CHOICES and not any(may_wrap(a) for a in mask.args):
-            condition, *_ = conditions
+        values = [node for node in _choosing(mask) if node.fn == "where"]
+        if values and not any(may_wrap(a) for a in mask.args):
+            condition = values[0].args[0]
             return _choice(condition, *(_chosen(mask, condition, side) for side in (1, 2)))
     return mask
 
 
-def _choosing(node: Node) -> Iterator[Call]:
-    """The choices within a value. Those of an index guard a read, and stay."""
-    if isinstance(node, Call):
-        for part in node.args:
-            yield from _choosing(part)
-        if node.fn == "where":
-            yield node
+def _choosing(node: Node) -> list[Call]:
+    """What chooses in a mask or value, each once, the innermost first. Choices of an index guard a read, and stay."""
+    found: dict[Node, bool] = {}
+
+    def visit(part: Node) -> None:
+        if part in found or not isinstance(part, Call):
+            return
+        for operand in part.args:
+            visit(operand)
+        found[part] = part.fn == "where" or (part.fn in ("eq", "ne") and part.args[0].type is Type.BOOL)
+
+    visit(node)
+    return [part for part, chooses in found.items() if chooses and isinstance(part, Call)]
 
 
 def _choice(condition: Node, x: Node, y: Node) -> Node:
@@ -132,14 +139,24 @@ def _needed(found: list[list[Node]]) -> list[list[Node]]:
 
 
 def _contradictory(atoms: list[Node], implied: frozenset[Node]) -> bool:
-    return any(implied.issuperset(conjuncts(normalize(call("not", atom)))) for atom in atoms)
+    return any(implied.issuperset(_opposite(atom)) for atom in atoms)
+
+
+@lru_cache(1024)
+def _opposite(atom: Node) -> frozenset[Node]:
+    """What holds all at once where a condition does not."""
+    return frozenset(conjuncts(normalize(call("not", atom))))
 
 
 def _implied_by(atoms: list[Node]) -> frozenset[Node]:
     """Some conditions that hold where these do, these among them."""
-    implied = set(atoms)
-    for atom in atoms:
-        if isinstance(atom, Call) and atom.fn in MIRRORED:
-            for fn in _IMPLIED.get(atom.fn, (atom.fn,)):
-                implied |= {call(fn, *atom.args), call(MIRRORED[fn], *reversed(atom.args))}
-    return frozenset(implied)
+    return frozenset().union(*map(_implied, atoms))
+
+
+@lru_cache(1024)
+def _implied(atom: Node) -> frozenset[Node]:
+    if not (isinstance(atom, Call) and atom.fn in MIRRORED):
+        return frozenset({atom})
+    weaker = _IMPLIED.get(atom.fn, (atom.fn,))
+    mirrored = (call(MIRRORED[fn], *reversed(atom.args)) for fn in weaker)
+    return frozenset({*(call(fn, *atom.args) for fn in weaker), *mirrored})

@@ -319,6 +319,12 @@ MANY = {
     "or in and": " and ".join(f"(kv_idx < q_idx + {i} or kv_idx > q_idx + {2 * i + 70})" for i in range(60)),
     "and in or": " or ".join(f"(kv_idx < q_idx - {i} and kv_idx > q_idx - {i + 3})" for i in range(0, 60, 5)),
     "the same again": " and ".join(["(kv_idx < q_idx or kv_idx > q_idx + 5)"] * 60),
+    "choices": " and ".join(f"kv_idx <= where(q_idx > {i}, q_idx + {i}, {i})" for i in range(20)),
+    "choices of choices": "kv_idx <= "
+    + "".join(f"where(q_idx > {i}, q_idx + {i}, " for i in range(20))
+    + "q_idx"
+    + ")" * 20,
+    "truth values": "kv_idx <= q_idx + 5 and (" + " == ".join([f"(q_idx > {i})" for i in range(2)]) + ")",
     "not": "not (" + " or ".join(f"kv_idx == q_idx + {3 * i}" for i in range(20)) + ")",
     "nested": " or ".join(f"(q_idx > {i} and (kv_idx < {i} or q_idx == {i}))" for i in range(9)),
 }
