@@ -48,7 +48,10 @@ def test_states(tmp_path):
     assert state(tmp_path) == ("stale", None, None)
     enter(tmp_path, path, [row(), row(error=2e-3, pass_="backward", name="dq")])
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
-    path.write_text(path.read_text() + "\n")
+    text = path.read_text()
+    path.write_text(text.replace('"""', '"""Anew. ', 1) + "\n")  # what it says is no part of what it does
+    assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
+    path.write_text(text + "x = 1\n")
     assert state(tmp_path) == ("stale", None, None)
 
 
