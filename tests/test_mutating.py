@@ -9,7 +9,7 @@ import pytest
 from apart import interpreted
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.reasons import reason
-from mutating.running import tried
+from mutating.running import File, tried
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,8 +76,10 @@ SAMPLE = {
 @pytest.mark.parametrize("what", SAMPLE)
 def test_those_of_a_sample_are_killed(what: str) -> None:
     spec, name, old, new = SAMPLE[what]
-    text = (ROOT / "generated" / spec / name).read_text()
+    path = ROOT / "generated" / spec / name
+    text = path.read_text()
     begin = text.index(old)
     mutant = Mutant(what, "", 0, begin, begin + len(old), old, new, kernel=True)
-    outcome = interpreted(tried, ROOT / "specs" / f"{spec}.yaml", name, mutant)
+    file = File(spec, (ROOT / "specs" / f"{spec}.yaml").read_text(), path)
+    outcome = interpreted(tried, file, mutant)
     assert outcome.what == "killed", outcome

@@ -4,6 +4,7 @@ import kgen.cli.adapting
 import kgen.cli.building
 import kgen.cli.explaining
 import kgen.cli.importing
+import kgen.cli.merging
 import kgen.cli.new
 import kgen.cli.prove
 import kgen.cli.reporting  # noqa: F401  all register their verbs
