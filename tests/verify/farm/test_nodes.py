@@ -93,6 +93,7 @@ def test_an_interrupt_ends_tasks(crew: nodes.Farm, tmp_path: Path) -> None:
     tasks.insert(1, Task(("read",), read, tmp_path / "a", (tmp_path,)))
 
     def heard(*_: object) -> None:
+        until(lambda: any("-" in path.name for path in tmp_path.iterdir()))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
