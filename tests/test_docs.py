@@ -251,9 +251,9 @@ def test_commands_that_are_shown_are_there() -> None:
             r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
         ):
             for verb, rest in re.findall(r"^(?:\S*/)?kgen (\w+)([^#\n]*)", block, re.MULTILINE):
-                command = getattr(verbs[verb], "commands", {}).get(
-                    rest.split()[0:1] and rest.split()[0], verbs[verb]
-                )
+                # Of a group of verbs the one that is named.
+                own = getattr(verbs[verb], "commands", {})
+                command = own.get((rest.split() or [""])[0], verbs[verb])
                 there = {"--help"} | {o for p in command.params for o in (*p.opts, *p.secondary_opts)}
                 assert {word for word in rest.split() if word.startswith("-")} <= there, (
                     page.name,

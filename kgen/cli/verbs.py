@@ -363,7 +363,7 @@ def bench(
         )
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
-    columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *_elsewhere(rows))
+    columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *elsewhere(rows))
     terminal.table(rows, columns, form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
@@ -371,39 +371,7 @@ def bench(
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 
 
-@verb("tune")
-def tune(
-    specs: Specs = None,
-    shape: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
-    ] = None,
-    jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")] = 60.0,
-    write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
-    ] = True,
-    ray: Ray = None,
-    shard: PartOf = None,
-    generated: Generated = None,
-    form: Form = Format.TEXT,
-) -> int:
-    """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
-    from kgen.tuning import tune_specs
-    from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
-
-    part, generated = Shard.parse(shard), generated or settings().generated
-    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = tune_specs(load_specs(specs), generated, shape, write, jobs, timeout, progress, who, part)
-    columns = ("spec", "kernel", "tile", "milliseconds", "chosen", "error", *_elsewhere(rows))
-    terminal.table(rows, columns, form)
-    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
-    terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
-    return 0
-
-
-def _elsewhere(rows: Sequence[Row]) -> list[str]:
+def elsewhere(rows: Sequence[Row]) -> list[str]:
     """The columns that say which machine figures are of, where it is not this one."""
     return [column for column in ("device", "node") if any(column in row for row in rows)]
 

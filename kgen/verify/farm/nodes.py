@@ -8,6 +8,7 @@ worker that a kernel takes along is the task's own affair, as it is on one machi
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError
+from kgen.render.environment import template_root
 from kgen.verify.farm.address import ADDRESS, AUTO, is_address
 from kgen.verify.farm.packing import PACKAGE, Packed, Refused, pack, package_digest, unpack
 from kgen.verify.farm.tasks import NODE, Done, Heard, Row, Task, lost, nobody
@@ -31,6 +33,8 @@ SECONDS = 5.0
 """That a machine may take to answer; its Ray may take four times that."""
 WAITING = 60.0
 """Seconds that a cluster may be without a device that its tasks need, before these are lost."""
+BESIDE = "kgen_beside"
+"""The module that has the folders that tasks import from."""
 MEMORY = 128 * 2**20
 """Bytes for what is sent, where a cluster begins here: tasks are small, and so may be the memory that is shared."""
 
@@ -47,8 +51,7 @@ def farm(address: str, code: Sequence[str] = ()) -> Iterator[Farm]:
     require("ray", extra="ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
-        _stage(Path(folder), code)
-        ray = _joined(address, folder)
+        ray = _joined(address, _stage(Path(folder), code))
         try:
             yield Farm(ray, code)
         finally:
@@ -114,8 +117,9 @@ class Farm:
             message = f"a node of the Ray cluster cannot take this kgen: {_first(error)}"
             raise MissingError(Diagnostic("bad-node", message)) from None
         except errors.RayTaskError as error:
-            if isinstance(error.cause, ImportError):
-                message = f"a node of the Ray cluster cannot import what a task needs: {error.cause}"
+            if isinstance(error.cause, ImportError | errors.RaySystemError):
+                last = str(error.cause).strip().rpartition("\n")[2]
+                message = f"a node of the Ray cluster cannot import what a task needs: {last}"
                 hint = "install there what is installed here: pip install 'kgen-kernels[verify,ray]'"
                 raise MissingError(Diagnostic("bad-node", message, hint=hint)) from None
             raise
@@ -155,7 +159,7 @@ def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
         return (), node, [], refused
     for name in packed.code:
         # For this process, and for the workers that it begins.
-        place = str(PACKAGE.parent / name)
+        place = str(_beside() / name)
         if place not in sys.path:
             sys.path.insert(0, place)
             paths = (place, os.environ.get("PYTHONPATH"))
@@ -168,20 +172,32 @@ def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
         return task.key, node, list(task.work(task.job)), ""
 
 
-def _stage(folder: Path, code: Sequence[str]) -> None:
-    """The package and what belongs to it, as they lie beside each other here, for every node."""
-    beside = [name for name in ("templates", *code) if (PACKAGE.parent / name).is_dir()]
-    # An installed kgen has its templates inside; beside it is whatever else is installed.
-    own = not (PACKAGE / "_data").is_dir()
-    for name in (PACKAGE.name, *(beside if own else ())):
-        ignored = shutil.ignore_patterns("__pycache__", ".*")
-        shutil.copytree(PACKAGE.parent / name, folder / name, ignore=ignored)
+def _beside() -> Path:
+    """On a node: the folder of what came beside the package."""
+    found: str = importlib.import_module(BESIDE).__path__[0]
+    return Path(found)
 
 
-def _joined(address: str, folder: str) -> Any:
+def _stage(folder: Path, code: Sequence[str]) -> list[str]:
+    """The package with its templates, as in a wheel, and what it takes of the repository, as modules for every node."""
+
+    def copy(source: Path, to: Path) -> None:
+        shutil.copytree(source, to, ignore=shutil.ignore_patterns("__pycache__", ".*"), dirs_exist_ok=True)
+
+    copy(PACKAGE, folder / PACKAGE.name)
+    copy(template_root(), folder / PACKAGE.name / "_data/templates")
+    (folder / BESIDE).mkdir()
+    (folder / BESIDE / "__init__.py").touch()
+    for name in code:
+        copy(PACKAGE.parent / name, folder / BESIDE / name)
+    return [str(folder / name) for name in (PACKAGE.name, BESIDE)]
+
+
+def _joined(address: str, modules: Sequence[str]) -> Any:
     import ray
 
-    options: dict[str, Any] = {"runtime_env": {"working_dir": folder}}
+    # Not a working directory: nodes of one machine share its place, and each that begins writes it anew.
+    options: dict[str, Any] = {"runtime_env": {"py_modules": [*modules]}}
     options |= {"logging_level": "ERROR", "log_to_driver": False}
     try:
         if address == AUTO:
