@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 from apart import interpreted
-from fuzzing import running
+from fuzzing import running, seeds
 from fuzzing.drawing import drawn
 from fuzzing.explained import EXPLAINED
 from fuzzing.ledger import Ledger, generator
@@ -22,6 +22,9 @@ from kgen.expr.nodes import Call, walk
 from kgen.kernels.attention.verify import reference
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
+from kgen.verify.farm.sharding import Shard
+from kgen.verify.farm.tasks import lost
+from kgen.verify.processes import WorkerError
 
 FOUND = sorted((Path(running.__file__).parent / "found").glob("*.yaml"))
 
@@ -125,6 +128,55 @@ def _told_by_flex(wrong: str) -> str:
 
     with mock.patch.object(flexed, "attention", other), mock.patch.object(running, "_run"):
         return tried(0, spec).what
+
+
+def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
+    """In whatever order, and however often; not where one is missing, and nothing of what is no part."""
+    from fuzzing import __main__ as script
+    from fuzzing import ledger
+
+    whats = ["right", "refused", "wrong", "right", "crash"]
+    found = [(running.Outcome(s, what, "code: x", "", 0.1, s == 0), None) for s, what in enumerate(whats)]
+    found = [(one, one if one.failed else None) for one, _ in found]
+    places = [tmp_path / f"{number}.json" for number in (1, 2, 3)]
+    for place, part in zip(places, (Shard(n, 3) for n in (1, 2, 3)), strict=True):
+        script.write(place, part.of(found, lambda one: one[0].seed))
+    assert script.merged([places[2], *places, places[0]]) == found
+    with mock.patch.object(ledger, "PATH", tmp_path / "seeds.json"):
+        entered = []
+        for these in (found, script.merged(places[::-1])):
+            ledger.PATH.unlink(missing_ok=True)
+            Ledger().enter([one for one, _ in these], {one.seed: least for one, least in these if least})
+            entered.append(ledger.PATH.read_text())
+        assert entered[0] == entered[1]
+        assert Ledger.read().next() == 5
+        ledger.PATH.unlink()
+        Ledger().enter([one for one, _ in script.merged(places[:2])], {})
+        assert Ledger.read().next() == 0
+    for text in ("{", "[]", '{"of": "x", "results": {}}', '{"results": {"1": 2}}'):
+        places[1].write_text(text)
+        with pytest.raises(KgenError):
+            script.merged(places)
+
+
+def test_a_seed_that_takes_its_process_along_is_a_crash() -> None:
+    """The others are tried after it."""
+    tries = []
+
+    def messages(module: str, job: Any, timeout: float, environment: Any) -> Any:
+        tries.append(job.seeds)
+        if job.seeds[0] == 1:
+            raise WorkerError("killed by SIGSEGV")
+        yield running.Outcome(job.seeds[0], "right", "", "", 0.1).row()
+        if job.seeds[1:]:
+            raise WorkerError("killed by SIGSEGV")
+
+    (task,) = seeds.tasks(range(3), 1)
+    rows = list(task.work(task.job, messages))
+    assert [(row["seed"], row["what"]) for row in rows] == [(0, "right"), (1, "crash"), (2, "right")]
+    assert tries == [(0, 1, 2), (2,)]
+    assert [row["what"] for row in task.work(task.job, lost("gone"))] == ["crash"] * 3
+    assert [one.job.seeds for one in seeds.tasks(range(5), 2)] == [(0, 1, 2), (3, 4)]
 
 
 def test_the_ledger_begins_anew_with_another_generator(tmp_path: Path) -> None:

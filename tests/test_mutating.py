@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import ast
+import json
+from dataclasses import asdict
 from pathlib import Path
+from unittest import mock
 
+import parts
 import pytest
 from apart import interpreted
+from mutating import __main__ as script
+from mutating import mutants as of_mutants
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.reasons import reason
-from mutating.running import tried
+from mutating.running import File, Outcome, tried
+
+from kgen.diagnostics import KgenError
+from kgen.verify.farm.tasks import lost
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,8 +85,34 @@ SAMPLE = {
 @pytest.mark.parametrize("what", SAMPLE)
 def test_those_of_a_sample_are_killed(what: str) -> None:
     spec, name, old, new = SAMPLE[what]
-    text = (ROOT / "generated" / spec / name).read_text()
+    path = ROOT / "generated" / spec / name
+    text = path.read_text()
     begin = text.index(old)
     mutant = Mutant(what, "", 0, begin, begin + len(old), old, new, kernel=True)
-    outcome = interpreted(tried, ROOT / "specs" / f"{spec}.yaml", name, mutant)
+    file = File(spec, (ROOT / "specs" / f"{spec}.yaml").read_text(), path)
+    outcome = interpreted(tried, file, mutant)
     assert outcome.what == "killed", outcome
+
+
+def test_parts_are_put_together(tmp_path: Path) -> None:
+    """Of a worker that is lost each mutant is, and what was known of its file stays."""
+    path = ROOT / "generated/rms_norm/triton.py"
+    file = File("rms_norm", (ROOT / "specs/rms_norm.yaml").read_text(), path)
+    drawn = script._drawn(file, 20, 0)
+    tasks = of_mutants.tasks(file, drawn)
+    assert [len(task.job.mutants) for task in tasks] == [16, 4]
+    (task,) = of_mutants.tasks(file, drawn[:3])
+    outcomes = [of_mutants.outcome(row) for row in task.work(task.job, lost("gone"))]
+    assert outcomes == [Outcome("rms_norm/triton.py", one, "lost", "gone") for one in drawn[:3]]
+    report = tmp_path / "report.json"
+    with mock.patch.object(script, "REPORT", report), mock.patch.object(script.ledger, "record_mutated"):
+        script._record(outcomes)
+        assert json.loads(report.read_text()) == {}
+    places = [tmp_path / f"{n}.json" for n in range(2)]
+    for place, some in zip(places, (outcomes[:2], outcomes[2:]), strict=True):
+        parts.write(place, script.OF, {f"{o.file} {o.mutant}": asdict(o) for o in some})
+    assert script.merged(places) == script.merged([*places[::-1], places[0]])
+    assert {str(one.mutant) for one in script.merged(places)} == {str(one) for one in drawn[:3]}
+    parts.write(places[0], "something else", {})
+    with pytest.raises(KgenError, match="it is of something else"):
+        script.merged(places)

@@ -35,7 +35,10 @@ FILE = "tests/verdicts.json"
 CACHE = "pytest's cache"
 KEPT = "kgen/verdicts"
 """Where, in that cache."""
-HANDING_ON = {f"{name}.py" for name in ("compiling", "ledger", "processes", "sanitizing", "verifying")}
+HANDING_ON = {
+    *(f"{name}.py" for name in ("compiling", "ledger", "merging", "processes", "sanitizing", "verifying")),
+    "farm",
+}
 """Of `kgen/verify`, what hands out work and writes down what came of it, which has tests of its own."""
 DIGEST = pytest.StashKey[str]()
 
@@ -189,7 +192,7 @@ def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
     found: set[Path] = set()
     to_do = [*files]
     while to_do:
-        if (path := to_do.pop()) in found or (path.name in HANDING_ON and path.parent.name == "verify"):
+        if (path := to_do.pop()) in found or _hands_on(path):
             continue
         found.add(path)
         if path.name != "problem.py" and path.parent.name != "plan":
@@ -199,6 +202,12 @@ def _imported(files: Iterable[Path], *folders: Path) -> set[Path]:
             places = [place for base in bases for place in (base.with_suffix(".py"), base / "__init__.py")]
             to_do += [place for place in places if place.is_file()]
     return found
+
+
+def _hands_on(path: Path) -> bool:
+    """Whether a module of kgen, or its folder in `kgen/verify`, is one of those."""
+    place = path.parent if path.parent.name in HANDING_ON else path
+    return place.name in HANDING_ON and place.parent.name == "verify"
 
 
 @cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,10 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import problem_of
-from kgen.verify.processes import WorkerError, messages, threads
-from kgen.verify.toolchain import Progress, pick_device
+from kgen.verify.farm.sharding import WHOLE, Shard
+from kgen.verify.farm.tasks import NODE, Hands, Here, Messages, Row, Task
+from kgen.verify.processes import WorkerError, messages
+from kgen.verify.toolchain import Progress
 
 if TYPE_CHECKING:
     from kgen.bench.timing import BenchJob
@@ -34,6 +36,8 @@ def bench_specs(
     timeout: float = 900.0,
     jobs: int = 1,
     first_call: bool = False,
+    hands: Hands | None = None,
+    shard: Shard = WHOLE,
 ) -> list[dict[str, Any]]:
     """Time the emitted files of some specs against peers, by default those of the family.
 
@@ -44,12 +48,16 @@ def bench_specs(
     `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and `<family>.png`, or
     `<family>-shapes.json` alone for several shapes, anew whenever a worker is done, with the `seconds` after which it
     had imported everything, drawn its workload and measured the first peer; `output=None` writes nothing.
-    `jobs` workers prepare side by side, and measure one after the other. `first_call` times the first call in a
-    fresh process instead, where the family can, and writes `<family>-first-call.json`. `device="cpu"` is a dry
-    run in Triton's interpreter, whose times mean nothing. `progress` hears of each row. Raises `KgenError` for a
-    spec that is not rendered, an unknown peer or a bad shape, `MissingError` without torch, triton or the device.
+    `jobs` workers prepare side by side, and measure one after the other. `hands` race in their place, each spec on one
+    device, and rows of other machines have `device` and `node`; `shard` is the part of the specs that race.
+    `first_call` times the first call in a fresh process instead, where the family can, and writes
+    `<family>-first-call.json`. `device="cpu"` is a dry run in Triton's interpreter, whose times mean nothing.
+    `progress` hears of each row. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
+    `MissingError` without torch, triton or the device.
     """
     work = []
+    hands = Here(jobs) if hands is None else hands
+    loaded = shard.of(loaded, lambda one: one.folder)
     shapes = [text.strip() for text in shape.split(",")] if shape else [""]
     for one in loaded:
         if (bench := family(one.spec.kernel).bench) is None:
@@ -63,50 +71,78 @@ def bench_specs(
         files = require_emitted(generated, one)
         sizes = {text: own.Shape.parse(text) if text else own.Shape() for text in shapes}
         work += [(problem, files, peers, text, size) for text, size in sizes.items()]
-    device = pick_device(device)
-    tasks = [
-        (place, text, part)
-        for place, (problem, _, _, text, size) in enumerate(work)
-        for part in size.parts(getattr(problem, "widths", ()))
-    ]
-    found: dict[int, list[tuple[int, dict[str, Any]]]] = {place: [] for place in range(len(work))}
-    done, lock = 0, threading.Lock()
+    device = hands.device(device)
+    reports: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, Any]]] = {}
+    races: list[Task] = []
+    finished = 0
 
-    def reports() -> Iterator[dict[str, Any]]:
-        return (_merged([one for _, one in sorted(own, key=lambda o: o[0])]) for own in found.values() if own)
+    def written(plot: bool) -> list[dict[str, Any]]:
+        # In the order in which they were asked for, whichever came first.
+        there = [[own[one.key] for one in races if one.key in own] for own in reports.values()]
+        merged = [_merged(found) for found in there if found]
+        if output is not None:
+            kind = "shapes" if len(shapes) > 1 else "first-call" if first_call else ""
+            _write(Path(output), merged, kind, plot)
+        return merged
 
-    def run(number: int) -> None:
-        nonlocal done
-        place, text, size = tasks[number]
-        problem, files, peers = work[place][:3]
-        able = {file: file.rank for file in files if file.rank is not None and not file.unable(device)}
-        best_first = sorted(able, key=lambda file: -able[file])
-        parts = {
-            part: file.path.resolve() for file in files if (part := file.part) and not file.unable(device)
-        }
-        turns = Path(folder) / "turns" if jobs > 1 else None
-        job = _job(problem, best_first, peers, size, device, turns)
-        job = replace(job, first_call=first_call, parts=parts)
+    def heard(task: Task, row: Row) -> None:
+        nonlocal finished
+        if "report" not in row:
+            if progress is not None:
+                progress(finished, len(races), f"{row['spec']} {row['pass']} {row['peer']}")
+            return
+        reports[task.key[:2]][task.key] = row["report"]
+        finished += 1
+        written(plot=finished == len(races))
 
-        def tell(row: dict[str, Any]) -> None:
-            with lock:
-                if progress is not None:
-                    progress(done, len(tasks), f"{row['spec']} {row['pass']} {row['peer']}")
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
+        turns = Path(folder) / "turns" if hands.beside > 1 and not hands.far else None
+        do = partial(run_race, timeout=timeout)
+        for problem, emitted, peers, text, size in work:
+            own = tuple(replace(file, path=file.path.resolve()) for file in emitted)
+            folders = tuple(dict.fromkeys(file.path.parent for file in own))
+            spec, shown = emitted[0].spec, text if len(shapes) > 1 else None
+            parts = tuple(size.parts(getattr(problem, "widths", ())))
+            reports[spec, text] = {}
+            # Here all parts of a size are measured on one device whoever does it; elsewhere one worker does them.
+            for number, some in enumerate([parts] if hands.far else [(part,) for part in parts]):
+                race = Race(problem, own, peers, some, shown, device, first_call, turns)
+                races.append(Task((spec, text, str(number)), do, race, folders, device))
+        hands.run(races, heard)
+    return [row for report in written(plot=False) for row in report["rows"]]
 
-        report = _report(job, timeout, tell)
-        if len(shapes) > 1:
-            for row in report["rows"]:
-                row["shape"] = text
-        with lock:
-            found[place].append((number, report))
-            done += 1
-            if output is not None:
-                kind = "shapes" if len(shapes) > 1 else "first-call" if first_call else ""
-                _write(Path(output), list(reports()), kind, plot=done == len(tasks))
 
-    with tempfile.TemporaryDirectory(prefix="kgen-") as folder, threads(jobs) as pool:
-        list(pool.map(run, range(len(tasks))))
-    return [row for report in reports() for row in report["rows"]]
+@dataclass(frozen=True)
+class Race:
+    """What is measured on one device: all that can run there of the files of a spec, and its peers."""
+
+    problem: Any
+    files: tuple[Emitted, ...]
+    peers: tuple[str, ...]
+    sizes: tuple[Any, ...]
+    shape: str | None
+    """As it was asked for, where there are several."""
+    device: str
+    first_call: bool
+    turns: Path | None
+
+
+def run_race(race: Race, instead: Messages | None = None, *, timeout: float) -> Iterator[dict[str, Any]]:
+    """The rows of a race where it is run, and then its `report`, which has all of them."""
+    files = [file for file in race.files if instead or not file.unable(race.device)]
+    able = {file: file.rank for file in files if file.rank is not None}
+    best_first = sorted(able, key=lambda file: -able[file])
+    parts = {part: file.path for file in files if (part := file.part)}
+    reports: list[dict[str, Any]] = []
+    for size in race.sizes:
+        job = _job(race.problem, best_first, race.peers, size, race.device, race.turns)
+        job = replace(job, first_call=race.first_call, parts=parts)
+        reports.append({})
+        for row in _rows(job, timeout, reports[-1], instead or messages):
+            if race.shape is not None:
+                row["shape"] = race.shape
+            yield row
+    yield {"report": _merged(reports)}
 
 
 def _merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -136,13 +172,16 @@ def _job(
     return BenchJob(problem, paths, names, shape, device, *effort, forward_only=forward_only, turns=turns)
 
 
-def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Everything that one worker says; `tell` hears of each row."""
+def _rows(
+    job: BenchJob, timeout: float, report: dict[str, Any], messages: Messages
+) -> Iterator[dict[str, Any]]:
+    """Each row that one worker says; into `report` goes everything that it does."""
     name = job.problem.name
-    report: dict[str, Any] = {"format": 1, "spec": name, "kernel": job.problem.kernel}
+    report |= {"format": 1, "spec": name, "kernel": job.problem.kernel}
     # Which file is called by which name is said, for that of the default depends on the device.
     report["files"] = dict(zip(job.peers, job.files, strict=False))
-    report |= {"facts": {}, "workload": {}, "rows": [], "seconds": {}}
+    rows: list[dict[str, Any]] = []
+    report |= {"facts": {}, "workload": {}, "rows": rows, "seconds": {}}
     began = time.perf_counter()
     environment = {"TRITON_INTERPRET": "1" if job.device == "cpu" else None}
     if job.turns is not None:
@@ -152,16 +191,18 @@ def _report(job: BenchJob, timeout: float, tell: Callable[[dict[str, Any]], None
             stage = "measured" if "peer" in message else next(iter(message))
             report["seconds"].setdefault(stage, round(time.perf_counter() - began, 1))
             if "peer" in message:
-                report["rows"].append(_row(name, message))
-                tell(report["rows"][-1])
+                # Figures of another machine say whose they are.
+                where = {"device": report["facts"].get("device"), "node": NODE[0]} if NODE else {}
+                rows.append(_row(name, message) | where)
+                yield rows[-1]
             else:
                 report.update(message)
     except WorkerError as error:
-        done = {(row["pass"], row["peer"]) for row in report["rows"]}
+        done = {(row["pass"], row["peer"]) for row in rows}
         passes = ["forward", *(["backward"] if "backward" in job.problem.passes else [])]
-        lost = [(pass_, peer) for pass_ in passes for peer in job.peers if (pass_, peer) not in done]
-        report["rows"] += [_row(name, {"pass": p, "peer": peer, "error": str(error)}) for p, peer in lost]
-    return report
+        for lost in [(p, peer) for p in passes for peer in job.peers if (p, peer) not in done]:
+            rows.append(_row(name, {"pass": lost[0], "peer": lost[1], "error": str(error)}))
+            yield rows[-1]
 
 
 def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -180,9 +221,19 @@ def _row(spec: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(output: Path, reports: Sequence[dict[str, Any]], kind: str, plot: bool) -> None:
-    """A file for each spec, and one with a plot for a family; of another `kind` one for the family."""
+    """A folder for each device, with a file for each spec, and one with a plot for a family; of another `kind` one for
+    the family."""
     devices = [report["facts"].get("device") for report in reports]
-    device = next((name for name in devices if name), "unknown")
+    # What ended before it said where it ran counts to the others.
+    usual = next((name for name in devices if name), "unknown")
+    for device in dict.fromkeys(name or usual for name in devices):
+        own = [one for one, name in zip(reports, devices, strict=True) if (name or usual) == device]
+        _write_device(output, device, own, kind, plot)
+
+
+def _write_device(
+    output: Path, device: str, reports: Sequence[dict[str, Any]], kind: str, plot: bool
+) -> None:
     folder = output / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
     for report in [] if kind else reports:

@@ -4,9 +4,11 @@ import kgen.cli.adapting
 import kgen.cli.building
 import kgen.cli.explaining
 import kgen.cli.importing
+import kgen.cli.merging
 import kgen.cli.new
 import kgen.cli.prove
-import kgen.cli.reporting  # noqa: F401  all register their verbs
+import kgen.cli.reporting
+import kgen.cli.tuning  # noqa: F401  all register their verbs
 from kgen.cli.verbs import app, main
 
 __all__ = ["app", "main"]

@@ -23,6 +23,7 @@ def examine() -> list[dict[str, object]]:
         _row("CUDA device", _device() if torch else None, "missing: only `bench` needs one"),
         _row("ptxas", _ptxas(), HINT),
         _row("z3-solver", _package("z3-solver"), "missing: pip install 'kgen-kernels[prove]'"),
+        _row("ray", _package("ray"), "missing: pip install 'kgen-kernels[ray]'"),
         _row(
             "nvidia-cutlass-dsl", _package("nvidia-cutlass-dsl"), "missing: pip install 'kgen-kernels[cute]'"
         ),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional
 
 import typer
+from typer.core import TyperCommand
 
 from kgen.cli.terminal import Format
 
@@ -29,6 +30,18 @@ Targets = Annotated[
 Jobs = Annotated[
     int, typer.Option("-j", "--jobs", min=1, help="Processes at a time; those that measure do in turn.")
 ]
+Ray = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--ray",
+        metavar="[ADDRESS]",
+        help="On the nodes of that Ray cluster, as head:6379; without an address of this machine's.",
+    ),
+]
+PartOf = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--shard", metavar="I/N", help="Only part I of N of the work, as 1/4."),
+]
 Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045
@@ -38,6 +51,24 @@ Generated = Annotated[
         help="Where the kernels were rendered to. Default: generated/, or what pyproject.toml says.",
     ),
 ]
+
+
+class OnRay(TyperCommand):
+    """A command whose `--ray` may have no address: what follows then is another argument."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """With the address that stands for none."""
+        from kgen.verify.farm.address import AUTO, is_address
+
+        given: list[str] = []
+        for place, word in enumerate(args):
+            given.append(word)
+            if word == "--":
+                given += args[place + 1 :]
+                break
+            if word == "--ray" and not (args[place + 1 :] and is_address(args[place + 1])):
+                given.append(AUTO)
+        return super().parse_args(ctx, given)
 
 
 Why = Annotated[

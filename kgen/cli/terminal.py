@@ -17,7 +17,14 @@ from kgen.diagnostics import EXIT_BUG, Diagnostic, KgenError, MissingError
 
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
-EXTRAS = {"torch": "verify", "triton": "verify", "numpy": "verify", "matplotlib": "report", "z3": "prove"}
+EXTRAS = {
+    "torch": "verify",
+    "triton": "verify",
+    "numpy": "verify",
+    "matplotlib": "report",
+    "z3": "prove",
+    "ray": "ray",
+}
 """Packages that only some verbs need, and the extra that brings each."""
 
 Row = Mapping[str, object]

@@ -15,7 +15,19 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
-from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, Targets, Why, output_to
+from kgen.cli.options import (
+    JOBS,
+    Form,
+    Generated,
+    Jobs,
+    OnRay,
+    PartOf,
+    Ray,
+    Specs,
+    Targets,
+    Why,
+    output_to,
+)
 from kgen.cli.proofs import proof_cell
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
@@ -74,7 +86,7 @@ def _checked(arguments: dict[str, object]) -> dict[str, object]:
     return arguments
 
 
-def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def verb(name: str, group: typer.Typer = app) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Make a function a verb: what it returns, or what its error means, is the exit code."""
 
     def register(function: Callable[..., int]) -> Callable[..., int]:
@@ -83,7 +95,7 @@ def verb(name: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
             form = Format.JSON if arguments["form"] == Format.JSON else Format.TEXT
             raise SystemExit(terminal.guarded(lambda: function(**_checked(arguments)), form))
 
-        app.command(name)(run)
+        group.command(name, cls=OnRay)(run)
         return function
 
     return register
@@ -243,13 +255,17 @@ def verify(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help="Run the packages there, of `kgen build`; not recorded."),
     ] = None,
+    ray: Ray = None,
+    shard: PartOf = None,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    from kgen.verify.farm.sharding import Shard
+    from kgen.verify.farm.tasks import hands
     from kgen.verify.verifying import verify_specs
 
-    generated = generated or settings().generated
+    part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
     if sanitizer and (case or quick is not None or built):
         message = "a sanitizer has no cases, quick or not, and runs no packages"
@@ -257,7 +273,7 @@ def verify(
     if sanitizer:
         from kgen.verify.sanitizing import sanitize_specs
 
-        with terminal.progress_bar() as progress:
+        with hands(jobs, ray) as who, terminal.progress_bar() as progress:
             rows = sanitize_specs(
                 loaded,
                 generated,
@@ -269,9 +285,11 @@ def verify(
                 record,
                 lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
                 target,
+                who,
+                part,
             )
         return judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
-    with terminal.progress_bar() as progress:
+    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
         rows = verify_specs(
             loaded,
             generated,
@@ -286,6 +304,8 @@ def verify(
             skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
             built=built,
             wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
+            hands=who,
+            shard=part,
         )
     columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
     return judge(rows, columns, "right", form)
@@ -315,52 +335,45 @@ def bench(
     ] = False,
     output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
     jobs: Jobs = 1,
+    ray: Ray = None,
+    shard: PartOf = None,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Time emitted kernels against their peers, interleaved in one run."""
     from kgen.bench.running import bench_specs
+    from kgen.verify.farm.sharding import Shard
+    from kgen.verify.farm.tasks import hands
 
+    part = Shard.parse(shard)
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
     loaded, generated = load_specs(specs), generated or settings().generated
-    with terminal.progress_bar() as progress:
+    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
         rows = bench_specs(
-            loaded, generated, peers, shape, output or BENCHMARKS, progress, jobs=jobs, first_call=first_call
+            loaded,
+            generated,
+            peers,
+            shape,
+            output or BENCHMARKS,
+            progress,
+            jobs=jobs,
+            first_call=first_call,
+            hands=who,
+            shard=part,
         )
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
-    terminal.table(rows, ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error"), form)
+    columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *elsewhere(rows))
+    terminal.table(rows, columns, form)
     failed = [row for row in rows if row["error"]]
     terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
     # A peer that cannot run is its own affair.
     return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 
 
-@verb("tune")
-def tune(
-    specs: Specs = None,
-    shape: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
-    ] = None,
-    jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")] = 60.0,
-    write: Annotated[
-        bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
-    ] = True,
-    generated: Generated = None,
-    form: Form = Format.TEXT,
-) -> int:
-    """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
-    from kgen.tuning import tune_specs
-
-    generated = generated or settings().generated
-    with terminal.progress_bar() as progress:
-        rows = tune_specs(load_specs(specs), generated, shape, write, jobs, timeout, progress)
-    terminal.table(rows, ("spec", "kernel", "tile", "milliseconds", "chosen", "error"), form)
-    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
-    terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
-    return 0
+def elsewhere(rows: Sequence[Row]) -> list[str]:
+    """The columns that say which machine figures are of, where it is not this one."""
+    return [column for column in ("device", "node") if any(column in row for row in rows)]
 
 
 @verb("list")

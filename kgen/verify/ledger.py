@@ -55,7 +55,14 @@ def _code(suffix: str, content: bytes) -> bytes:
 def read(generated: Path) -> Ledger:
     """The ledger, empty where there is none. Raises `KgenError` for a file that is not one."""
     path = Path(generated) / FILENAME
-    hint = f"remove {path}"
+    try:
+        return read_path(path, f"remove {path}")
+    except FileNotFoundError:
+        return {}
+
+
+def read_path(path: Path, hint: str) -> Ledger:
+    """The ledger that is this file. Raises `FileNotFoundError`, and `KgenError` for a file that is not one."""
 
     def wrong(why: str, line: int | None = 1, column: int | None = 1) -> KgenError:
         message = f"cannot read the ledger: {why}"
@@ -64,7 +71,7 @@ def read(generated: Path) -> Ledger:
     try:
         ledger = read_json(path, "bad-ledger", hint)
     except FileNotFoundError:
-        return {}
+        raise
     except OSError as error:
         raise wrong(error.strerror or str(error)) from None
     except KgenError as error:
@@ -237,47 +244,54 @@ def _worst(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def update(generated: Path, change: Callable[[Ledger], None]) -> None:
-    """Change the ledger under a lock, forget what `_kept` does not keep, and replace it in one step."""
+    """Change the ledger under a lock, forget what `kept` does not keep, and replace it in one step."""
     generated = Path(generated)
-    with _locked(generated):
+    with locked(generated):
         files = read(generated)
         change(files)
-        # A variant of a spec has its files one folder deeper.
-        emitted = [*generated.glob("*/*.py"), *generated.glob("*/*/*.py")]
-        present = {path.relative_to(generated).as_posix(): file_hash(path) for path in emitted}
-        files = _kept(files, present)
-        text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
-        path = generated / FILENAME
-        if path.exists() and path.read_text() == text:
-            return
-        handle, temporary = tempfile.mkstemp(dir=generated, prefix=f".{FILENAME}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
-            raise
+        write(generated / FILENAME, kept(files, present(generated)))
 
 
-def _kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
+def present(generated: Path) -> dict[str, str]:
+    """The emitted files that are there, and the hash of each."""
+    # A variant of a spec has its files one folder deeper.
+    emitted = [*generated.glob("*/*.py"), *generated.glob("*/*/*.py")]
+    return {path.relative_to(generated).as_posix(): file_hash(path) for path in emitted}
+
+
+def write(path: Path, files: Ledger) -> None:
+    """Replace a ledger in one step, where it is another."""
+    text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
+    if path.exists() and path.read_text() == text:
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
     """Without files that are gone, and of earlier texts without the places where the present text was tried."""
     names = {digest: name for name, digest in present.items()}
-    kept: Ledger = {}
+    left: Ledger = {}
     for digest, entry in files.items():
         name: str = names[digest] if digest in names else entry["file"]
         if name not in present:
             continue
         newer = {} if digest in names else files.get(present[name], {}).get("records", {})
         if records := {place: found for place, found in entry["records"].items() if place not in newer}:
-            kept[digest] = {"file": name, "records": records}
-    return kept
+            left[digest] = {"file": name, "records": records}
+    return left
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     # The folder itself is the lock: the ledger is replaced, and a lock file would be litter.
     handle = os.open(folder, os.O_RDONLY)
     try:

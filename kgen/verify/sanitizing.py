@@ -9,15 +9,18 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted
-from kgen.verify.processes import WorkerError, messages, threads
+from kgen.verify.farm.sharding import WHOLE, Shard
+from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
+from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import Progress, describe, versions
 from kgen.verify.verifying import files_to_run
 
@@ -38,55 +41,77 @@ def sanitize_specs(
     record: bool | None = None,
     skipped: Callable[[Emitted, str], None] | None = None,
     targets: Collection[str] | None = None,
+    hands: Hands | None = None,
+    shard: Shard = WHOLE,
 ) -> list[dict[str, Any]]:
     """Run the example call of the emitted files of some specs under some of `TOOLS`, a process for each.
 
     Returns rows of spec, target, tool, ok, seconds, message. `timeout` is in seconds, for one process. `record`,
-    true on `cuda` if left out, enters in the ledger which tool found nothing on which device; `targets` and `skipped`
-    are those of `verify_specs`. Raises `KgenError` for an unknown tool and a spec that is not rendered,
-    `MissingError` without compute-sanitizer, torch, triton or the device.
+    true on `cuda` if left out, enters in the ledger which tool found nothing on which device; `targets`, `skipped`,
+    `hands` and `shard` are those of `verify_specs`. Raises `KgenError` for an unknown tool and a spec that is not
+    rendered, `MissingError` without compute-sanitizer, torch, triton or the device.
     """
     for tool in tools:
         if tool not in TOOLS:
             hint = did_you_mean(tool, TOOLS) or f"tools are: {', '.join(TOOLS)}"
             raise KgenError(Diagnostic("unknown-tool", f"compute-sanitizer has no tool `{tool}`", hint=hint))
-    if shutil.which(PROGRAM) is None:
+    hands = Here(jobs) if hands is None else hands
+    if not hands.far and shutil.which(PROGRAM) is None:
         hint = "it comes with the CUDA toolkit"
         raise MissingError(Diagnostic("missing-tool", f"`{PROGRAM}` is not on the PATH", hint=hint))
-    device, files = files_to_run(loaded, generated, device, skipped, targets)
+    device, files = files_to_run(loaded, generated, device, skipped, targets, hands, shard)
     record = device == "cuda" if record is None else record
     hashes = {file: ledger.file_hash(file.path) for _, file in files}
+    do = partial(run_call, timeout=timeout)
     work = [(problem, file, tool) for problem, file in files for tool in tools]
-    done = 0
+    tasks = []
+    for problem, file, tool in work:
+        call = _Call(problem, replace(file, path=file.path.resolve()), device, tool)
+        tasks.append(Task((file.spec, file.stem, tool), do, call, (call.file.path.parent,), device))
+    rows: list[dict[str, Any]] = []
 
-    def run(item: tuple[Any, Emitted, str]) -> dict[str, Any]:
-        nonlocal done
-        row = _row(*item, device, timeout)
-        done += 1
+    def heard(task: Task, row: Row) -> None:
+        rows.append(row)
         if progress is not None:
-            progress(done, len(work), f"{row['spec']} {row['target']} {row['tool']}")
-        return row
+            progress(len(rows), len(tasks), " ".join(task.key))
 
-    with threads(jobs) as pool:
-        rows = list(pool.map(run, work))
-    if record:
-        for (_, file, tool), row in zip(work, rows, strict=True):
-            ledger.record_sanitized(
-                generated,
-                file.path,
-                hashes[file],
-                tool,
-                row["ok"],
-                **describe(device),
-                versions=versions(file.runtime.tools),
-            )
-    return rows
+    found = hands.run(tasks, heard)
+    for (_, file, tool), one in zip(work, found, strict=True):
+        (row,) = one.rows
+        where, why = row.pop("where"), row.pop("unable")
+        if why and skipped is not None:
+            skipped(file, why)
+        if record and where:
+            ledger.record_sanitized(generated, file.path, hashes[file], tool, row["ok"], **where)
+    return [row for one in found for row in one.rows if row["ok"] is not None]
 
 
-def _row(problem: Any, file: Emitted, tool: str, device: str, timeout: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Call:
+    """The example call of a file, under one tool."""
+
+    problem: Any
+    file: Emitted
+    device: str
+    tool: str
+
+
+def run_call(call: _Call, instead: Messages | None = None, *, timeout: float) -> Iterator[dict[str, Any]]:
+    """The row of a call, with `where` that was, or why the file is `unable` to run there."""
+    why = None if instead else call.file.unable(call.device)
+    if not (why or instead) and shutil.which(PROGRAM) is None:
+        why = f"needs `{PROGRAM}`"
+    row = {"ok": None} if why else _row(call, timeout, instead or messages)
+    done = not (why or instead)
+    where = {**describe(call.device), "versions": versions(call.file.runtime.tools)} if done else {}
+    yield {**row, "where": where, "unable": why}
+
+
+def _row(call: _Call, timeout: float, messages: Messages) -> dict[str, Any]:
     from kgen.verify.worker import Job  # imports torch
 
-    job = Job(problem, replace(file, path=file.path.resolve()), device, (("call", tool),))
+    file, tool, device = call.file, call.tool, call.device
+    job = Job(call.problem, file, device, (("call", tool),))
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         log = Path(folder) / "log"

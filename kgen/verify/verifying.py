@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
+from kgen.verify.farm.sharding import WHOLE, Shard
+from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
 from kgen.verify.interpreter import ENVIRONMENT
-from kgen.verify.processes import WorkerError, messages, threads
-from kgen.verify.toolchain import Progress, describe, pick_device, toolchain, versions
+from kgen.verify.processes import WorkerError, messages
+from kgen.verify.toolchain import Progress, describe, toolchain, versions
 
 if TYPE_CHECKING:
     from kgen.verify.worker import Job
@@ -38,16 +40,18 @@ def verify_specs(
     targets: Collection[str] | None = None,
     wrong: Callable[[dict[str, Any]], None] | None = None,
     built: Path | None = None,
+    hands: Hands | None = None,
+    shard: Shard = WHOLE,
 ) -> list[dict[str, Any]]:
     """Verify the emitted files of some specs, each in a process of its own, or with several `jobs` each pass.
 
-    `device` is `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick`
-    takes the small cases only; left out, it is true on the CPU. `record` writes the ledger; left out, it is
-    true on `cuda`. Returns rows of spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file
-    that cannot run on the device is handed to `skipped`, with why, and a row that is not ok to `wrong`, as soon as it
-    is there. `cases` names those to run, of all passes;
-    the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With `built` the
-    packages there run in the place of the Triton files, and the ledger does not hear of it. Raises
+    `hands` do that in place of `jobs` processes here, `shard` is the part of the files that is verified. `device` is
+    `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick` takes the small cases
+    only; left out, it is true on the CPU. `record` writes the ledger; left out, it is true on `cuda`. Returns rows of
+    spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file that cannot run on the device is handed
+    to `skipped`, with why, and a row that is not ok to `wrong`, as soon as it is there. `cases` names those to run, of
+    all passes; the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With
+    `built` the packages there run in the place of the Triton files, and the ledger does not hear of it. Raises
     `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
     or the device, and where every file is skipped.
     """
@@ -57,58 +61,99 @@ def verify_specs(
     if built is not None and record:
         message = "what is recorded is of emitted files, not of packages"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--record`"))
-    device, work = files_to_run(loaded, generated, device, skipped, targets if built is None else ["triton"])
+    hands = Here(jobs) if hands is None else hands
+    only = targets if built is None else ["triton"]
+    device, work = files_to_run(loaded, generated, device, skipped, only, hands, shard)
     if built is not None:
         work = [(problem, _package(built, file)) for problem, file in work]
     quick = device == "cpu" if quick is None else quick
     record = device == "cuda" and cases is None and built is None if record is None else record
-    # A process takes seconds to import torch and triton: worth it only where another runs beside it.
-    tasks = [
+    # A process takes seconds to import torch and triton: worth it only where another runs beside it. What is recorded
+    # of a file is of one device: elsewhere it is one task.
+    whole = hands.far or hands.beside == 1
+    jobs_to_do = [
         _job(problem, file, groups, device, quick)
         for problem, file in work
-        for groups in ([_groups(problem)] if jobs == 1 else [(group,) for group in _groups(problem)])
+        for groups in ([_groups(problem)] if whole else [(group,) for group in _groups(problem)])
     ]
     if built is not None:
         from kgen.verify.integration import OF_FILES  # imports torch
 
         # A package is more files than one that is emitted.
-        tasks = [replace(job, cases=tuple(c for c in job.cases if c[1] not in OF_FILES)) for job in tasks]
+        jobs_to_do = [
+            replace(job, cases=tuple(c for c in job.cases if c[1] not in OF_FILES)) for job in jobs_to_do
+        ]
     if cases is not None:
-        tasks = _chosen(tasks, cases)
-    total, done, lock = sum(len(job.cases) for job in tasks), 0, Lock()
+        jobs_to_do = _chosen(jobs_to_do, cases)
+    total, done = sum(len(job.cases) for job in jobs_to_do), 0
 
-    def run(job: Job) -> list[dict[str, Any]]:
+    def heard(task: Task, row: Row) -> None:
         nonlocal done
-        rows = []
-        for row in _rows(job, timeout, max(1, jobs)):
-            rows.append(row)
-            with lock:
-                done += 1
-                if wrong is not None and not row["ok"]:
-                    wrong(row)
-                if progress is not None:
-                    progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
-        return rows
+        if "case" not in row:
+            return
+        done += 1
+        if wrong is not None and not row["ok"]:
+            wrong(row)
+        if progress is not None:
+            progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
 
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
-    with threads(jobs) as pool:
-        results = list(pool.map(run, tasks))
-    rows = [row for result in results for row in result]
-    if record:
-        for _, file in work:
-            own = [row for row in rows if (row["spec"], row["target"]) == (file.spec, file.stem)]
+    do = partial(run_job, timeout=timeout, beside=hands.beside)
+    found = hands.run([_task(job, do) for job in jobs_to_do], heard)
+    files = [_Found(file) for _, file in work]
+    for one in found:
+        (own,) = (file for file in files if (file.emitted.spec, file.emitted.stem) == one.task.key[:2])
+        own.add(one.rows)
+    _tell_unable(files, skipped)
+    for file in files if record else []:
+        if file.where is not None:
             ledger.record(
-                generated,
-                file.path,
-                hashes[file],
-                own,
-                quick=quick,
-                **describe(device),
-                versions=versions(file.runtime.tools),
-                toolchain=toolchain(file.runtime.tools),
+                generated, file.emitted.path, hashes[file.emitted], file.rows, quick=quick, **file.where
             )
-    return rows
+    return [row for one in found for row in one.rows if "case" in row]
+
+
+@dataclass
+class _Found:
+    """What came of one file: its rows, and where they are of; or why it could not run there."""
+
+    emitted: Emitted
+    where: dict[str, Any] | None = None
+    unable: str | None = None
+
+    def __post_init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """The rows of one of its tasks."""
+        for row in rows:
+            if "where" in row:
+                self.where = row["where"]
+            elif "unable" in row:
+                self.unable = row["unable"]
+            else:
+                self.rows.append(row)
+
+
+def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
+    file, passes = job.emitted, dict.fromkeys(group for group, _ in job.cases)
+    return Task((file.spec, file.stem, *passes), work, job, (file.path.parent,), job.device)
+
+
+def run_job(
+    job: Job, messages: Messages | None = None, *, timeout: float, beside: int
+) -> Iterator[dict[str, Any]]:
+    """The rows of a job, where it is done, and in the end `where` that was, as the ledger names it; or one row that
+    says why its file is `unable` to run there. What `messages` stands for was done nowhere."""
+    if messages is None and (why := job.emitted.unable(job.device)):
+        yield {"unable": why}
+        return
+    yield from _rows(job, timeout, beside, messages)
+    if messages is not None:
+        return
+    tools = job.emitted.runtime.tools
+    yield {"where": {**describe(job.device), "versions": versions(tools), "toolchain": toolchain(tools)}}
 
 
 def files_to_run(
@@ -117,10 +162,12 @@ def files_to_run(
     device: str,
     skipped: Callable[[Emitted, str], None] | None,
     targets: Collection[str] | None,
+    hands: Hands,
+    shard: Shard,
 ) -> tuple[str, list[tuple[Any, Emitted]]]:
     """The device, and the emitted files of specs that run there, each with its problem.
 
-    Says and raises what `verify_specs` does.
+    Which files other machines cannot run shows there. Says and raises what `verify_specs` does.
     """
     for one in loaded:
         problem_of(one)  # a family without a reference is the first thing to say
@@ -129,10 +176,13 @@ def files_to_run(
     if loaded and not files:
         message = f"no file is for the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
-    device = pick_device(device)
-    work = [(problem, file) for problem, file in files if not file.unable(device)]
-    _tell([file for _, file in files], device, skipped)
-    return device, work
+    files = shard.of(files, lambda one: (one[1].spec, one[1].stem))
+    device = hands.device(device)
+    if hands.far:
+        return device, files
+    found = [_Found(file, unable=file.unable(device)) for _, file in files]
+    _tell_unable(found, skipped)
+    return device, [one for one, of in zip(files, found, strict=True) if not of.unable]
 
 
 def _package(built: Path, file: Emitted) -> Emitted:
@@ -154,9 +204,9 @@ def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:
     return [job for job in chosen if job.cases]
 
 
-def _tell(files: Sequence[Emitted], device: str, skipped: Callable[[Emitted, str], None] | None) -> None:
+def _tell_unable(files: Sequence[_Found], skipped: Callable[[Emitted, str], None] | None) -> None:
     """Say which files cannot run. Raises `MissingError` where none can."""
-    reasons = [(file, why) for file in files if (why := file.unable(device))]
+    reasons = [(file.emitted, file.unable) for file in files if file.unable]
     for file, why in reasons:
         if skipped is not None:
             skipped(file, why)
@@ -173,7 +223,7 @@ def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick:
     return Job(problem, replace(file, path=file.path.resolve()), device, found)
 
 
-def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
+def _rows(job: Job, timeout: float, jobs: int, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
     """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
     cores = max(1, (os.cpu_count() or 1) // jobs)
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": str(cores)}
@@ -190,7 +240,7 @@ def _rows(job: Job, timeout: float, jobs: int) -> Iterator[dict[str, Any]]:
         culprit: tuple[str, str] | None = left[0]
         trouble = "ended before its last case"
         try:
-            for message in messages(
+            for message in (instead or messages)(
                 "kgen.verify.worker", replace(job, cases=tuple(left)), timeout, environment
             ):
                 if "start" in message:

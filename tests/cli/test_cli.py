@@ -364,7 +364,14 @@ def test_options_are_where_the_verb_says() -> None:
         name: [each.name for each in verb.params if each.param_type_name == "argument"]
         for name, verb in verbs.items()
     }
-    own = {"explain": ["spec"], "import": ["source"], "new": ["name"], "schema": [], "doctor": []}
+    own = {
+        "explain": ["spec"],
+        "import": ["source"],
+        "new": ["name"],
+        "schema": [],
+        "doctor": [],
+        "ledger": [],
+    }
     assert arguments == {name: own.get(name, ["specs"]) for name in verbs}
 
 

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections import Counter
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional
 
+import parts
 import typer
-from rich.console import Console
-from rich.progress import Progress
 
-from fuzzing.ledger import Ledger
-from fuzzing.running import LIMIT, Outcome, smaller, tried
-from kgen.verify.interpreter import ENVIRONMENT
+from fuzzing import seeds as of_seeds
+from fuzzing.ledger import Ledger, generator
+from fuzzing.running import Outcome
+from kgen.cli import terminal
+from kgen.cli.options import OnRay, PartOf, Ray
+from kgen.cli.terminal import Format
+from kgen.verify.farm.sharding import Shard
+from kgen.verify.farm.tasks import Hands, Row, Task, hands
 
-SEEDS_OF_A_PROCESS = 50
+app = typer.Typer(pretty_exceptions_enable=False)
 
 
+@app.command(cls=OnRay)
 def fuzz(
     seed: Annotated[
         int, typer.Option(help="The first one; by default the first that is not in the ledger.")
@@ -25,37 +31,93 @@ def fuzz(
     count: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = os.cpu_count() or 1,
     record: Annotated[bool, typer.Option(help="Enter them in tests/fuzzing/seeds.json.")] = True,
+    ray: Ray = None,
+    shard: PartOf = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("-o", "--output", help="Where a part is kept. Default: fuzz-I-of-N.json."),
+    ] = None,
+    merge: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
+    ] = None,
 ) -> None:
     """Render random specs, spell them in other words, and run their kernels in the interpreters against float64.
 
     What fails is made smaller and printed; exit 1 if anything did.
     """
-    console, ledger = Console(stderr=True), Ledger.read()
-    first = ledger.next() if seed < 0 else seed
-    os.environ.update(ENVIRONMENT)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fuzzing.running", "torch", "triton"])
-    outcomes: list[Outcome] = []
-    with (
-        context.Pool(jobs, maxtasksperchild=SEEDS_OF_A_PROCESS) as pool,
-        Progress(console=console, transient=True) as progress,
-    ):
-        task = progress.add_task("seeds", total=count)
-        found = pool.imap(tried, range(first, first + count))
-        for _ in range(count):
-            # A process that died takes its seed with it: the wait for that ends, too.
-            outcomes.append(found.next(timeout=4 * LIMIT))
-            progress.advance(task)
-        failed = [(outcome, pool.apply(smaller, (outcome,))) for outcome in outcomes if outcome.failed]
-    for outcome, (_, least) in failed:
-        console.print(f"seed {outcome.seed}: {outcome.what}", style="red", highlight=False)
-        print(f"{least.message}\n{least.spec}")
-    if record:
-        ledger.enter(outcomes, {outcome.seed: least for outcome, (_, least) in failed})
-    counts = Counter(outcome.what for outcome in outcomes)
-    print(", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
-    raise typer.Exit(1 if failed else 0)
+
+    def run() -> int:
+        part, ledger = Shard.parse(shard), Ledger.read()
+        first = ledger.next() if seed < 0 else seed
+        if merge:
+            found = merged(merge)
+        else:
+            chosen = part.of(range(first, first + count), lambda one: f"{one:012}")
+            with hands(jobs, ray, of_seeds.CODE) as who:
+                found = tried(chosen, who)
+        failed = {outcome.seed: least for outcome, least in found if least is not None}
+        outcomes = [outcome for outcome, _ in found]
+        for outcome in outcomes:
+            if outcome.seed in failed:
+                terminal.line(f"seed {outcome.seed}: {outcome.what}")
+                terminal.line(f"{failed[outcome.seed].message}\n{failed[outcome.seed].spec}")
+        if part.count > 1 and not merge:
+            place = output or Path(f"fuzz-{part.number}-of-{part.count}.json")
+            write(place, found)
+        elif record:
+            ledger.enter(outcomes, failed)
+        counts = Counter(outcome.what for outcome in outcomes)
+        terminal.line(", ".join(f"{number} {what}" for what, number in sorted(counts.items())))
+        return int(bool(failed))
+
+    raise SystemExit(terminal.guarded(run, Format.TEXT))
+
+
+Found = tuple[Outcome, Optional[Outcome]]  # noqa: UP045
+"""What became of a seed, and of the smallest spec that fails as its does."""
+
+
+def tried(seeds: Sequence[int], who: Hands) -> list[Found]:
+    """What became of some seeds, in their order."""
+    done = 0
+    with terminal.progress_bar() as progress:
+
+        def heard(task: Task, row: Row) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(seeds), f"seed {row['seed']}")
+
+        found = who.run(of_seeds.tasks(seeds, max(who.beside, 8) if who.far else who.beside), heard)
+        outcomes = sorted((Outcome(**row) for one in found for row in one.rows), key=lambda one: one.seed)
+        failed = who.run([of_seeds.smaller_one(one) for one in outcomes if one.failed])
+    least = {one.task.job.seeds[0]: Outcome(**row) for one in failed for row in one.rows}
+    return [(outcome, least.get(outcome.seed)) for outcome in outcomes]
+
+
+def write(path: Path, found: Sequence[Found]) -> None:
+    """Keep what became of the seeds of a part."""
+    results = {str(o.seed): {"outcome": o.row(), "least": least and least.row()} for o, least in found}
+    parts.write(path, f"seeds of {generator()}", results)
+
+
+def merged(paths: Sequence[Path]) -> list[Found]:
+    """What parts kept, by seed."""
+    results = parts.merged(paths, f"seeds of {generator()}", is_result)
+    found = [
+        (Outcome(**r["outcome"]), Outcome(**r["least"]) if r["least"] else None) for r in results.values()
+    ]
+    return sorted(found, key=lambda one: one[0].seed)
+
+
+def is_result(result: Any) -> bool:
+    """Whether a part wrote that."""
+    try:
+        Outcome(**result["outcome"])
+        return result["least"] is None or bool(Outcome(**result["least"]))
+    except (TypeError, KeyError):
+        return False
 
 
 if __name__ == "__main__":
-    typer.run(fuzz)
+    app()

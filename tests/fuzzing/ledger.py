@@ -57,8 +57,9 @@ class Ledger:
         return self.tried
 
     def enter(self, outcomes: Sequence[Outcome], failed: Mapping[int, Outcome]) -> None:
-        """Enter seeds that follow those that are there; of others, what failed alone."""
-        if outcomes and outcomes[0].seed == self.tried:
+        """Enter seeds that follow those that are there, none left out; of others, what failed alone."""
+        seeds = [one.seed for one in outcomes]
+        if seeds and seeds == [*range(self.tried, self.tried + len(seeds))]:
             self.tried += len(outcomes)
             self.flexed += sum(one.flexed for one in outcomes)
             self.outcomes = dict(Counter(self.outcomes) + Counter(one.what for one in outcomes))

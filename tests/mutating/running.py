@@ -46,35 +46,56 @@ class Outcome:
     """Elements that Triton's kernels load in all cases, or blocks that TMA does."""
 
 
-def tried(spec: Path, name: str, mutant: Mutant) -> Outcome:
-    """What becomes of a mutant of `generated/<spec>/<name>`, in Triton's interpreter or the tests' own."""
+@dataclass(frozen=True)
+class File:
+    """An emitted file, the name of its spec, and the text of that."""
+
+    spec: str
+    text: str
+    path: Path
+
+    @property
+    def called(self) -> str:
+        """`causal/triton.py`."""
+        return f"{self.spec}/{self.path.name}"
+
+    def loaded(self) -> Any:
+        """The spec."""
+        from kgen.spec.load import loads
+
+        return loads(self.text, f"{self.spec}.yaml")
+
+
+def tried(file: File, mutant: Mutant) -> Outcome:
+    """What becomes of a mutant, in Triton's interpreter or the tests' own."""
     by, loads = "", [0]
-    for how in _ways(spec, name, mutant):
-        counted = loads if name == "hopper.py" or how in WAYS else []  # of the file's own kernels
+    for how in _ways(file, mutant):
+        # Of the file's own kernels.
+        counted = loads if file.path.name == "hopper.py" or how in WAYS else []
         with tempfile.TemporaryDirectory() as folder, _counted(counted):
-            path = _written(Path(folder), spec, name, mutant)
+            path = _written(Path(folder), file, mutant)
             if how == "tma":
                 text = path.read_text()
                 path.write_text(by_tma(text))
                 if by_tma(text) == text:
                     continue
             try:
-                by = _wrong(spec, path, how if isinstance(how, int) else None)
+                by = _wrong(file, path, how if isinstance(how, int) else None)
             except Exception as error:
                 # An error is found, whatever it is: a user would meet it.
                 frame = traceback.extract_tb(sys.exc_info()[2])[-1]
                 by = f"{type(error).__name__} in {frame.name}"
         if by:
             break
-    return Outcome(f"{spec.stem}/{name}", mutant, "killed" if by else "lived", by, sum(loads))
+    return Outcome(file.called, mutant, "killed" if by else "lived", by, sum(loads))
 
 
-def _ways(spec: Path, name: str, mutant: Mutant) -> tuple[str | int, ...]:
+def _ways(file: File, mutant: Mutant) -> tuple[str | int, ...]:
     """How a mutant is run: by pointers, by TMA, and by the kernels for Hopper in several orders."""
     orders = tuple(range(ORDERS))
-    if name == "hopper.py":
+    if file.path.name == "hopper.py":
         return orders
-    launches_hopper = not mutant.kernel and (ROOT / "generated" / spec.stem / "hopper.py").exists()
+    launches_hopper = not mutant.kernel and file.path.with_name("hopper.py").exists()
     return (*WAYS, *orders[: int(launches_hopper)])
 
 
@@ -100,27 +121,26 @@ def _counted(loads: list[int]) -> Iterator[None]:
         yield
 
 
-def _written(folder: Path, spec: Path, name: str, mutant: Mutant | None) -> Path:
-    """The file of that name, changed, with what is beside it."""
-    shutil.copytree(ROOT / "generated" / spec.stem, folder / spec.stem)
-    path = folder / spec.stem / name
+def _written(folder: Path, file: File, mutant: Mutant | None) -> Path:
+    """The file, changed, with what is beside it."""
+    shutil.copytree(file.path.parent, folder / file.spec)
+    path = folder / file.spec / file.path.name
     if mutant is not None:
         path.write_text(mutant.of(path.read_text()))
     return path
 
 
-def _wrong(spec: Path, path: Path, order: int | None) -> str:
+def _wrong(file: File, path: Path, order: int | None) -> str:
     """The first case that is wrong: on Hopper in this order, elsewhere in none."""
     import torch
     from hopper_cases import for_hopper
 
-    from kgen.spec.load import load
     from kgen.verify import integration, interpreter
     from kgen.verify.families import Subject, family_of, problem_of
 
     torch.set_num_threads(1)
     interpreter.mend()
-    problem = problem_of(load(spec))
+    problem = problem_of(file.loaded())
     hopper, path = order is not None, path.with_name("triton.py")
     module = _module(path, order)
     family: Any = family_of(problem)
@@ -158,18 +178,17 @@ def _module(path: Path, order: int | None) -> Any:
     return module
 
 
-def compiled(spec: Path, name: str, mutant: Mutant | None) -> list[str]:
+def compiled(file: File, mutant: Mutant | None) -> list[str]:
     """A hash of each kernel that a spec's Triton files are compiled to, for every architecture, or an error."""
     # Before Triton is imported: its compiler, and machine code without the places of files.
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
     import kgen.verify.compile_triton as compiling
-    from kgen.spec.load import load
     from kgen.verify.compiling import DEFAULT_ARCHS, CompileJob
     from kgen.verify.emitted import emitted_files
     from kgen.verify.families import problem_of
 
-    loaded, codes = load(spec), []
+    loaded, codes = file.loaded(), []
     resources = compiling.resources
 
     def hashed(cubin: bytes) -> Any:
@@ -181,8 +200,8 @@ def compiled(spec: Path, name: str, mutant: Mutant | None) -> list[str]:
             codes.append(f"{ERROR} of {row['kernel']}")
 
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(compiling, "resources", hashed):
-        _written(Path(folder), spec, name, mutant)
-        (emitted,) = (file for file in emitted_files(Path(folder), loaded) if file.target == "triton")
+        _written(Path(folder), file, mutant)
+        (emitted,) = (one for one in emitted_files(Path(folder), loaded) if one.target == "triton")
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             for arch in DEFAULT_ARCHS:
                 try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,18 @@ from kgen.sizes import SHARED_LIMITS
 from kgen.tuning import untuned
 from kgen.verify.emitted import require_emitted
 from kgen.verify.families import problem_of
-from kgen.verify.processes import WorkerError, messages, threads
-from kgen.verify.toolchain import Progress, pick_device
+from kgen.verify.farm.tasks import NODE, Hands, Here, Messages, Row, Task
+from kgen.verify.processes import WorkerError, messages
+from kgen.verify.toolchain import Progress, describe
 
 CHIP = 90
 """What is compiled for; the device that times has to be one."""
 
 NOISE = 0.01
 """A tile replaces the one in the table only if it is faster by more than this."""
+
+PARTS = 8
+"""Of the trials of a spec, that machines of a cluster compile side by side."""
 
 Tried = Callable[[TuneJob], Iterator[dict[str, Any]]]
 
@@ -47,6 +51,8 @@ class Trial:
     tile: Tile
     milliseconds: float | None = None
     error: str | None = None
+    where: tuple[tuple[str, str], ...] = ()
+    """Of one timed on another machine: its device and its node."""
 
 
 def tune_specs(
@@ -58,27 +64,38 @@ def tune_specs(
     timeout: float = 60.0,
     progress: Progress | None = None,
     tried: Tried | None = None,
+    hands: Hands | None = None,
 ) -> list[dict[str, Any]]:
     """Time the candidates of every kernel of some attention specs, and enter the winners in the table.
 
     Returns rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel first; a spec that
     only decodes is a row with an error. Specs of one class (`plan.tuned.Class`) share a row of the table: the tile
     whose times, as multiples of the best of each spec, have the least product. `timeout` is in seconds, for one trial.
-    `table=None` writes nothing. `tried` stands in for the worker process. Raises `KgenError` for a spec that is not
-    rendered, `MissingError` without torch, triton or a GPU.
+    `table=None` writes nothing. `tried` stands in for the worker process. `hands` try in place of `jobs` processes
+    here: all trials of a spec are timed on one device, which rows of other machines name, with its `node`. Raises
+    `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or a GPU.
     """
-    if tried is None:
-        pick_device("cuda")
-        tried = _worker(timeout)
+    hands = Here(jobs) if hands is None else hands
+    device = hands.device("cuda") if tried is None else "cpu"
     size = Shape.parse(shape) if shape else Shape()
-    found: list[Trial] = []
-    with threads(jobs) as pool:
-        work = [_Work(one, generated, tried) for one in loaded if _has_table(one)]
-        compiling = [w.compile(pool, max(1, jobs // 2)) for w in work]
-        for number, (w, parts) in enumerate(zip(work, compiling, strict=True)):
-            found += w.time([trial for part in parts for trial in part.result()], size)
-            if progress is not None:
-                progress(number + 1, len(work), w.name)
+    do = partial(run_trials, timeout=timeout, tried=tried)
+    work = [_Work(one, generated) for one in loaded if _has_table(one)]
+    # What does not compile is known before anything is timed, and nothing is compiled meanwhile.
+    parts = max(1, hands.beside // 2) if not hands.far else PARTS
+    compiled = hands.run([task for w in work for task in w.compile(do, parts)])
+    for w in work:
+        w.unfit = [t for one in compiled if one.task.key[0] == w.name for t in _trials(one.rows) if t.error]
+    timed = 0
+
+    def heard(task: Task, row: Row) -> None:
+        nonlocal timed
+        timed += "last" in row
+        if progress is not None and "last" in row:
+            progress(timed, len(work), task.key[0])
+
+    found = [t for w in work for t in w.unfit]
+    for one in hands.run([w.time(do, size, device) for w in work], heard, alone=True):
+        found += _trials(one.rows)
     before = tuned.read(table) if table is not None and table.exists() else {}
     winners = choose(found, before)
     if table is not None:
@@ -92,6 +109,7 @@ def tune_specs(
             "milliseconds": trial.milliseconds,
             "chosen": winners.get(trial.known_as) == trial.tile,
             "error": trial.error,
+            **dict(trial.where),
         }
         for trial in found
     ] + [untuned(one.folder) for one in loaded if not _has_table(one)]
@@ -132,12 +150,13 @@ def choose(trials: Sequence[Trial], before: dict[Class, Tile]) -> dict[Class, Ti
 
 
 class _Work:
-    """The trials of one spec."""
+    """The trials of one spec, and which of them do not compile or fit, once that is known."""
 
-    def __init__(self, one: Any, generated: Path, tried: Tried) -> None:
-        self.name, self.problem, self.tried = one.folder, problem_of(one), tried
+    def __init__(self, one: Any, generated: Path) -> None:
+        self.name, self.problem = one.folder, problem_of(one)
         files = require_emitted(generated, one)
         self.path = next(file.path for file in files if file.target == "triton").resolve()
+        self.unfit: list[Trial] = []
         plan = plan_attention(one)
         self.trials = [
             Trial(self.name, kernel, plan.problem.timed_as(CHIP, kernel), tile)
@@ -145,19 +164,50 @@ class _Work:
             for tile in candidates(plan.problem, kernel, CHIP)
         ]
 
-    def compile(self, pool: ThreadPoolExecutor, parts: int) -> list[Future[list[Trial]]]:
+    def compile(self, do: Callable[..., Iterator[Row]], parts: int) -> list[Task]:
         """All of them, in parts, on small inputs."""
         size = Shape(1, 2, 256)
-        return [pool.submit(self._try, self.trials[i::parts], size, CHIP) for i in range(parts)]
+        jobs = [
+            _Trials(self.problem, self.path, tuple(self.trials[i::parts]), size, CHIP) for i in range(parts)
+        ]
+        folders = (self.path.parent,)
+        return [
+            Task((self.name, f"compile {i}"), do, job, folders) for i, job in enumerate(jobs) if job.trials
+        ]
 
-    def time(self, compiled: list[Trial], size: Shape) -> list[Trial]:
-        """Those that compile and fit, and those that do not with the error."""
-        unfit = {(t.kernel, t.tile): t for t in compiled if t.error}
-        fitting = [t for t in self.trials if (t.kernel, t.tile) not in unfit]
-        return self._try(fitting, size, None) + list(unfit.values())
+    def time(self, do: Callable[..., Iterator[Row]], size: Shape, device: str) -> Task:
+        """Those that compile and fit."""
+        unfit = {(t.kernel, t.tile) for t in self.unfit}
+        fitting = tuple(t for t in self.trials if (t.kernel, t.tile) not in unfit)
+        job = _Trials(self.problem, self.path, fitting, size, None)
+        return Task((self.name, "time"), do, job, (self.path.parent,), device)
 
-    def _try(self, trials: list[Trial], size: Shape, capability: int | None) -> list[Trial]:
-        return list(_run(self.problem, self.path, trials, size, capability, self.tried))
+
+@dataclass(frozen=True)
+class _Trials:
+    """Trials of one spec that are made in one place: compiled for a `capability`, or timed without one."""
+
+    problem: Any
+    path: Path
+    trials: tuple[Trial, ...]
+    shape: Shape
+    capability: int | None
+
+
+def run_trials(
+    job: _Trials, instead: Messages | None = None, *, timeout: float, tried: Tried | None = None
+) -> Iterator[Row]:
+    """Rows of a `trial` each, where they are made, and a `last` one."""
+    tried = tried or _worker(timeout, instead or messages)
+    for trial in _run(job.problem, job.path, list(job.trials), job.shape, job.capability, tried):
+        timed = NODE and trial.milliseconds is not None
+        where = (("device", describe("cuda")["device"]), ("node", NODE[0])) if timed else ()
+        yield {"trial": replace(trial, where=where)}
+    yield {"last": True}
+
+
+def _trials(rows: Sequence[Row]) -> list[Trial]:
+    return [row["trial"] for row in rows if "trial" in row]
 
 
 def _run(
@@ -188,7 +238,7 @@ def _error(line: dict[str, Any]) -> str | None:
     return error
 
 
-def _worker(timeout: float) -> Tried:
+def _worker(timeout: float, messages: Messages) -> Tried:
     return lambda job: messages(
         "kgen.kernels.attention.tune.worker", job, timeout, {"TRITON_INTERPRET": None}
     )

@@ -1,0 +1,45 @@
+"""The verb `tune`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.options import JOBS, Form, Generated, Jobs, PartOf, Ray, Specs
+from kgen.cli.terminal import Format
+from kgen.cli.verbs import elsewhere, load_specs, verb
+from kgen.settings import settings
+
+
+@verb("tune")
+def tune(
+    specs: Specs = None,
+    shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="BATCHxHEADSxLENGTH, as 2x16x8192."),
+    ] = None,
+    jobs: Jobs = JOBS,
+    timeout: Annotated[float, typer.Option(help="Seconds that one trial may take.")] = 60.0,
+    write: Annotated[
+        bool, typer.Option("--write/--no-write", help="Enter the winners in kgen's table.")
+    ] = True,
+    ray: Ray = None,
+    shard: PartOf = None,
+    generated: Generated = None,
+    form: Form = Format.TEXT,
+) -> int:
+    """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
+    from kgen.tuning import tune_specs
+    from kgen.verify.farm.sharding import Shard
+    from kgen.verify.farm.tasks import hands
+
+    part, generated = Shard.parse(shard), generated or settings().generated
+    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
+        rows = tune_specs(load_specs(specs), generated, shape, write, jobs, timeout, progress, who, part)
+    columns = ("spec", "kernel", "tile", "milliseconds", "chosen", "error", *elsewhere(rows))
+    terminal.table(rows, columns, form)
+    timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)
+    terminal.summary(f"{timed} timed, {len(rows) - timed} dropped, {chosen} chosen", form)
+    return 0

@@ -1,0 +1,75 @@
+"""Some seeds as a task, and the worker that tries them: `python -m fuzzing.seeds JOB`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import kgen
+from fuzzing.drawing import drawn
+from fuzzing.running import LIMIT, Outcome, smaller, tried, written
+from kgen.verify.farm.tasks import Messages, Task
+from kgen.verify.interpreter import ENVIRONMENT
+from kgen.verify.processes import WorkerError, messages, serve
+
+OF_A_TASK = 50
+"""Seeds: a process takes seconds to import torch and triton, and does not give back all of its memory."""
+CODE = ("tests",)
+"""Beside the package, where tasks import from."""
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """What one worker tries; or of one seed that failed, the smallest spec that does."""
+
+    seeds: tuple[int, ...]
+    failed: Outcome | None = None
+
+
+def tasks(seeds: Sequence[int], beside: int) -> list[Task]:
+    """As many as the hands take side by side, of no more seeds than a process takes."""
+    size = max(1, min(OF_A_TASK, -(-len(seeds) // beside)))
+    parts = [tuple(seeds[first : first + size]) for first in range(0, len(seeds), size)]
+    return [Task(("seeds", f"{part[0]}-{part[-1]}"), outcomes, Seeds(part)) for part in parts]
+
+
+def smaller_one(failed: Outcome) -> Task:
+    """To make the spec of a seed smaller."""
+    return Task(("smaller", str(failed.seed)), outcomes, Seeds((failed.seed,), failed))
+
+
+def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
+    """A row for each seed; one that takes its process along is a crash, and another process goes on after it."""
+    paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    left = list(job.seeds)
+    while left:
+        trouble = "ended before its last seed"
+        try:
+            timeout = LIMIT * (60.0 if job.failed else 4.0)
+            for message in (instead or messages)(
+                "fuzzing.seeds", replace(job, seeds=tuple(left)), timeout, environment
+            ):
+                if message.get("seed") in left:
+                    left.remove(message["seed"])
+                    yield message
+        except WorkerError as error:
+            trouble = str(error)
+        if left:
+            seed = left.pop(0)
+            yield Outcome(seed, "crash", trouble[:2000], written(drawn(seed)), 0.0).row()
+
+
+def main(job: Seeds, lines: IO[str]) -> None:
+    """Try them."""
+    for seed in job.seeds:
+        outcome = smaller(job.failed)[1] if job.failed else tried(seed)
+        print(json.dumps(outcome.row()), file=lines, flush=True)
+
+
+if __name__ == "__main__":
+    serve(main)

@@ -1,0 +1,136 @@
+"""Some mutants of a file as a task, and the worker that tries them: `python -m mutating.mutants JOB`."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import kgen
+from kgen.verify.farm.tasks import Messages, Task
+from kgen.verify.interpreter import ENVIRONMENT
+from kgen.verify.processes import WorkerError, messages, serve
+from mutating.operators import Mutant
+from mutating.reasons import reason
+from mutating.running import ERROR, File, Outcome, compiled, tried
+
+SECONDS = 600
+"""That anything may take: longer than what is right takes anywhere."""
+NOTHING = Mutant("", "", 0, 0, 0, "", "", kernel=False)
+OF_A_TASK = 16
+"""Mutants: what the file does as it is, is found out once for a task."""
+CODE = ("tests",)
+"""Beside the package, where tasks import from."""
+
+
+@dataclass(frozen=True)
+class Mutants:
+    """What one worker tries."""
+
+    file: File
+    mutants: tuple[Mutant, ...]
+
+
+def tasks(file: File, drawn: Sequence[Mutant]) -> list[Task]:
+    """The mutants of a file."""
+    parts = [tuple(drawn[first : first + OF_A_TASK]) for first in range(0, len(drawn), OF_A_TASK)]
+    return [
+        Task((file.called, str(number)), outcomes, Mutants(file, part), (file.path.parent,))
+        for number, part in enumerate(parts)
+    ]
+
+
+def outcomes(job: Mutants, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
+    """A row for each mutant. Those of a worker that is lost are `lost`: a mutant runs in a process of its own."""
+    paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
+    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    said, trouble = 0, "ended before its last mutant"
+    try:
+        for message in (instead or messages)("mutating.mutants", job, 6.0 * SECONDS, environment):
+            said += 1
+            yield message
+    except WorkerError as error:
+        trouble = str(error)
+    for mutant in job.mutants[said:]:
+        yield asdict(Outcome(job.file.called, mutant, "lost", trouble[:2000]))
+
+
+def main(job: Mutants, lines: IO[str]) -> None:
+    """Try them."""
+    as_it_is = AsItIs(job.file)
+    for mutant in job.mutants:
+        print(json.dumps(asdict(as_it_is.became(mutant))), file=lines, flush=True)
+
+
+def outcome(row: dict[str, Any]) -> Outcome:
+    """What a row says."""
+    return Outcome(**{**row, "mutant": Mutant(**row["mutant"])})
+
+
+class AsItIs:
+    """A file of a spec, and what it does as it is."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self._limit = 0.0
+        self._loads = 0
+        self._codes: list[str] = []
+
+    def became(self, mutant: Mutant) -> Outcome:
+        """What became of a mutant."""
+        if not self._limit:
+            self._measure()
+        outcome = self._tried(mutant)
+        if outcome.what != "lived":
+            return outcome
+        if outcome.loads > self._loads:
+            return replace(outcome, what="slower")
+        what, why = reason(outcome.file, mutant)
+        if what:
+            return replace(outcome, what=what, by=why)
+        if self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
+            # What fails wherever it runs did not run.
+            return replace(outcome, what="gpu", by="no case on the CPU comes there")
+        return self._told_by_compiler(outcome) if mutant.kernel else outcome
+
+    def _measure(self) -> None:
+        """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""
+        began = time.monotonic()
+        as_it_is = self._apart("forkserver", tried, NOTHING)
+        assert as_it_is.what == "lived", f"{as_it_is.file} is wrong as it is: {as_it_is.by}"
+        self._limit, self._loads = 30 + 3 * (time.monotonic() - began), as_it_is.loads
+
+    def _tried(self, mutant: Mutant) -> Outcome:
+        try:
+            outcome: Outcome = self._apart("forkserver", tried, mutant, self._limit)
+        except multiprocessing.TimeoutError:
+            return Outcome(self.file.called, mutant, "killed", "no end")
+        return outcome
+
+    def _told_by_compiler(self, outcome: Outcome) -> Outcome:
+        """A mutant of the same machine code is none, and `kgen compile` finds one that has none."""
+        self._codes = self._codes or self._apart("spawn", compiled, None)
+        codes = self._apart("spawn", compiled, outcome.mutant)
+        if codes == self._codes:
+            return replace(outcome, what="equivalent", by="machine code")
+        failed = [code for code in codes if code.startswith(ERROR) and code not in self._codes]
+        return replace(outcome, what="killed", by=f"compiling: {failed[0]}") if failed else outcome
+
+    def _apart(
+        self, how: str, function: Callable[..., Any], mutant: Mutant | None, limit: float = SECONDS
+    ) -> Any:
+        """In a process of its own, which may hang or die."""
+        context: Any = multiprocessing.get_context(how)
+        if how == "forkserver":
+            context.set_forkserver_preload(["mutating.running", "torch", "triton", "kgen.verify.integration"])
+        with context.Pool(1) as pool:
+            return pool.apply_async(function, (self.file, mutant)).get(limit)
+
+
+if __name__ == "__main__":
+    serve(main)

@@ -1,0 +1,117 @@
+"""Ledgers of several machines: their order makes no difference, and what is none changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from standins import plain, render
+from typer.testing import CliRunner
+
+from kgen.cli import app
+from kgen.diagnostics import KgenError
+from kgen.verify import ledger
+from kgen.verify.merging import merge, union
+
+ONE, TWO = "1" * 64, "2" * 64
+PLACE = "interpreter, torch 2.11.0, triton 3.6.0"
+
+
+def ran(error: float = 1e-3, quick: bool = False, cases: int = 4) -> dict[str, Any]:
+    record = {"device": "interpreter", "capability": "", "versions": {}, "passes": ["forward"]}
+    return {**record, "cases": cases, "quick": quick, "worst": {"out": {"error": error, "ratio": error}}}
+
+
+def of(digest: str, record: dict[str, Any], place: str = PLACE, name: str = "a/triton.py") -> dict[str, Any]:
+    return {digest: {"file": name, "records": {place: record}}}
+
+
+def written(path: Path, files: dict[str, Any]) -> Path:
+    path.write_text(json.dumps({"format": 1, "files": files}))
+    return path
+
+
+LEDGERS = [
+    of(ONE, ran(quick=True, error=5e-3)),
+    of(ONE, ran()),
+    of(ONE, ran(error=2e-3)),
+    of(ONE, ran(error=2e-3, cases=3)),
+    of(TWO, ran(), name="b/triton.py"),
+    of(ONE, {"versions": {}, "kernels": {"k": {"registers": 9, "spills": 0, "shared": 0}}}, "compiled sm_90"),
+    of(TWO, {"versions": {}, "counts": {"killed": 3}}, "mutants", name="c/triton.py"),
+    of(ONE, {"versions": {}, "kernels": ["k"], "beyond": [], "proved": 2, "unknown": 1}, "proof"),
+]
+
+
+def test_order_and_number_make_no_difference() -> None:
+    whole = union(LEDGERS)
+    for order in itertools.islice(itertools.permutations(LEDGERS), 0, 40000, 997):
+        assert union([union(order[:3]), *order[2:], order[0]]) == whole
+    assert union([whole, whole]) == whole
+    assert set(whole) == {ONE, TWO}
+    assert set(whole[ONE]["records"]) == {PLACE, "compiled sm_90", "proof"}
+    # A full run before a quick one, then the worse.
+    assert whole[ONE]["records"][PLACE] == ran(error=2e-3, cases=3)
+
+
+def test_newer_texts_take_the_place_of_others(tmp_path: Path) -> None:
+    """Where the present text of a file was tried, what an earlier one was found to be is forgotten."""
+    render(plain(), tmp_path)
+    own = ledger.file_hash(tmp_path / "plain/triton.py")
+    new = written(tmp_path / "new.json", of(own, ran(), name="plain/triton.py"))
+    old = of(TWO, ran(), name="plain/triton.py")
+    old[TWO]["records"]["NVIDIA H200, torch 2.11.0"] = ran()
+    older = written(tmp_path / "old.json", old)
+    into = tmp_path / ledger.FILENAME
+    for order in ([new, older], [older, new]):
+        into.unlink(missing_ok=True)
+        assert merge(order, into) == (2, 2)
+        assert set(ledger.read(tmp_path)[TWO]["records"]) == {"NVIDIA H200, torch 2.11.0"}
+    text = into.read_text()
+    assert merge([new, older, into], into) == (2, 2)
+    assert into.read_text() == text
+
+
+BAD = {
+    "cut off": '{"format": 1, "files": {',
+    "foreign": '{"name": "something else"}',
+    "of another kgen": json.dumps({"format": 2, "files": {}}),
+    "a list": "[1]",
+    "no hash": json.dumps({"format": 1, "files": of("x", ran())}),
+    "a path": json.dumps({"format": 1, "files": of(ONE, ran(), name="../../etc/passwd")}),
+    "an empty record": json.dumps({"format": 1, "files": of(ONE, {})}),
+    "cases that are none": json.dumps({"format": 1, "files": of(ONE, {**ran(), "cases": "many"})}),
+    "errors that are none": json.dumps({"format": 1, "files": of(ONE, {**ran(), "worst": {"out": 3}})}),
+    "not text": "\udcff",
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_ledger_changes_nothing(what: str, tmp_path: Path) -> None:
+    good = written(tmp_path / "good.json", LEDGERS[0])
+    bad = tmp_path / "bad.json"
+    bad.write_bytes(BAD[what].encode(errors="surrogateescape"))
+    into = tmp_path / "into.json"
+    for paths in ([good, bad], [bad, good], [good, tmp_path / "none.json"]):
+        with pytest.raises(KgenError) as caught:
+            merge(paths, into)
+        (said,) = caught.value.diagnostics
+        assert (said.code, said.file) == ("bad-ledger", str(paths[paths[0] == good]))
+    assert not into.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "good.json"]
+
+
+def test_the_verb(tmp_path: Path) -> None:
+    paths = [str(written(tmp_path / f"{n}.json", one)) for n, one in enumerate(LEDGERS)]
+    into = str(tmp_path / "into.json")
+    run = CliRunner().invoke(app, ["ledger", "merge", *paths, "--into", into])
+    assert run.exit_code == 0, run.output
+    assert run.output.startswith("8 merged, 5 records of 2 files in ")
+    assert json.loads(Path(into).read_text())["files"] == union(LEDGERS)
+    Path(paths[3]).write_text("{")
+    run = CliRunner().invoke(app, ["ledger", "merge", *paths, "--into", into])
+    assert run.exit_code == 2
+    assert run.output.count("error[") == 1
