@@ -98,7 +98,9 @@ def compile_specs(
         if capability(arch) >= getattr(p, "least_capability", 0)
     ]
     if loaded and not tasks:
-        only = ", ".join(f"`{file.path.name}` is for {file.arch}" for _, file in work) or None
+        only = (
+            ", ".join(f"`{file.path.name}` is for {_least(problem, file)}" for problem, file in work) or None
+        )
         raise KgenError(
             Diagnostic("nothing-to-compile", "no file is for these targets and architectures", hint=only)
         )
@@ -127,6 +129,11 @@ def compile_specs(
                 place, file.path, digest, rows, arch=job.arch, versions=versions(file.runtime.tools)
             )
     return [row for rows in results for row in rows]
+
+
+def _least(problem: Any, file: Emitted) -> str:
+    """Which chips a file is for."""
+    return file.arch or f"sm_{getattr(problem, 'least_capability', 0)} or newer"
 
 
 def _archs(file: Emitted, asked: Sequence[str]) -> Sequence[str]:

@@ -88,8 +88,10 @@ def _may_sum_dq_by_atomics(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _names_for_hopper(names: dict[str, Any]) -> dict[str, Any]:
-    """What the kernels for Hopper of an emitted file are called from: hopper.py beside it, or the file itself."""
-    beside = names["_hopper"]() if "_hopper" in names else None
+    """What the kernels for Hopper of an emitted file are called from: hopper.py beside it, or the file itself; which it
+    also is with a Triton that they are not for, for then they cannot be imported."""
+    serves = names.get("TRITON") in names.get("GLUON_TRITONS", ())
+    beside = names["_hopper"]() if "_hopper" in names and serves else None
     return names if beside is None else vars(beside)
 
 
