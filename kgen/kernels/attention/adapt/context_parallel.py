@@ -20,7 +20,7 @@ from kgen.targets import Source, opening
 from kgen.targets.arguments import number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
-FILES = ("planning.py", "exchange.py", "runtime.py", "layout.py")
+FILES = ("planning.py", "exchange.py", "merging.py", "runtime.py", "layout.py")
 """What runs beside the kernels, the same for all specs."""
 
 
@@ -66,7 +66,8 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
     folders = [one.folder for one in parts]
     inside = f"{parts[0].spec.name}." * (len(parts) > 1 and parts[0].variant is None)
     given = {n: n for n in ("scale", *runtime, *packed, *spec.buffers)}
-    refused = [n for n, b in spec.buffers.items() if b.element is Type.FLOAT and n not in learned_buffers]
+    refused = [] if own.backward else ["q", "k", "v", *sinks]
+    refused += [n for n, b in spec.buffers.items() if b.element is Type.FLOAT and n not in learned_buffers]
     tensor = "[S, H, D]" if spec.varlen else "[B, H, S, D]"
     return {
         "name": spec.name,
@@ -101,13 +102,19 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "given": "{" + ", ".join(f'"{n}": {x}' for n, x in given.items()) + "}",
         "sinks": "sinks" if spec.sinks else "None",
         "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
-        "lse_words": "[H, S]" if spec.varlen else " [B, H, S]",
+        "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
         "derived": own.backward,
         "underived": ", ".join(f"{n}={n}" for n in refused),
         "learned": learned_buffers,
+        "reduce": {
+            "name": ["reduce_gradients"] * bool(learned_buffers),
+            "param": ["reduce_gradients: bool"] * bool(learned_buffers),
+            "keyword": ["reduce_gradients=True"] * bool(learned_buffers),
+        },
         "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned_buffers)))}]",
         "gradient_returns": [
-            *(f"d{n}" if n in learned_buffers else "None" for n in operands), "None", "None", *["None"] * len(runtime), "None"
+            *(f"d{n}" if n in learned_buffers else "None" for n in operands), "None", "None",
+            *["None"] * (len(runtime) + 1 + bool(learned_buffers)),
         ],
         "packed_operands": packed,
         "keywords": [*spec.buffers, *sinks, *runtime],
@@ -176,4 +183,4 @@ def _plan_words(spec: AttentionSpec, packed: Sequence[str], asked: Sequence[str]
         if brought
         else []
     )
-    return words + ["heads, kv_heads: of queries and of keys, where ranges depend on them."]
+    return [*words, "heads, kv_heads: of queries and of keys, where ranges depend on them."]

@@ -1,8 +1,8 @@
 """The spec of a part: the same attention of some queries and some keys of a longer sequence.
 
-Query i stands at `q_start` + i and key j at `kv_start` + j, of `q_length` and `kv_length`; of packed sequences these are
-tensors with a number for each. A buffer that has an element for each query or key is handed over as the slice that the
-part is of, twice where it is read from both sides; any other whole. Sinks join where parts are merged.
+Query i stands at `q_start` + i and key j at `kv_start` + j, of `q_length` and `kv_length`; of packed sequences these
+are tensors with a number for each. A buffer that has an element for each query or key is handed over as the slice that
+the part is of, twice where it is read from both sides; any other whole. Sinks join where parts are merged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from kgen.spec.load import Loaded
 
 PLACES = ("q_start", "kv_start", "q_length", "kv_length")
 LENGTHS = {"SQ": "q_length", "SK": "kv_length"}
-SIDES = {(size, index): side for size in ("SQ", "SK") for index, side in ((Q_IDX, "q"), (KV_IDX, "kv"))}
+SIDES: Mapping[tuple[Any, Node], str] = {
+    (size, index): side for size in ("SQ", "SK") for index, side in ((Q_IDX, "q"), (KV_IDX, "kv"))
+}
 """By extent and index: whose slice a dimension is. One that is as long as the other side means self-attention."""
 
 
@@ -94,10 +96,9 @@ class PartSpec:
             else:
                 params[name] = {"type": "int", "runtime": True}
         labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}
-        fields = {"varlen": True} if self.packed else {"align": "start"}
+        fields: dict[str, Any] = {"varlen": True} if self.packed else {"align": "start"}
         if self.variant.spec.block_mask != "auto":
             fields["block_mask"] = self.variant.spec.block_mask
-        # Ranges of keys are turned into ranges of queries, too, whatever passes there are.
         passes = tuple(p for p in self.variant.spec.passes if p != "decode")
         return yaml_of(
             self.variant,
@@ -115,25 +116,29 @@ class PartSpec:
 
     @cached_property
     def _trees(self) -> Mapping[str, Node]:
-        return {field: self._moved(tree) for field, tree in self.variant.trees.items()}
+        moved: dict[Node, Node] = {
+            Q_IDX: _at(Q_IDX, "q_start", self.packed),
+            KV_IDX: _at(KV_IDX, "kv_start", self.packed),
+        }
+        moved |= {Var(size, Type.INT): _place(name, self.packed) for size, name in LENGTHS.items()}
+        return {field: self._moved(tree, moved) for field, tree in self.variant.trees.items()}
 
-    def _moved(self, node: Node) -> Node:
-        """A tree with positions of the whole sequence in place of those of the part."""
-        if node == Q_IDX:
-            return _at(Q_IDX, "q_start", self.packed)
-        if node == KV_IDX:
-            return _at(KV_IDX, "kv_start", self.packed)
-        if isinstance(node, Var) and node.name in LENGTHS:
-            return _place(LENGTHS[node.name], self.packed)
+    def _moved(self, node: Node, moved: dict[Node, Node]) -> Node:
+        """A tree with positions of the whole sequence in place of those of the part; `moved` has what is done."""
+        if node not in moved:
+            moved[node] = self._rebuilt(node, moved)
+        return moved[node]
+
+    def _rebuilt(self, node: Node, moved: dict[Node, Node]) -> Node:
         if isinstance(node, Read):
             sides = self._sides(node)
             name = next(v.name for v in self.views if (v.buffer, v.sides) == (node.buffer, sides))
             indices = tuple(
-                i if side else self._moved(i) for i, side in zip(node.indices, sides, strict=True)
+                i if side else self._moved(i, moved) for i, side in zip(node.indices, sides, strict=True)
             )
             return Read(name, indices, node.type)
         operands = children(node)
-        return rebuild(node, tuple(map(self._moved, operands))) if operands else node
+        return rebuild(node, tuple(self._moved(one, moved) for one in operands)) if operands else node
 
     def _sides(self, read: Read) -> tuple[str | None, ...]:
         shape = self.variant.spec.buffers[read.buffer].shape

@@ -43,7 +43,7 @@ class Home:
     ) -> None:
         self.plan, self.group, self.axis, self.own = plan, group, axis, own
         self.rank = dist.get_rank(group)
-        self.open: dict[int, tuple[list[Interval], list[tuple[Gradient, ...]]]] = {}
+        self.open: dict[int, tuple[list[Interval], list[tuple[Gradient, Gradient]]]] = {}
         self.coming: list[tuple[list[Any], list[tuple[Interval, Tensor, Tensor]]]] = []
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
@@ -88,9 +88,9 @@ class Home:
     def reduce(self, kv_rank: int, interval: Interval) -> None:
         """Keys that all have: the sum of what all ranks added, at the rank that has them."""
         if kv_rank == self.rank:
-            sums = tuple(
-                Gradient(g.like.narrow(self.axis, 0, interval[1] - interval[0]), self.axis) for g in self.own
-            )
+            length = interval[1] - interval[0]
+            k, v = (run_of(total.like, self.axis, (0, length)) for total in self.own)
+            sums = Gradient(k, self.axis), Gradient(v, self.axis)
         else:
             intervals, all_sums = self.open[kv_rank]
             sums = all_sums[intervals.index(interval)]
@@ -109,8 +109,8 @@ def steps(
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """Pairs of this rank with their keys and values: first its own, then those of others.
 
-    What a step takes was asked for before the step ahead of it, so that it comes while that one computes. `home` gets the
-    gradients of a step as soon as it is over.
+    What a step takes was asked for before the step ahead of it, so that it comes while that one computes. `home` gets
+    the gradients of a step as soon as it is over.
     """
     rank, ranks = dist.get_rank(group), plan.ranks
     if plan.gathered:
@@ -209,16 +209,15 @@ def _gathered_steps(
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """All keys at once: one call for a run of queries and a run of keys, whoever has them."""
     rank, ranks = dist.get_rank(group), plan.ranks
-    parts = []
-    for x in (k, v):
-        there = [like(x, axis, plan.kv.local(other)) for other in range(ranks)]
-        parts.append((there, dist.all_gather(there, x.contiguous(), group=group, async_op=True)))
+    local = [plan.kv.local(other) for other in range(ranks)]
+    parts = [gathered(group, axis, x, local) for x in (k, v)]
     for pair in plan.pairs_of(rank, rank):
         rows = plan.kv.rows(rank, *pair.kv)
         yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
     whole = []
     for there, work in parts:
-        work.wait()
+        if work is not None:
+            work.wait()
         pieces = {
             own: run_of(there[other], axis, plan.kv.rows(other, *own))
             for other in range(ranks)
@@ -226,11 +225,11 @@ def _gathered_steps(
         }
         whole.append(torch.cat([pieces[own] for own in sorted(pieces)], axis))
     everything = (0, plan.kv.length)
-    gathered = None if home is None else tuple(Gradient(x, axis) for x in whole)
+    sums = Gradient(whole[0], axis), Gradient(whole[1], axis)
     if home is not None:
         for other in range(ranks):
             if other != rank:
-                home.open[other] = [everything], [gathered]
+                home.open[other] = [everything], [sums]
     for run in plan.q.parts[rank]:
         needed = [
             (p.q, p.kv) for other in range(ranks) if other != rank for p in plan.pairs_of(rank, other)
@@ -243,11 +242,26 @@ def _gathered_steps(
             yield Pair(rank, other, queries, keys), run_of(whole[0], axis, keys), run_of(whole[1], axis, keys)
     if home is None:
         return
-    for i, total in enumerate(gathered or ()):
+    for i, total in enumerate(sums):
         summed = total.result().float().contiguous()
         dist.all_reduce(summed, group=group)
         for own in plan.kv.parts[rank]:
             home.own[i].add(plan.kv.rows(rank, *own), run_of(summed, axis, own))
+
+
+def gathered(
+    group: dist.ProcessGroup, axis: int, x: Tensor, lengths: list[int], async_op: bool = True
+) -> tuple[list[Tensor], Any]:
+    """The rows of all ranks along an axis, of which each has so many, and the work after which they are there."""
+    longest = max(lengths)
+    if x.shape[axis] == longest:
+        own = x.contiguous()
+    else:  # what is gathered has one size
+        own = like(x, axis, longest)
+        run_of(own, axis, (0, x.shape[axis])).copy_(x)
+    there = [like(x, axis, longest) for _ in lengths]
+    work = dist.all_gather(there, own, group=group, async_op=async_op)
+    return [run_of(one, axis, (0, length)) for one, length in zip(there, lengths, strict=True)], work
 
 
 def _exchanged(

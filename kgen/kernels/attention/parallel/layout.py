@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .exchange import gathered
 from .planning import Plan, chosen, encoded, planned, sharded, work
 from .runtime import Kernels, mask_of
 
@@ -37,12 +38,8 @@ class Layout:
     def unshard(self, x: Tensor, dim: int, keys: bool = False) -> Tensor:
         """All rows, on each rank, of tensors that have those of a rank along `dim`. It has no gradient."""
         side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
-        shape = [*x.shape]
-        heard = []
-        for rank in range(side.ranks):
-            shape[dim] = side.local(rank)
-            heard.append(x.new_empty(shape))
-        dist.all_gather(heard, x.detach().contiguous(), group=group)
+        lengths = [side.local(rank) for rank in range(side.ranks)]
+        heard, _ = gathered(group, dim, x.detach(), lengths, async_op=False)
         return self.joined(heard, dim, keys)
 
     def joined(self, shards: Sequence[Tensor], dim: int, keys: bool = False) -> Tensor:
@@ -70,7 +67,7 @@ def laid_out(
     ranks: Any,
     sharding: str,
 ) -> Layout:
-    """The layout of a mask over ranks. Raises `ValueError` for a sharding that is none, and for heads that are not said."""
+    """The layout of a mask over ranks. Raises `ValueError` for a sharding that is none."""
     number, group = (ranks, None) if isinstance(ranks, int) else (None, group_of(ranks))
     number = dist.get_world_size(_group(group)) if number is None else number
     batches = next((len(x) for x in given.values() if isinstance(x, Tensor)), 1)

@@ -1,8 +1,8 @@
 """Which keys each rank needs of which other, for sequences whose positions are spread over ranks.
 
-Positions are those of the whole sequence, intervals are `(lo, hi)` without `hi`. A mask says by intervals of keys what a
-run of queries sees, and by intervals of queries what sees a run of keys: never too little. From these and from who has
-what follows a `Plan`, the same on all ranks: which queries attend to which keys, and how the keys come there.
+Positions are those of the whole sequence, intervals are `(lo, hi)` without `hi`. A mask says by intervals of keys what
+a run of queries sees, and by intervals of queries what sees a run of keys: never too little. From these and from who
+has what follows a `Plan`, the same on all ranks: which queries attend to which keys, and how the keys come there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 Interval = tuple[int, int]
 Ranges = Callable[..., Sequence[Interval]]
@@ -55,7 +57,7 @@ class Sharding:
 def cut(length: int, pieces: int) -> list[Interval]:
     """A sequence in pieces that follow each other, none longer than another by more than one position."""
     ends = [length * i // pieces for i in range(pieces + 1)]
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
 def contiguous(length: int, ranks: int) -> Sharding:
@@ -119,9 +121,9 @@ class Mask:
     """What queries see, by intervals that hold every key which one of them sees; and the other way round.
 
     `keys(b=, h=, q_start=, q_last=, **given)` are intervals for the queries `q_start .. q_last`, `queries` likewise for
-    keys `kv_start .. kv_last`, or None where nothing is known. `given` are numbers and `Rows` that these read. `batches`
-    and `heads` are as many as differ. Of packed sequences `starts` are where each begins, of queries and of keys, and one
-    more for the end.
+    keys `kv_start .. kv_last`, or None where nothing is known. `given` are numbers and `Rows` that these read.
+    `batches` and `heads` are as many as differ. Of packed sequences `starts` are where each begins, of queries and of
+    keys, and one more for the end.
     """
 
     keys: Ranges
@@ -340,7 +342,7 @@ def encoded(plan: Plan) -> list[int]:
         for part in sharding.parts:
             found += [len(part), *(x for run in part for x in run)]
     found += [len(plan.pairs), *(x for p in plan.pairs for x in (p.q_rank, p.kv_rank, *p.q, *p.kv))]
-    return found + [len(plan.shared), *(x for rank, run in plan.shared for x in (rank, *run))]
+    return [*found, len(plan.shared), *(x for rank, run in plan.shared for x in (rank, *run))]
 
 
 def decoded(numbers: Sequence[int]) -> Plan:
@@ -381,8 +383,8 @@ class Rows:
 
 def first_at_least(row: object, value: int) -> int:
     """The first position of an ascending row with an element that is not less; its length where there is none."""
-    values = row.values if isinstance(row, Rows) else row
-    return bisect.bisect_left(values, value)  # type: ignore[type-var,arg-type]
+    values: Any = row.values if isinstance(row, Rows) else row
+    return int(bisect.bisect_left(values, value))
 
 
 def where(condition: object, a: object, b: object) -> object:

@@ -1,8 +1,8 @@
 """Attention over sequences that are spread over ranks, by torch.distributed and kernels of parts.
 
-Each rank attends with its own queries to keys of its own, then to those of the others, as they come: what the next step
-takes is on its way while a step computes. Parts are merged by their log-sum-exp, in float32. Backward takes the same steps
-with the log-sum-exp of the whole: dk and dv go back to where the keys are.
+Each rank attends with its own queries to keys of its own, then to those of the others, as they come: what the next
+step takes is on its way while a step computes. Parts are merged by their log-sum-exp, in float32. Backward takes the
+same steps with the log-sum-exp of the whole: dk and dv go back to where the keys are.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from .exchange import Gradient, Home, run_of, steps
+from .merging import merge
 from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs
 
 LOG2 = math.log(2)
@@ -35,7 +34,7 @@ class Kernels:
     `module(q, v)` is the emitted file for such tensors, `name` its function. `views` are (name, buffer, sides): by
     dimension whose slice of a buffer it is, "q" or "kv", None where it is whole. `tensors` and `numbers` are what its
     operators take, in order; `places` those of them that say where the part stands. `learned` names the views with a
-    gradient, in the order of gradients. `mask(given)` are ranges of keys and queries for `Mask`, whose names are `reads`.
+    gradient, in the order of gradients. `keys` and `queries` are the ranges of a `Mask`, which read `reads`.
     """
 
     module: Callable[[Tensor, Tensor], Any]
@@ -69,7 +68,7 @@ class Call:
     @property
     def rank(self) -> int:
         """This one."""
-        return dist.get_rank(self.group)
+        return int(dist.get_rank(self.group))
 
     @property
     def learned(self) -> list[str]:
@@ -192,69 +191,14 @@ class _Sum:
         return self.out.to(self.like.dtype), self.lse
 
 
-def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Put a part into a sum, in place: out [.., D] float32 and lse [.., H, S] of the sum, and those of the part.
-
-    Tensors are [B, H, S, D], or [T, H, D] of packed sequences; lse is base-2, [B, H, S] or [H, T].
-    """
-    if out.dim() == 3:
-        out, part = out.transpose(0, 1)[None], part.transpose(0, 1)[None]
-        lse, part_lse = lse[None], part_lse[None]
-    batch, heads, rows, columns = out.shape
-    if not out.numel():
-        return
-    block = 16 if out.device.type == "cuda" else 256
-    programs = triton.cdiv(rows, block) * heads * batch
-    with torch.cuda.device_of(out):
-        _merge_kernel[(programs,)](
-            out, lse, part, part_lse, *out.stride(), *lse.stride(), *part.stride(), *part_lse.stride(),
-            heads, rows, D=columns, BLOCK_S=block, BLOCK_D=triton.next_power_of_2(columns), num_warps=4,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["H", "S"])
-def _merge_kernel(
-    out_ptr, lse_ptr, part_ptr, part_lse_ptr,
-    stride_ob, stride_oh, stride_os, stride_od, stride_lb, stride_lh, stride_ls,
-    stride_pb, stride_ph, stride_ps, stride_pd, stride_mb, stride_mh, stride_ms,
-    H, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    tiles = tl.cdiv(S, BLOCK_S)
-    pid = tl.program_id(0)
-    tile, head = pid % tiles, pid // tiles
-    b, h = (head // H).to(tl.int64), (head % H).to(tl.int64)
-    s = (tile * BLOCK_S + tl.arange(0, BLOCK_S)).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    live = s < S
-    both = live[:, None] & (d < D)[None, :]
-    lse_rows = lse_ptr + b * stride_lb + h * stride_lh + s * stride_ls
-    lse = tl.load(lse_rows, mask=live, other=float("-inf"))
-    part_lse = tl.load(
-        part_lse_ptr + b * stride_mb + h * stride_mh + s * stride_ms, mask=live, other=float("-inf")
-    )
-    most = tl.maximum(lse, part_lse)
-    # A row without a key on either side stays as it is.
-    most = tl.where(most == float("-inf"), 0.0, most)
-    weight, part_weight = tl.exp2(lse - most), tl.exp2(part_lse - most)
-    total = weight + part_weight
-    some = tl.where(total == 0.0, 1.0, total)
-    out_tile = out_ptr + b * stride_ob + h * stride_oh + s[:, None] * stride_os + d[None, :] * stride_od
-    part_tile = part_ptr + b * stride_pb + h * stride_ph + s[:, None] * stride_ps + d[None, :] * stride_pd
-    out = tl.load(out_tile, mask=both, other=0.0)
-    part = tl.load(part_tile, mask=both, other=0.0).to(tl.float32)
-    out = out * (weight / some)[:, None] + part * (part_weight / some)[:, None]
-    tl.store(out_tile, out, mask=both)
-    tl.store(lse_rows, most + tl.log2(total), mask=live)
-
-
 # --- backward ------------------------
 
 
 def backward(
     call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
-    sinks: Tensor | None,
+    sinks: Tensor | None, reduce: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:  # fmt: skip
-    """dq, dk and dv of this rank, and gradients of buffers and sinks, summed over all ranks.
+    """dq, dk and dv of this rank, and gradients of buffers and sinks, summed over all ranks if wanted.
 
     lse is base-2, and dlse is of that.
     """
@@ -276,7 +220,7 @@ def backward(
     home.settle()
     if sinks is not None:
         learned["sinks"] = _gradient_of_sinks(sinks, dout, dlse, out, lse)
-    for gradient in learned.values():
+    for gradient in learned.values() if reduce else ():
         dist.all_reduce(gradient, group=call.group)
     return total_dq.result(), own[0].result(), own[1].result(), learned
 
@@ -308,8 +252,8 @@ def called(
     v: Tensor,
     given: dict[str, Any],
 ) -> Call:
-    """The call that all ranks of a group make, each with its tensors. `numbers` is a plan as `encoded`; without one each
-    rank has a run of positions.
+    """The call that all ranks of a group make, each with its tensors. `numbers` is a plan as `encoded`; without one
+    each rank has a run of positions.
 
     Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone.
     """
@@ -325,6 +269,8 @@ def called(
     lengths = agreed(ranks, (q.shape[axis], k.shape[axis]), said)
     if numbers is not None:
         plan = decoded_once(tuple(numbers.tolist()))
+        if plan.ranks != len(lengths):
+            raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(lengths)}")
         wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
         if wanted != lengths:
             raise Disagreement(
@@ -333,7 +279,21 @@ def called(
     else:
         q_sharding, kv_sharding = (runs([pair[i] for pair in lengths]) for i in (0, 1))
         plan = _by_default(kernels, q_sharding, kv_sharding, q, k, given)
+    _check(kernels, plan, given)
     return Call(kernels, plan, ranks, given)
+
+
+def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
+    """Raise `ValueError` where a buffer has not an element for each position of the whole sequence."""
+    whole = {"q": plan.q.length, "kv": plan.kv.length}
+    for _, buffer, sides in kernels.views:
+        shape = given[buffer].shape
+        for axis, side in enumerate(sides):
+            if side is not None and shape[axis : axis + 1] != (whole[side],):
+                raise ValueError(
+                    f"{buffer} must have {whole[side]} elements along dimension {axis}, as there are positions of all "
+                    f"ranks, got {list(shape)}"
+                )
 
 
 def _by_default(

@@ -1,7 +1,7 @@
 """One of several ranks: `python ranks.py RANK RANKS FOLDER`, which makes the calls of FOLDER/jobs.json.
 
-Each call is of an emitted package, on a group of the first so many ranks, in Triton's interpreter. The first rank compares
-what all got with float64, and prints a JSON line.
+Each call is of an emitted package, on a group of the first so many ranks, in Triton's interpreter. The first rank
+compares what all got with float64. Each rank writes a JSON line for each of its calls into FOLDER/rankN.jsonl.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import datetime
 import importlib
 import json
+import os
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
     return inputs
 
 
-def run(job: dict[str, Any], group: dist.ProcessGroup, ranks: int) -> list[dict[str, Any]]:
+def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     """One call, forward and backward, of this rank: on the first one what is right and what is wrong of it."""
     loaded = load(Path(job["spec"]))[0]
     problem = problem_of(loaded)
@@ -71,7 +73,7 @@ def run(job: dict[str, Any], group: dist.ProcessGroup, ranks: int) -> list[dict[
             outputs, cotangents = outputs[:1], cotangents[:1]
         grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
         got |= {f"d{n}": x for n, x in zip(wanted, grads, strict=True)}
-    heard: list[Any] = [None] * ranks
+    heard: list[Any] = [None] * job["ranks"]
     dist.all_gather_object(heard, got, group=group)
     if dist.get_rank() != 0:
         return []
@@ -85,24 +87,49 @@ def run(job: dict[str, Any], group: dist.ProcessGroup, ranks: int) -> list[dict[
             whole[name] = layout.joined([one[name] for one in heard], dim, keys=name in ("dk", "dv"))
     truth, yardstick = references(problem, inputs, tuple(wanted))
     checks = _compare(problem, whole, truth, yardstick)
-    return [{"name": c.name, "ok": c.ok, "error": c.error, "ratio": c.ratio, "message": c.message} for c in checks]
+    return [
+        {"name": c.name, "ok": c.ok, "error": c.error, "ratio": c.ratio, "message": c.message} for c in checks
+    ]
+
+
+MISTAKES = {
+    "heads": lambda tensors: {**tensors, "q": tensors["q"][:, :2]},
+    "dtype": lambda tensors: {n: x.half() for n, x in tensors.items()},
+    "rows": lambda tensors: {**tensors, "k": tensors["k"][:, :, 1:]},
+    "gone": lambda tensors: os._exit(1),
+}
+"""What the second of three ranks does to its tensors of `causal`."""
+
+
+def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
+    """What this rank raises where one of three calls with other tensors, or is gone."""
+    package = importlib.import_module("causal_context_parallel")
+    layout = package.causal_plan(60, ranks=group, sharding="contiguous")
+    tensors = {n: torch.zeros(1, 4, 20, 128, dtype=torch.bfloat16) for n in "qkv"}
+    if dist.get_rank() == 1:
+        tensors = MISTAKES[job["mistake"]](tensors)
+    try:
+        package.causal(**tensors, plan=layout if job.get("planned", True) else None, group=group)
+    except sys.modules[f"{package.__name__}.runtime"].Disagreement as error:
+        return str(error)
+    return "nothing"
 
 
 def main() -> None:
     rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     sys.path.insert(0, str(folder))
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore", RuntimeWarning)
     store = dist.FileStore(str(folder / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=datetime.timedelta(seconds=120))
+    wait = datetime.timedelta(seconds=250)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=wait)
     jobs = json.loads((folder / "jobs.json").read_text())
     groups = {n: dist.new_group(range(n)) for n in sorted({job["ranks"] for job in jobs})}
-    for job in jobs:
-        if rank < job["ranks"]:
-            rows = run(job, groups[job["ranks"]], job["ranks"])
-            if rank == 0:
-                print(json.dumps({"job": job, "rows": rows}), flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    with open(folder / f"rank{rank}.jsonl", "w") as file:
+        for job in jobs:
+            if rank < job["ranks"]:
+                do = mistaken if "mistake" in job else run
+                print(json.dumps(do(job, groups[job["ranks"]])), file=file, flush=True)
 
 
 if __name__ == "__main__":
