@@ -126,9 +126,13 @@ def local(
             f"DTensors of q, k and v must be sharded alike, and along dimension {dim} once, got {said}"
         )
     mesh, placements = q.device_mesh, q.placements
+    shape = torch.Size((*q.shape[:-1], v.shape[-1]))
+    strides = tuple(shape[i + 1 :].numel() for i in range(len(shape)))
     name = str(mesh.get_group(over[0]).group_name)
     return (
         name,
         *(x.to_local() for x in (q, k, v)),
-        lambda out: DTensor.from_local(out, mesh, placements, run_check=False),
+        lambda out: DTensor.from_local(
+            out.contiguous(), mesh, placements, run_check=False, shape=shape, stride=strides
+        ),
     )

@@ -259,7 +259,8 @@ def _pairs(q: Sharding, kv: Sharding, mask: Mask) -> Iterator[Pair]:
                     for keys in merged(seen, *own):
                         queries = merged(mask.queries_of(*keys), *run)
                         if queries:
-                            yield Pair(q_rank, kv_rank, (queries[0][0], queries[-1][1]), keys)
+                            hull = queries[0][0], queries[-1][1]
+                            yield Pair(q_rank, kv_rank, hull, keys)
 
 
 def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:

@@ -18,6 +18,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.utils.checkpoint import checkpoint
 
 from kgen.kernels.attention.verify.cases import _compare, references
 from kgen.kernels.attention.verify.inputs import Case, Inputs, draw, fit
@@ -61,11 +65,10 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     learned = [b.name for b in problem.buffers if b.grad] if backward else []
     wanted = {n: shards[n].requires_grad_() for n in ("q", "k", "v")} if backward else {}
     wanted |= {n: keywords[n].requires_grad_() for n in learned}
-    given = {} if job.get("unplanned") else {"plan": layout}
-    out, lse = function(
-        shards["q"], shards["k"], shards["v"], *inputs.cu_seqlens, **keywords, **given, group=group,
-        scale=inputs.case.scale, return_lse=True,
-    )  # fmt: skip
+    given: dict[str, Any] = {} if job.get("unplanned") else {"plan": layout}
+    operands = *(shards[n] for n in ("q", "k", "v")), *inputs.cu_seqlens
+    keywords |= given | {"group": group, "scale": inputs.case.scale, "return_lse": True}
+    out, lse = THROUGH[job.get("through", "")](function, operands, keywords, inputs)
     got = {"out": out.detach(), "lse": lse.detach()}
     if backward:
         outputs, cotangents = (out, lse), (shards["dout"], dlse)
@@ -92,6 +95,45 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     ]
 
 
+def of_dtensors(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """DTensors say all that a plan does."""
+    mesh = DeviceMesh.from_group(keywords["group"], "cpu")
+    whole = {"run_check": False, "shape": inputs.q.shape, "stride": inputs.q.stride()}
+    tensors = [DTensor.from_local(x, mesh, [Shard(2)], **whole) for x in operands]
+    out, lse = function(*tensors, scale=keywords["scale"], return_lse=True)
+    assert (out.shape, out.placements) == (inputs.q.shape, (Shard(2),))
+    return out.to_local(), lse
+
+
+def in_context_parallel(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
+    """PyTorch's context shards tensors in place, as `head_tail` does."""
+    mesh = DeviceMesh.from_group(keywords["group"], "cpu")
+    whole = [x.clone() for x in (inputs.q, inputs.k, inputs.v)]
+    with context_parallel(mesh, buffers=whole, buffer_seq_dims=[2, 2, 2], no_restore_buffers={*whole}):
+        assert all(torch.equal(x, y) for x, y in zip(whole, operands, strict=True))
+        return function(*operands, **keywords | {"group": mesh})  # type: ignore[no-any-return]
+
+
+def compiled(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """As one graph."""
+    return torch.compile(function, fullgraph=True, backend="aot_eager")(*operands, **keywords)  # type: ignore[no-any-return]
+
+
+def checkpointed(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """Computed again in backward."""
+    return checkpoint(function, *operands, **keywords, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+THROUGH = {
+    "": lambda function, operands, keywords, inputs: function(*operands, **keywords),
+    "dtensors": of_dtensors,
+    "context_parallel": in_context_parallel,
+    "compile": compiled,
+    "checkpoint": checkpointed,
+}
+"""What may stand between a model and the function."""
 MISTAKES = {
     "heads": lambda tensors: {**tensors, "q": tensors["q"][:, :2]},
     "dtype": lambda tensors: {n: x.half() for n, x in tensors.items()},

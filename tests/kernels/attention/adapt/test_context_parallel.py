@@ -61,6 +61,10 @@ CALLS = [
     ("ends", 2, {"sq": 50, "sk": 70}, {"gathered": False}),
     ("packed", 3, {"packed": PACKED}, {"sharding": "by_cost", "gathered": False}),
     ("cache", 2, {"sq": 40, "sk": 70}, {}),
+    ("causal", 3, {}, {"through": "dtensors", "sharding": "contiguous", "unplanned": True}),
+    ("causal", 3, {}, {"through": "context_parallel", "sharding": "head_tail"}),
+    ("causal", 2, {"sq": 50, "sk": 50}, {"through": "compile", "gathered": False}),
+    ("causal", 2, {"sq": 50, "sk": 50}, {"through": "checkpoint"}),
 ]
 WRONG = [("heads", True), ("dtype", True), ("rows", True), ("heads", False)]
 
@@ -98,9 +102,9 @@ def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]
     folder = tmp_path_factory.mktemp("ranks")
     jobs = []
     for number, (name, size, case, more) in enumerate(CALLS):
-        path = folder / f"{name}.yaml"
+        path = folder / f"small_{name}.yaml"
         if not path.exists():
-            path.write_text(SMALL.format(name=name, dtype="fp32", rest=SPECS[name]))
+            path.write_text(SMALL.format(name=f"small_{name}", dtype="fp32", rest=SPECS[name]))
             write(folder, path)
         case = {"name": f"{name}-{number}", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2} | case
         jobs.append({"spec": str(path), "ranks": size, "case": case, **more})
@@ -116,7 +120,11 @@ def write(folder: Path, path: Path) -> None:
             (folder / place / name).write_text(text)
 
 
-@pytest.mark.parametrize("number", range(len(CALLS)), ids=[f"{name}-{size}" for name, size, *_ in CALLS])
+@pytest.mark.parametrize(
+    "number",
+    range(len(CALLS)),
+    ids=[f"{name}-{size}{more.get('through', '')}" for name, size, _, more in CALLS],
+)
 def test_ranks_give_what_one_gives(number: int, calls: list[list[dict[str, Any]]]) -> None:
     name = CALLS[number][0]
     rows = calls[number]
@@ -163,6 +171,34 @@ def test_stock_specs_over_ranks(path: Path, tmp_path: Path, verdict: Any) -> Non
     rows = launched(tmp_path, [job], 1700)[0][0]
     assert rows
     assert all(row["ok"] for row in rows), rows
+
+
+PLANTED = {
+    "queries-from-0": ("runtime.py", '"q_start": pair.q[0]', '"q_start": 0'),
+    "keys-from-0": ("runtime.py", '"kv_start": pair.kv[0]', '"kv_start": 0'),
+    "a-key-less": ("planning.py", "yield Pair(q_rank, kv_rank, hull, keys)", "yield Pair(q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
+    "weights-swapped": ("merging.py", "out * (weight / some)", "out * (part_weight / some)"),
+    "gradients-left-out": ("exchange.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"),
+    "not-waited-for": ("exchange.py", "            work.wait()\n        yield from _pairs_in", "            pass\n        yield from _pairs_in"),
+}  # fmt: skip
+"""Mistakes in what runs beside the kernels."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_mistake_is_found(name: str, tmp_path: Path, verdict: Any) -> None:
+    file, right, wrong = PLANTED[name]
+    path = tmp_path / "small_causal.yaml"
+    path.write_text(SMALL.format(name="small_causal", dtype="fp32", rest=SPECS["causal"]))
+    write(tmp_path, path)
+    mended = tmp_path / "small_causal_context_parallel" / file
+    assert mended.read_text().count(right) == 1
+    mended.write_text(mended.read_text().replace(right, wrong))
+    verdict(problem_of(load(path)[0]), tmp_path)
+    case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2}
+    job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": False}
+    rows = launched(tmp_path, [job], 250)[0][0]
+    assert not all(row["ok"] for row in rows), rows
 
 
 # --- with what people use ------------------------
