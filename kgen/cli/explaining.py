@@ -53,6 +53,10 @@ def explain(
             "--set", metavar="NAME=VALUE", help="Draw them for this run-time parameter. Repeatable."
         ),
     ] = None,
+    ranks: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(min=2, max=1024, help="Say how sequences would be spread over so many GPUs."),
+    ] = None,
     generated: Generated = None,
     flex: Annotated[
         bool, typer.Option("--flex", help="Print the spec as FlexAttention code instead.")
@@ -70,7 +74,7 @@ def explain(
     if any(other.path != loaded.path for other in others):
         message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
         raise KgenError(Diagnostic("usage", message, file=str(spec), hint=f"kgen explain {loaded.path}"))
-    wanted = _drawing(length, heads, given)
+    wanted = _drawing(length, heads, given, ranks)
     if flex:
         if form in PAGES or wanted is not None:
             message = "--flex goes with no picture and no page"
@@ -88,9 +92,11 @@ def explain(
     return 0
 
 
-def _drawing(length: int | None, heads: int | None, given: Sequence[str] | None) -> Drawing | None:
+def _drawing(
+    length: int | None, heads: int | None, given: Sequence[str] | None, ranks: int | None
+) -> Drawing | None:
     """What is to be drawn; None where nothing was asked for."""
-    if length is None and heads is None and not given:
+    if length is None and heads is None and ranks is None and not given:
         return None
     from kgen.pages.model import Drawing
 
@@ -99,7 +105,7 @@ def _drawing(length: int | None, heads: int | None, given: Sequence[str] | None)
         if not (name and equals and value):
             message = f"`--set` takes a name and a value, not {shown(name + equals + value)}"
             raise KgenError(Diagnostic("usage", message, hint="write `--set window=1024`"))
-    return Drawing(length, heads, {name: value for name, _, value in pairs})
+    return Drawing(length, heads, {name: value for name, _, value in pairs}, ranks)
 
 
 def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As) -> str:

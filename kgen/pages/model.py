@@ -181,8 +181,9 @@ class Page:
 @dataclass(frozen=True)
 class Drawing:
     """What grids are wanted of: sequences of `length`, or of one that shows the mask; so many heads, each by itself;
-    run-time params by name, as they were `given`."""
+    run-time params by name, as they were `given`. `ranks` asks how sequences would be spread over so many."""
 
     length: int | None = None
     heads: int | None = None
     given: Mapping[str, str] | None = None
+    ranks: int | None = None

@@ -26,6 +26,7 @@ FAMILY = Family(
     names_give_way=True,
     adapters={
         "transformers": Lazy("kgen.kernels.attention.adapt.transformers:adapter"),
+        "context_parallel": Lazy("kgen.kernels.attention.adapt.context_parallel:adapter"),
         "hub": Lazy("kgen.kernels.attention.adapt.hub:adapter"),
     },
 )

@@ -135,6 +135,12 @@ class Variant:
                 return width + (fn == "le")
         return None
 
+    @cached_property
+    def given(self) -> Mapping[str, Any]:
+        """The spec as it was written."""
+        data: Mapping[str, Any] = Document(self.loaded.text, self.loaded.path.as_posix()).data
+        return data
+
     def _text(
         self,
         word: str,
@@ -145,32 +151,24 @@ class Variant:
         labels: Mapping[Node, str] = MappingProxyType({}),
     ) -> str:
         """The YAML of a spec with other trees, further buffers, and what is left of the rest."""
-        document = Document(self.loaded.text, self.loaded.path.as_posix())
-        given, cached = document.data, word == "cached"
+        cached = word == "cached"
         used = {name for tree in trees.values() for name in variables(tree)}
         read = {r.buffer for tree in trees.values() for r in reads(tree)}
-        tables = {n: _open(b) if cached else b for n, b in (given.get("buffers") or {}).items() if n in read}
-        params = {n: p for n, p in (given.get("params") or {}).items() if n in used}
-        params |= {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
-        texts = {
-            field: written(tree, labels, {**tables, **params, **buffers}) for field, tree in trees.items()
-        }
-        same = ("license", "dtype", "precision", "head_dim", "gqa", "sinks", "fast_math")
-        data = {
-            "kernel": "attention",
-            "name": f"{self.spec.name}_{word}",
-            "summary": f"{self.spec.name} {words}.",
-            **{field: given[field] for field in same if field in given},
-            "buffers": {name: _in_flow(buffer) for name, buffer in {**tables, **buffers}.items()},
-            "params": params,
-            **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
-            "passes": list(passes),
-            "align": "start",
-        }
-        yaml, out = YAML(typ="rt"), io.StringIO()
-        yaml.width, yaml.default_flow_style = 2**20, None
-        yaml.dump({field: value for field, value in data.items() if value not in ({}, "")}, out)
-        return out.getvalue()
+        own = self.given.get("buffers") or {}
+        tables = {n: _open(b) if cached else b for n, b in own.items() if n in read}
+        params = {WINDOW: {"type": "int", "runtime": True}} if cached and WINDOW in used else {}
+        fields = {"sinks": True} if self.spec.sinks else {}
+        return yaml_of(
+            self,
+            word,
+            words,
+            trees,
+            {**tables, **buffers},
+            params,
+            passes,
+            labels,
+            fields | {"align": "start"},
+        )
 
     def _refuse_sizes(self) -> None:
         """A cache has other lengths than the sequence that it is of, and arguments of its own."""
@@ -187,6 +185,41 @@ class Variant:
 
     def _refuse(self, message: str, hint: str) -> None:
         raise KgenError(Diagnostic("no-adapter", message, self.loaded.path.as_posix(), 1, 1, hint=hint))
+
+
+def yaml_of(
+    variant: Variant,
+    word: str,
+    words: str,
+    trees: Mapping[str, Node],
+    buffers: Mapping[str, Any],
+    params: Mapping[str, Any],
+    passes: Sequence[str],
+    labels: Mapping[Node, str],
+    fields: Mapping[str, Any],
+) -> str:
+    """The YAML of a spec that is made of another: with these trees, buffers, further params and fields, and what is
+    left of the rest."""
+    given = variant.given
+    used = {name for tree in trees.values() for name in variables(tree)}
+    params = {n: p for n, p in (given.get("params") or {}).items() if n in used} | {**params}
+    texts = {field: written(tree, labels, {**buffers, **params}) for field, tree in trees.items()}
+    same = ("license", "dtype", "precision", "head_dim", "gqa", "fast_math")
+    data = {
+        "kernel": "attention",
+        "name": f"{variant.spec.name}_{word}",
+        "summary": f"{variant.spec.name} {words}.",
+        **{field: given[field] for field in same if field in given},
+        **fields,
+        "buffers": {name: _in_flow(buffer) for name, buffer in buffers.items()},
+        "params": params,
+        **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
+        "passes": list(passes),
+    }
+    yaml, out = YAML(typ="rt"), io.StringIO()
+    yaml.width, yaml.default_flow_style = 2**20, None
+    yaml.dump({field: value for field, value in data.items() if value not in ({}, "")}, out)
+    return out.getvalue()
 
 
 def checked(loaded: Loaded) -> Variant:

@@ -8,6 +8,7 @@ from kgen.kernels.attention.explaining.chips import kernels, tiles
 from kgen.kernels.attention.explaining.expressions import as_read, formula, places, softmax
 from kgen.kernels.attention.explaining.gradients import gradients
 from kgen.kernels.attention.explaining.operations import operations
+from kgen.kernels.attention.explaining.ranks import over_ranks
 from kgen.kernels.attention.explaining.visits import decoding, drawn, visits
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.planning import plan_attention
@@ -27,6 +28,7 @@ def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
         "Operations for each (query, key)": operations(plan, written),
         "Tiles that are visited": visits(plan),
         **({"Tiles of queries (down) by keys (across)": drawn(plan, drawing)} if drawing else {}),
+        **({"Over several ranks": over_ranks(plan, drawing)} if drawing and drawing.ranks else {}),
         **({"Decoding": decoding(plan_decode(loaded))} if decodes(loaded) else {}),
         "Gradients": gradients(plan),
         "Sizes of tiles": tiles(plan),

@@ -17,7 +17,7 @@ SHORTEST, LONGEST = 1024, 2**16
 
 def grids(plan: AttentionPlan, drawing: Drawing) -> tuple[str, tuple[Grid, ...]]:
     """A grid for each head that is not as one before it, and a sentence that says whose they are."""
-    given = _given(plan, drawing)
+    given = given_params(plan, drawing)
     length = drawing.length or _telling(plan, given)
     depends = frozenset().union(*map(variables, conditions(plan)))
     heads = drawing.heads if "h" in depends and drawing.heads else 1
@@ -66,7 +66,7 @@ def _telling(plan: AttentionPlan, given: dict[str, int | float]) -> int:
     return min(LONGEST, max(SHORTEST, length))
 
 
-def _given(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float]:
+def given_params(plan: AttentionPlan, drawing: Drawing) -> dict[str, int | float]:
     """Run-time params as numbers. Raises `KgenError`."""
     runtime = {name: param for name, param in plan.spec.params.items() if param.runtime}
     found: dict[str, int | float] = {}

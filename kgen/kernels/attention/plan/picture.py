@@ -64,7 +64,7 @@ def picture(plan: AttentionPlan, run: Run) -> Picture:
     shape = chips[90 if 90 in chips else max(chips)][0]
     stretch = math.ceil(length / MOST / min(shape.BLOCK_M, shape.BLOCK_N))
     tile = shape.BLOCK_M * max(1, stretch), shape.BLOCK_N * max(1, stretch)
-    scalars, buffers, assumed = _usual(plan, run)
+    scalars, buffers, assumed = usual(plan, run)
     if plan.block_mask is not None:
         size = BLOCK_SIZE * max(1, math.ceil(length / MOST / BLOCK_SIZE))
         return Picture(*_listed(plan.block_mask, scalars, buffers, length, size, assumed))
@@ -120,8 +120,8 @@ def _bounds(span: Span) -> tuple[Node, Node, Node, Node]:
     return span.lo, span.hi, *((span.full_lo, span.full_hi) if span.has_full else (empty, empty))
 
 
-def _usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row], tuple[str, ...]]:
-    """Values of everything that the bounds name, and a line for each that a launch would give."""
+def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row], tuple[str, ...]]:
+    """Values of all that the bounds of a plan name, rows of buffers, and a line for each that a launch would give."""
     length, group = run.length, plan.spec.gqa if isinstance(plan.spec.gqa, int) else 1
     sizes = {"B": 1, "HQ": run.heads, "HKV": max(1, run.heads // group), "SQ": length, "SK": length}
     scalars: dict[str, Any] = {**sizes, "b": 0, "h": run.head}

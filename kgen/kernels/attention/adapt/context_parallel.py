@@ -1,0 +1,186 @@
+"""An adapter for sequences that are spread over ranks: context parallel, by torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kgen.expr.nodes import Const, Node, Type, Var, substitute, variables, walk
+from kgen.expr.show import show
+from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.family import family
+from kgen.kernels.attention.adapt.part import PartSpec, part_of
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.spec import AttentionSpec
+from kgen.render.adapters import Adapter
+from kgen.render.rendering import render_source, render_variants
+from kgen.spec.load import Loaded, loads_variants
+from kgen.targets import Source, opening
+from kgen.targets.arguments import number_fields
+
+SHIPPED = Path(__file__).parents[1] / "parallel"
+FILES = ("planning.py", "exchange.py", "merging.py", "runtime.py", "layout.py")
+"""What runs beside the kernels, the same for all specs."""
+
+
+def adapter(variants: Sequence[Loaded]) -> Adapter:
+    """`<name>_context_parallel`: a package whose function takes the rows of a rank, with the kernels of parts.
+
+    Raises `KgenError` for a spec whose keys are in pages, and for one without the pass `forward`.
+    """
+    part, path = part_of(variants[0]), variants[0].path
+    text = part.text()
+    parts = loads_variants(text, path)
+    name = f"{variants[0].spec.name}_context_parallel"
+    package = Source(
+        "__init__.py", "attention/adapters/context_parallel.j2", _context(variants[0], part, parts, name)
+    )
+    files = {"__init__.py": render_source(variants, package)}
+    for file in FILES:
+        shipped = (SHIPPED / file).read_text(encoding="utf-8")
+        files[file] = render_source(variants, Source(file, "attention/adapters/spec.j2", {"text": shipped}))
+    made = {name: files}
+    made |= {f"{name}/{folder}": dict(texts) for folder, texts in render_variants(parts).items()}
+    said = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
+    made[f"{name}/{parts[0].spec.name}"]["spec.yaml"] = render_source(parts, said)
+    return Adapter(made)
+
+
+def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: str) -> dict[str, object]:
+    spec: AttentionSpec = part.variant.spec
+    plan, own = plan_attention(parts[0]), plan_attention(loaded)
+    runtime = {n: p for n, p in spec.params.items() if p.runtime}
+    packed = ["cu_seqlens_q", "cu_seqlens_k"] * spec.varlen
+    sinks = ["sinks"] * spec.sinks
+    operands = [*packed, *spec.buffers, *sinks]
+    keys = _Ranges(own, own.forward)
+    queries = None if own.dkdv is None else _Ranges(own, own.dkdv)
+    reads = sorted({*keys.names, *(queries.names if queries else ())})
+    learned = _learned(plan)
+    buffers = {view.name: view.buffer for view in part.views}
+    learned_buffers = list(dict.fromkeys(buffers[name] for name in learned)) + (sinks if own.backward else [])
+    kinds = {"int": "int", "float": "float"}
+    asked = [n for n in (*packed, *spec.buffers, *runtime) if n in reads or n in packed]
+    varies = family("attention").varies
+    folders = [one.folder for one in parts]
+    inside = f"{parts[0].spec.name}." * (len(parts) > 1 and parts[0].variant is None)
+    given = {n: n for n in ("scale", *runtime, *packed, *spec.buffers)}
+    refused = [] if own.backward else ["q", "k", "v", *sinks]
+    refused += [n for n, b in spec.buffers.items() if b.element is Type.FLOAT and n not in learned_buffers]
+    tensor = "[S, H, D]" if spec.varlen else "[B, H, S, D]"
+    return {
+        "name": spec.name,
+        "package": package,
+        "summary": opening(spec),
+        "axis": 0 if spec.varlen else 2,
+        "head": spec.head_dim,
+        "usage_length": ", ".join(packed) if spec.varlen else "length",
+        "usage_args": [f"{n}={n}" for n in asked if n not in packed],
+        "usage_call": [*packed, *(f"{n}={n}" for n in (*spec.buffers, *sinks, *runtime))],
+        "constants": [f"{n} = {p.value!r}" for n, p in spec.params.items() if not p.runtime and n in reads],
+        "key_params": keys.params,
+        "key_ranges": keys.texts,
+        "query_params": queries.params if queries else [],
+        "query_ranges": queries.texts if queries else None,
+        "modules": [
+            (f"({varies['dtype'].literal(one.spec)}, {varies['head_dim'].literal(one.spec)})", f"{inside}{folder}")
+            for one, folder in zip(parts, folders, strict=True)
+        ],
+        "views": repr(tuple((v.name, v.buffer, v.sides) for v in part.views)),
+        "part_tensors": repr(tuple(parts[0].spec.buffers)),
+        "part_numbers": repr(tuple(n for n, p in parts[0].spec.params.items() if p.runtime)),
+        "places": repr(part.places),
+        "learned_views": repr(tuple(learned)),
+        "packed": spec.varlen,
+        "listed": plan.block_mask is not None,
+        "reads": repr(tuple(n for n in reads if n not in spec.params or n in runtime)),
+        "operands": operands,
+        "operand_params": [f"{n}: Tensor" for n in operands],
+        "runtime": list(runtime),
+        "runtime_params": [f"{n}: {kinds[p.type]}" for n, p in runtime.items()],
+        "given": "{" + ", ".join(f'"{n}": {x}' for n, x in given.items()) + "}",
+        "sinks": "sinks" if spec.sinks else "None",
+        "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
+        "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
+        "derived": own.backward,
+        "underived": ", ".join(f"{n}={n}" for n in refused),
+        "learned": learned_buffers,
+        "reduce": {
+            "name": ["reduce_gradients"] * bool(learned_buffers),
+            "param": ["reduce_gradients: bool"] * bool(learned_buffers),
+            "keyword": ["reduce_gradients=True"] * bool(learned_buffers),
+        },
+        "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned_buffers)))}]",
+        "gradient_returns": [
+            *(f"d{n}" if n in learned_buffers else "None" for n in operands), "None", "None",
+            *["None"] * (len(runtime) + 1 + bool(learned_buffers)),
+        ],
+        "packed_operands": packed,
+        "keywords": [*spec.buffers, *sinks, *runtime],
+        "tensors_words": tensor,
+        "argument_words": _words(spec, packed),
+        **number_fields(runtime),
+        "number_lines": number_fields(runtime)["numbers"]["lines"],  # type: ignore[index]
+        "plan_params": [*(packed or ["length", "kv_length=None"]), "*", *(n for n in asked if n not in packed),
+                        "heads=1", "kv_heads=1", "ranks=None", 'sharding="auto"'],
+        "plan_words": _plan_words(spec, packed, asked),
+        "plan_lengths": "(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))" if spec.varlen
+        else "(length, length if kv_length is None else kv_length)",
+        "plan_given": "{" + ", ".join(f'"{n}": {n}' for n in asked) + "}",
+    }  # fmt: skip
+
+
+class _Ranges:
+    """The spans of a loop as Python over positions of the whole sequence."""
+
+    def __init__(self, plan: AttentionPlan, loop: TileLoop) -> None:
+        known: dict[Node, Node] = {
+            Var(n, p.scalar): Const(p.value, p.scalar)
+            for n, p in plan.spec.params.items()
+            if p.value is not None
+        }
+        bounds = [tuple(substitute(b, known) for b in (span.lo, span.hi)) for span in loop.spans]
+        self.texts = [tuple(map(show, pair)) for pair in bounds]
+        nodes = [node for pair in bounds for bound in pair for node in walk(bound)]
+        read = {n.buffer.removesuffix(FIRST_AT_LEAST) for n in nodes if hasattr(n, "buffer")}
+        tile = {loop.outer.start.name, loop.outer.last.name}
+        used = read | {name for pair in bounds for bound in pair for name in variables(bound)}
+        self.names = sorted(used - tile)
+        self.params = [loop.outer.start.name, loop.outer.last.name, *self.names]
+
+
+def _learned(plan: AttentionPlan) -> list[str]:
+    """The buffers of a part with a gradient, in the order of the gradients."""
+    if not plan.backward:
+        return []
+    asked = (*(g.buffer for g in plan.gradients), *(n for n, b in plan.spec.buffers.items() if b.grad))
+    return [plan.called.get(name, name) for name in dict.fromkeys(asked)]
+
+
+def _words(spec: AttentionSpec, packed: Sequence[str]) -> list[str]:
+    words = [
+        "cu_seqlens_q, cu_seqlens_k: [N + 1] int32, of the whole sequence, the same on all ranks."
+    ] * bool(packed)
+    for name, buffer in spec.buffers.items():
+        shape = ", ".join(map(str, buffer.shape))
+        words.append(f"{name}: [{shape}] {buffer.dtype}, of the whole sequence, the same on all ranks.")
+    words += ["sinks: [HQ], logits that join the softmax without a value."] * spec.sinks
+    return words + [f"{n}: {p.type}." for n, p in spec.params.items() if p.runtime]
+
+
+def _plan_words(spec: AttentionSpec, packed: Sequence[str], asked: Sequence[str]) -> list[str]:
+    words = (
+        ["cu_seqlens_q, cu_seqlens_k: [N + 1] int32. They are brought to the host."]
+        if packed
+        else [
+            "length: of the whole sequence; kv_length that of keys, where it is another.",
+        ]
+    )
+    brought = [n for n in asked if n in spec.buffers]
+    words += (
+        [f"{', '.join(brought)}: as in {spec.name}. Their elements are brought to the host."]
+        if brought
+        else []
+    )
+    return [*words, "heads, kv_heads: of queries and of keys, where ranges depend on them."]

@@ -1,0 +1,187 @@
+"""The spec of a part: the same attention of some queries and some keys of a longer sequence.
+
+Query i stands at `q_start` + i and key j at `kv_start` + j, of `q_length` and `kv_length`; of packed sequences these
+are tensors with a number for each. A buffer that has an element for each query or key is handed over as the slice that
+the part is of, twice where it is read from both sides; any other whole. Sinks join where parts are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.expr.algebra import call
+from kgen.expr.nodes import Node, Read, Type, Var, children, rebuild, variables
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.kernels.attention.adapt.derived import Variant, yaml_of
+from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.spec import ANY
+from kgen.spec.load import Loaded
+
+PLACES = ("q_start", "kv_start", "q_length", "kv_length")
+LENGTHS = {"SQ": "q_length", "SK": "kv_length"}
+SIDES: Mapping[tuple[Any, Node], str] = {
+    (size, index): side for size in ("SQ", "SK") for index, side in ((Q_IDX, "q"), (KV_IDX, "kv"))
+}
+"""By extent and index: whose slice a dimension is. One that is as long as the other side means self-attention."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What a part is handed of a buffer: by dimension "q" or "kv", whose slice it is, or None where it is whole."""
+
+    name: str
+    buffer: str
+    sides: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """The spec of a part, made of a spec."""
+
+    variant: Variant
+
+    @property
+    def packed(self) -> bool:
+        """Whether sequences lie end to end."""
+        return bool(self.variant.spec.varlen)
+
+    @cached_property
+    def views(self) -> tuple[View, ...]:
+        """Of all buffers, in the order in which they are declared."""
+        found: dict[str, list[tuple[str | None, ...]]] = {name: [] for name in self.variant.spec.buffers}
+        for tree in self.variant.trees.values():
+            for node in _reads(tree):
+                sides = self._sides(node)
+                if sides not in found[node.buffer]:
+                    found[node.buffer].append(sides)
+        taken = {*self.variant.spec.buffers, *self.variant.spec.params, *PLACES}
+        views = []
+        for buffer, kinds in found.items():
+            for i, sides in enumerate(sorted(kinds, key=lambda sides: "kv" in sides)):
+                name = buffer
+                if i:
+                    wanted = f"kv_{buffer}" if "kv" in sides else f"{buffer}_{i + 1}"
+                    name = next(
+                        n for n in (wanted, *(f"{wanted}_{k}" for k in range(2, 99))) if n not in taken
+                    )
+                    taken.add(name)
+                views.append(View(name, buffer, sides))
+        return tuple(views)
+
+    @cached_property
+    def places(self) -> tuple[str, ...]:
+        """Those of `PLACES` that the part asks for."""
+        used = {n for tree in self._trees.values() for n in variables(tree)}
+        used |= {r.buffer for tree in self._trees.values() for r in _reads(tree)}
+        return tuple(name for name in PLACES if name in used)
+
+    def text(self) -> str:
+        """Its YAML."""
+        self._check()
+        read = {r.buffer for tree in self._trees.values() for r in _reads(tree)}
+        buffers: dict[str, Any] = {}
+        for view in (view for view in self.views if view.name in read):
+            declared = self.variant.spec.buffers[view.buffer]
+            sizes = zip(declared.shape, view.sides, strict=True)
+            shape = [self._extent(size, side) for size, side in sizes]
+            buffers[view.name] = {**declared.model_dump(exclude_defaults=True), "shape": shape}
+        params: dict[str, Any] = {}
+        for name in self.places:
+            if self.packed:
+                buffers[name] = {"shape": ["B"], "dtype": "int32"}
+            else:
+                params[name] = {"type": "int", "runtime": True}
+        labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}
+        fields: dict[str, Any] = {"varlen": True} if self.packed else {"align": "start"}
+        if self.variant.spec.block_mask != "auto":
+            fields["block_mask"] = self.variant.spec.block_mask
+        passes = tuple(p for p in self.variant.spec.passes if p != "decode")
+        return yaml_of(
+            self.variant,
+            "part",
+            "for parts of a sequence",
+            self._trees,
+            buffers,
+            params,
+            passes,
+            labels,
+            fields,
+        )
+
+    # --- parts ------------------------
+
+    @cached_property
+    def _trees(self) -> Mapping[str, Node]:
+        moved: dict[Node, Node] = {
+            Q_IDX: _at(Q_IDX, "q_start", self.packed),
+            KV_IDX: _at(KV_IDX, "kv_start", self.packed),
+        }
+        moved |= {Var(size, Type.INT): _place(name, self.packed) for size, name in LENGTHS.items()}
+        return {field: self._moved(tree, moved) for field, tree in self.variant.trees.items()}
+
+    def _moved(self, node: Node, moved: dict[Node, Node]) -> Node:
+        """A tree with positions of the whole sequence in place of those of the part; `moved` has what is done."""
+        if node not in moved:
+            moved[node] = self._rebuilt(node, moved)
+        return moved[node]
+
+    def _rebuilt(self, node: Node, moved: dict[Node, Node]) -> Node:
+        if isinstance(node, Read):
+            sides = self._sides(node)
+            name = next(v.name for v in self.views if (v.buffer, v.sides) == (node.buffer, sides))
+            indices = tuple(
+                i if side else self._moved(i, moved) for i, side in zip(node.indices, sides, strict=True)
+            )
+            return Read(name, indices, node.type)
+        operands = children(node)
+        return rebuild(node, tuple(self._moved(one, moved) for one in operands)) if operands else node
+
+    def _sides(self, read: Read) -> tuple[str | None, ...]:
+        shape = self.variant.spec.buffers[read.buffer].shape
+        return tuple(SIDES.get((size, index)) for size, index in zip(shape, read.indices, strict=True))
+
+    @staticmethod
+    def _extent(size: Any, side: str | None) -> Any:
+        if side is not None:
+            return {"q": "SQ", "kv": "SK"}[side]
+        return ANY if size in ("SQ", "SK") else size
+
+    def _check(self) -> None:
+        spec, path = self.variant.spec, self.variant.loaded.path.as_posix()
+        reasons = {
+            "its keys are in pages": spec.paged_kv is not None,
+            "it has no pass `forward`": "forward" not in spec.passes,
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                message = f"`{spec.name}` does not go over several ranks: {reason}"
+                hint = "write a spec of whole or of packed sequences"
+                raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint=hint))
+        names = {*spec.buffers, *spec.params}
+        for name in (*PLACES, "plan", "group", "sharding", "ranks"):
+            if name in names:
+                message = f"`{name}` is an argument of the function for several ranks"
+                raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))
+
+
+def _place(name: str, packed: bool) -> Node:
+    return Read(name, (Var("b", Type.INT),), Type.INT) if packed else Var(name, Type.INT)
+
+
+def _at(index: Node, start: str, packed: bool) -> Node:
+    return call("add", index, _place(start, packed))
+
+
+def _reads(node: Node) -> Sequence[Read]:
+    """Every read in a tree, those in indices of others, too."""
+    found = [read for child in children(node) for read in _reads(child)]
+    return [node, *found] if isinstance(node, Read) else found
+
+
+def part_of(loaded: Loaded) -> PartSpec:
+    """The part of a spec. Raises `KgenError` where it is rendered (`text`), for a spec that has none."""
+    return PartSpec(Variant(positioned(loaded)))

@@ -1,0 +1,138 @@
+"""Who has which positions, for people: to shard tensors, to bring them together, and to say where rows stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .exchange import gathered
+from .planning import Plan, chosen, encoded, planned, sharded, work
+from .runtime import Kernels, mask_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The positions of each rank, and which keys each needs of the others. `numbers` is what operators take."""
+
+    plan: Plan
+    sharding: str
+    numbers: Tensor
+    group: str | None
+    work: tuple[int, ...]
+    """Pairs that kernels look at, by rank, of one head."""
+
+    def _rank(self, rank: int | None) -> int:
+        return dist.get_rank(_group(self.group)) if rank is None else rank
+
+    def shard(self, x: Tensor, dim: int, rank: int | None = None, keys: bool = False) -> Tensor:
+        """The rows of a rank, this one by default, of a tensor that has all of them along `dim`."""
+        side = self.plan.kv if keys else self.plan.q
+        parts = [x.narrow(dim, lo, hi - lo) for lo, hi in side.parts[self._rank(rank)]]
+        return torch.cat(parts, dim) if len(parts) != 1 else parts[0]
+
+    def unshard(self, x: Tensor, dim: int, keys: bool = False) -> Tensor:
+        """All rows, on each rank, of tensors that have those of a rank along `dim`. It has no gradient."""
+        side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
+        lengths = [side.local(rank) for rank in range(side.ranks)]
+        heard, _ = gathered(group, dim, x.detach(), lengths, async_op=False)
+        return self.joined(heard, dim, keys)
+
+    def joined(self, shards: Sequence[Tensor], dim: int, keys: bool = False) -> Tensor:
+        """All rows, of the shards of all ranks."""
+        side = self.plan.kv if keys else self.plan.q
+        pieces = {}
+        for rank, part in enumerate(side.parts):
+            for lo, hi in part:
+                first, last = side.rows(rank, lo, hi)
+                pieces[lo] = shards[rank].narrow(dim, first, last - first)
+        return torch.cat([pieces[lo] for lo in sorted(pieces)], dim)
+
+    def positions(self, device: Any = None, rank: int | None = None) -> Tensor:
+        """[S] int64: where the rows of a rank stand, as rotary embeddings want to know."""
+        runs = [torch.arange(lo, hi, device=device) for lo, hi in self.plan.q.parts[self._rank(rank)]]
+        return torch.cat(runs) if runs else torch.empty(0, dtype=torch.int64, device=device)
+
+
+def laid_out(
+    kernels: Kernels,
+    lengths: tuple[int, int],
+    given: dict[str, Any],
+    heads: int,
+    kv_heads: int,
+    ranks: Any,
+    sharding: str,
+) -> Layout:
+    """The layout of a mask over ranks. Raises `ValueError` for a sharding that is none."""
+    number, group = (ranks, None) if isinstance(ranks, int) else (None, group_of(ranks))
+    number = dist.get_world_size(_group(group)) if number is None else number
+    batches = next((len(x) for x in given.values() if isinstance(x, Tensor)), 1)
+    mask = mask_of(kernels, given, lengths, batches, heads, kv_heads)
+    if sharding == "auto":
+        if lengths[0] == lengths[1]:
+            sharding, q = chosen(mask, lengths[0], number)
+        else:
+            sharding = "contiguous"
+            q = sharded(sharding, mask, lengths[0], number)
+    else:
+        q = sharded(sharding, mask, lengths[0], number)
+    kv = q if lengths[0] == lengths[1] else sharded("contiguous", mask, lengths[1], number)
+    plan = planned(q, kv, mask)
+    counted = tuple(sum(work(mask, lengths[1], *run) for run in part) for part in q.parts)
+    return Layout(plan, sharding, torch.tensor(encoded(plan), dtype=torch.int64), group, counted)
+
+
+# --- groups ------------------------
+
+
+def group_of(group: Any) -> str:
+    """The name of a process group, or of that of a DeviceMesh of one dimension; by default of all ranks."""
+    if group is None:
+        group = dist.group.WORLD
+    elif not isinstance(group, dist.ProcessGroup):
+        group = group.get_group()
+    if group is None:
+        raise ValueError("there is no process group: call torch.distributed.init_process_group first")
+    return str(group.group_name)
+
+
+def _group(name: str | None) -> dist.ProcessGroup:
+    return dist.distributed_c10d._resolve_process_group(group_of(None) if name is None else name)
+
+
+def local(
+    q: Any, k: Any, v: Any, dim: int, plan: Layout | None, group: Any
+) -> tuple[str, Tensor, Tensor, Tensor, Callable[[Tensor], Any]]:
+    """The group of a call, its tensors on this rank, and what makes of the result what the arguments are.
+
+    Raises `ValueError` for DTensors that are not sharded along positions over one dimension of their mesh.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(q, DTensor):
+        name = (
+            plan.group if group is None and plan is not None and plan.group is not None else group_of(group)
+        )
+        return name, q, k, v, lambda out: out
+    over = [i for i, placement in enumerate(q.placements) if placement == Shard(dim)]
+    alike = isinstance(k, DTensor) and isinstance(v, DTensor) and q.placements == k.placements == v.placements
+    if len(over) != 1 or not alike:
+        said = [getattr(x, "placements", "no DTensor") for x in (q, k, v)]
+        raise ValueError(
+            f"DTensors of q, k and v must be sharded alike, and along dimension {dim} once, got {said}"
+        )
+    mesh, placements = q.device_mesh, q.placements
+    shape = torch.Size((*q.shape[:-1], v.shape[-1]))
+    strides = tuple(shape[i + 1 :].numel() for i in range(len(shape)))
+    name = str(mesh.get_group(over[0]).group_name)
+    return (
+        name,
+        *(x.to_local() for x in (q, k, v)),
+        lambda out: DTensor.from_local(
+            out.contiguous(), mesh, placements, run_check=False, shape=shape, stride=strides
+        ),
+    )

@@ -1,0 +1,393 @@
+"""Which keys each rank needs of which other, for sequences whose positions are spread over ranks.
+
+Positions are those of the whole sequence, intervals are `(lo, hi)` without `hi`. A mask says by intervals of keys what
+a run of queries sees, and by intervals of queries what sees a run of keys: never too little. From these and from who
+has what follows a `Plan`, the same on all ranks: which queries attend to which keys, and how the keys come there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+Interval = tuple[int, int]
+Ranges = Callable[..., Sequence[Interval]]
+TILE = 128
+"""Positions by which work is counted: what kernels visit at a time."""
+
+
+# --- who has what ------------------------
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """The positions of each rank: intervals, in the order in which their rows lie in the rank's tensors."""
+
+    parts: tuple[tuple[Interval, ...], ...]
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return len(self.parts)
+
+    @property
+    def length(self) -> int:
+        """Of the whole sequence."""
+        return sum(hi - lo for part in self.parts for lo, hi in part)
+
+    def local(self, rank: int) -> int:
+        """How many positions a rank has."""
+        return sum(hi - lo for lo, hi in self.parts[rank])
+
+    def rows(self, rank: int, lo: int, hi: int) -> Interval:
+        """Where positions that lie in one interval of a rank are in its tensors. Raises `ValueError` for others."""
+        first = 0
+        for own_lo, own_hi in self.parts[rank]:
+            if own_lo <= lo and hi <= own_hi:
+                return first + lo - own_lo, first + hi - own_lo
+            first += own_hi - own_lo
+        raise ValueError(f"rank {rank} has no positions [{lo}, {hi}) in one piece")
+
+
+def cut(length: int, pieces: int) -> list[Interval]:
+    """A sequence in pieces that follow each other, none longer than another by more than one position."""
+    ends = [length * i // pieces for i in range(pieces + 1)]
+    return list(pairwise(ends))
+
+
+def contiguous(length: int, ranks: int) -> Sharding:
+    """A run of positions for each rank."""
+    return Sharding(tuple((piece,) if piece[0] < piece[1] else () for piece in cut(length, ranks)))
+
+
+def runs(lengths: Sequence[int]) -> Sharding:
+    """A run of positions for each rank, of these lengths."""
+    found, end = [], 0
+    for length in lengths:
+        found.append(((end, end + length),) if length else ())
+        end += length
+    return Sharding(tuple(found))
+
+
+def head_tail(length: int, ranks: int) -> Sharding:
+    """Two runs for each rank, as far from the start as from the end: of a causal mask, all have equal work."""
+    pieces = cut(length, 2 * ranks)
+    return Sharding(tuple(_filled(pieces[r], pieces[-1 - r]) for r in range(ranks)))
+
+
+def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2) -> Sharding:
+    """As many runs for each rank, handed out by what they cost: the dearest that is left to who has least so far."""
+    pieces = cut(length, runs_each * ranks)
+    costs = {piece: cost(*piece) for piece in pieces}
+    free = [(0, rank) for rank in range(ranks)]
+    own: list[list[Interval]] = [[] for _ in range(ranks)]
+    for piece in sorted(pieces, key=lambda piece: (-costs[piece], piece)):
+        spent, rank = heapq.heappop(free)
+        own[rank].append(piece)
+        if len(own[rank]) < runs_each:
+            heapq.heappush(free, (spent + costs[piece], rank))
+    return Sharding(tuple(_filled(*sorted(part)) for part in own))
+
+
+def _filled(*pieces: Interval) -> tuple[Interval, ...]:
+    """Those that have positions; neighbours are one."""
+    return tuple(merged(pieces))
+
+
+def merged(intervals: Iterable[Interval], lo: int = 0, hi: int | None = None) -> list[Interval]:
+    """The positions of intervals, within bounds, as few intervals as can be, ascending."""
+    found: list[Interval] = []
+    for first, last in sorted(intervals):
+        first, last = max(first, lo), last if hi is None else min(last, hi)
+        if first >= last:
+            continue
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+# --- what a mask needs ------------------------
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What queries see, by intervals that hold every key which one of them sees; and the other way round.
+
+    `keys(b=, h=, q_start=, q_last=, **given)` are intervals for the queries `q_start .. q_last`, `queries` likewise for
+    keys `kv_start .. kv_last`, or None where nothing is known. `given` are numbers and `Rows` that these read.
+    `batches` and `heads` are as many as differ. Of packed sequences `starts` are where each begins, of queries and of
+    keys, and one more for the end.
+    """
+
+    keys: Ranges
+    queries: Ranges | None
+    given: Mapping[str, object]
+    batches: int = 1
+    heads: int = 1
+    starts: tuple[Sequence[int], Sequence[int]] | None = None
+
+    def keys_of(self, lo: int, hi: int) -> Iterator[Interval]:
+        """Of the queries `[lo, hi)`."""
+        return self._of(self.keys, "q", lo, hi)
+
+    def queries_of(self, lo: int, hi: int) -> Iterator[Interval]:
+        """Of the keys `[lo, hi)`."""
+        if self.queries is None:
+            return iter([(0, MOST)])
+        return self._of(self.queries, "kv", lo, hi)
+
+    def _of(self, ranges: Ranges, side: str, lo: int, hi: int) -> Iterator[Interval]:
+        if self.starts is None:
+            for b in range(self.batches):
+                yield from self._by_head(ranges, side, b, lo, hi, self.given)
+            return
+        own, others = self.starts if side == "q" else self.starts[::-1]
+        for b in range(max(0, bisect.bisect_right(own, lo) - 1), len(own) - 1):
+            if own[b] >= hi:
+                return
+            first, last = max(lo, own[b]) - own[b], min(hi, own[b + 1]) - own[b]
+            lengths = [starts[b + 1] - starts[b] for starts in self.starts]
+            given = {**self.given, "SQ": lengths[0], "SK": lengths[1]}
+            found = self._by_head(ranges, side, b, first, last, given) if first < last else ()
+            for a, z in merged(found, 0, others[b + 1] - others[b]):
+                yield others[b] + a, others[b] + z
+
+    def _by_head(
+        self, ranges: Ranges, side: str, b: int, lo: int, hi: int, given: Mapping[str, object]
+    ) -> Iterator[Interval]:
+        for h in range(self.heads):
+            yield from ranges(b=b, h=h, **{f"{side}_start": lo, f"{side}_last": hi - 1}, **given)
+
+
+MOST = 2**31
+"""Beyond any position."""
+
+
+# --- who needs what ------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Queries of one rank, and keys of one, of which these queries may see some."""
+
+    q_rank: int
+    kv_rank: int
+    q: Interval
+    kv: Interval
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who attends to what, and how keys come to where they are needed.
+
+    `gathered`: all keys go to all ranks at once. Else a rank takes from each other what it needs of its keys, one after
+    the other; `shared` are keys that all need, each sent once to all.
+    """
+
+    q: Sharding
+    kv: Sharding
+    pairs: tuple[Pair, ...]
+    gathered: bool = False
+    shared: tuple[tuple[int, Interval], ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+        return self.q.ranks
+
+    def pairs_of(self, q_rank: int, kv_rank: int) -> list[Pair]:
+        """What a rank attends to of another's keys, or of its own."""
+        return self._by_ranks.get((q_rank, kv_rank), [])
+
+    def sent(self, kv_rank: int, q_rank: int) -> list[Interval]:
+        """The keys that go from one rank to another alone."""
+        if kv_rank == q_rank or self.gathered:
+            return []
+        return without(merged(p.kv for p in self.pairs_of(q_rank, kv_rank)), self.shared_by(kv_rank))
+
+    def shared_by(self, kv_rank: int) -> list[Interval]:
+        """The keys that a rank sends to all others at once."""
+        return [interval for rank, interval in self.shared if rank == kv_rank]
+
+    def received(self, rank: int) -> int:
+        """How many keys come to a rank."""
+        if self.gathered:
+            return self.kv.length - self.kv.local(rank)
+        own = sum(hi - lo for other in range(self.ranks) for lo, hi in self.sent(other, rank))
+        return own + sum(hi - lo for other, (lo, hi) in self.shared if other != rank)
+
+    @cached_property
+    def _by_ranks(self) -> dict[tuple[int, int], list[Pair]]:
+        found: dict[tuple[int, int], list[Pair]] = {}
+        for pair in self.pairs:
+            found.setdefault((pair.q_rank, pair.kv_rank), []).append(pair)
+        return found
+
+
+def planned(q: Sharding, kv: Sharding, mask: Mask, few: int = 4096) -> Plan:
+    """The plan of a mask. Where ranks need most keys of most others, and there are `few` at each, they are gathered:
+    then what it takes to begin a transfer counts for more than how much is sent.
+
+    Raises `ValueError` for shardings of different numbers of ranks.
+    """
+    if q.ranks != kv.ranks:
+        raise ValueError(f"queries are on {q.ranks} ranks, keys on {kv.ranks}")
+    pairs = tuple(_pairs(q, kv, mask))
+    plan = Plan(q, kv, pairs)
+    ranks = range(q.ranks)
+    most = sum(kv.length - kv.local(rank) for rank in ranks)
+    needed = sum(plan.received(rank) for rank in ranks)
+    if q.ranks > 2 and 2 * needed <= most:
+        return Plan(q, kv, pairs, shared=tuple(_shared(plan)))
+    longest = max((kv.local(rank) for rank in ranks), default=0)
+    return Plan(q, kv, pairs, gathered=q.ranks > 1 and 2 * needed > most and longest <= few)
+
+
+def _pairs(q: Sharding, kv: Sharding, mask: Mask) -> Iterator[Pair]:
+    for q_rank, q_part in enumerate(q.parts):
+        for run in q_part:
+            seen = merged(mask.keys_of(*run), 0, kv.length)
+            for kv_rank, kv_part in enumerate(kv.parts):
+                for own in kv_part:
+                    for keys in merged(seen, *own):
+                        queries = merged(mask.queries_of(*keys), *run)
+                        if queries:
+                            hull = queries[0][0], queries[-1][1]
+                            yield Pair(q_rank, kv_rank, hull, keys)
+
+
+def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
+    """What all others need of a rank's keys."""
+    for rank in range(plan.ranks):
+        needs = [plan.sent(rank, other) for other in range(plan.ranks) if other != rank]
+        common = needs[0]
+        for need in needs[1:]:
+            common = [both for lo, hi in need for both in merged(common, lo, hi)]
+        yield from ((rank, interval) for interval in common)
+
+
+def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
+    """The positions of intervals that are in no other."""
+    found = list(intervals)
+    for lo, hi in others:
+        found = [
+            piece for a, b in found for piece in ((a, min(b, lo)), (max(a, hi), b)) if piece[0] < piece[1]
+        ]
+    return found
+
+
+# --- what it costs ------------------------
+
+
+def work(mask: Mask, length: int, lo: int, hi: int) -> int:
+    """How many pairs kernels look at for the queries `[lo, hi)` of as many keys as `length`, by tiles."""
+    total = 0
+    for start in range(lo, hi, TILE):
+        end = min(start + TILE, hi)
+        total += (end - start) * sum(b - a for a, b in merged(mask.keys_of(start, end), 0, length))
+    return total
+
+
+def chosen(mask: Mask, length: int, ranks: int, names: Sequence[str] = ()) -> tuple[str, Sharding]:
+    """Of the shardings of `SHARDINGS`, or those that are named, the first whose dearest rank has least to do.
+
+    Keys that a rank takes from others count as the work of as many queries with `EXCHANGED` keys.
+    """
+    best: tuple[float, str, Sharding] | None = None
+    for name in names or SHARDINGS:
+        sharding = sharded(name, mask, length, ranks)
+        plan = planned(sharding, sharding, mask)
+        most = max(
+            sum(work(mask, length, *run) for run in sharding.parts[rank]) + EXCHANGED * plan.received(rank)
+            for rank in range(ranks)
+        )
+        # A sharding that is simpler stands for others within two hundredths.
+        if best is None or most < 0.98 * best[0]:
+            best = most, name, sharding
+    assert best is not None
+    return best[1], best[2]
+
+
+EXCHANGED = 64
+"""About what a link of 350 GB/s and 600 TFLOP/s make of heads of 128 columns in 16 bits, forward."""
+
+
+def sharded(name: str, mask: Mask, length: int, ranks: int) -> Sharding:
+    """A sharding by its name. Raises `ValueError` for a name that is none."""
+    if name == "contiguous":
+        return contiguous(length, ranks)
+    if name == "head_tail":
+        return head_tail(length, ranks)
+    if name == "by_cost":
+        return by_cost(length, ranks, lambda lo, hi: work(mask, length, lo, hi))
+    raise ValueError(f"there is no sharding {name!r}: it is one of {', '.join(SHARDINGS)}")
+
+
+SHARDINGS = ("contiguous", "head_tail", "by_cost")
+
+
+# --- as numbers ------------------------
+
+
+def encoded(plan: Plan) -> list[int]:
+    """A plan as integers, which operators take in a tensor."""
+    found = [int(plan.gathered), plan.ranks]
+    for sharding in (plan.q, plan.kv):
+        for part in sharding.parts:
+            found += [len(part), *(x for run in part for x in run)]
+    found += [len(plan.pairs), *(x for p in plan.pairs for x in (p.q_rank, p.kv_rank, *p.q, *p.kv))]
+    return [*found, len(plan.shared), *(x for rank, run in plan.shared for x in (rank, *run))]
+
+
+def decoded(numbers: Sequence[int]) -> Plan:
+    """The plan of `encoded`."""
+    rest = iter(numbers)
+
+    def take() -> int:
+        return next(rest)
+
+    def run() -> Interval:
+        return take(), take()
+
+    gathered, ranks = bool(take()), take()
+    q, kv = (Sharding(tuple(tuple(run() for _ in range(take())) for _ in range(ranks))) for _ in "qk")
+    pairs = tuple(Pair(take(), take(), run(), run()) for _ in range(take()))
+    shared = tuple((take(), run()) for _ in range(take()))
+    return Plan(q, kv, pairs, gathered, shared)
+
+
+# --- what ranges read ------------------------
+
+
+class Rows:
+    """A buffer whose elements ranges read, on the host; outside of it they are zero, as they are in kernels."""
+
+    def __init__(self, values: Sequence[object] | int | float) -> None:
+        self.values = values
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> object:
+        found: object = self.values
+        for i in index if isinstance(index, tuple) else (index,):
+            assert isinstance(found, Sequence)
+            if not 0 <= i < len(found):
+                return 0
+            found = found[i]
+        return found
+
+
+def first_at_least(row: object, value: int) -> int:
+    """The first position of an ascending row with an element that is not less; its length where there is none."""
+    values: Any = row.values if isinstance(row, Rows) else row
+    return int(bisect.bisect_left(values, value))
+
+
+def where(condition: object, a: object, b: object) -> object:
+    """One of two."""
+    return a if condition else b

@@ -1,0 +1,393 @@
+"""Attention over sequences that are spread over ranks, by torch.distributed and kernels of parts.
+
+Each rank attends with its own queries to keys of its own, then to those of the others, as they come: what the next
+step takes is on its way while a step computes. Parts are merged by their log-sum-exp, in float32. Backward takes the
+same steps with the log-sum-exp of the whole: dk and dv go back to where the keys are.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .exchange import Gradient, Home, run_of, steps
+from .merging import merge
+from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs
+
+LOG2 = math.log(2)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels of parts of one spec, and what they are handed.
+
+    `module(q, v)` is the emitted file for such tensors, `name` its function. `views` are (name, buffer, sides): by
+    dimension whose slice of a buffer it is, "q" or "kv", None where it is whole. `tensors` and `numbers` are what its
+    operators take, in order; `places` those of them that say where the part stands. `learned` names the views with a
+    gradient, in the order of gradients. `keys` and `queries` are the ranges of a `Mask`, which read `reads`.
+    """
+
+    module: Callable[[Tensor, Tensor], Any]
+    name: str
+    views: tuple[tuple[str, str, tuple[str | None, ...]], ...]
+    tensors: tuple[str, ...]
+    numbers: tuple[str, ...]
+    places: tuple[str, ...]
+    learned: tuple[str, ...]
+    packed: bool
+    listed: bool
+    keys: Callable[..., Any]
+    queries: Callable[..., Any] | None
+    reads: tuple[str, ...]
+
+    @property
+    def axis(self) -> int:
+        """Of positions."""
+        return 0 if self.packed else 2
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call on one rank: `given` are the buffers, numbers and lengths of it by name."""
+
+    kernels: Kernels
+    plan: Plan
+    group: dist.ProcessGroup
+    given: dict[str, Any]
+
+    @property
+    def rank(self) -> int:
+        """This one."""
+        return int(dist.get_rank(self.group))
+
+    @property
+    def learned(self) -> list[str]:
+        """The buffers that have a gradient."""
+        found = {name: buffer for name, buffer, _ in self.kernels.views}
+        return list(dict.fromkeys(found[name] for name in self.kernels.learned))
+
+    def arguments(self, pair: Pair) -> tuple[list[Tensor], dict[str, Any]]:
+        """Of the function of parts, beside q, k and v: what is said of packed sequences, and the rest by name."""
+        kernels, given = self.kernels, self.given
+        runs = {"q": slice(*pair.q), "kv": slice(*pair.kv)}
+        named = {n: given[n] for n in kernels.numbers if n in given}
+        for name, buffer, sides in kernels.views:
+            named[name] = given[buffer][tuple(runs[side] if side else slice(None) for side in sides)]
+        lengths = {"q_length": self.plan.q.length, "kv_length": self.plan.kv.length}
+        places = lengths | {"q_start": pair.q[0], "kv_start": pair.kv[0]}
+        packed: list[Tensor] = []
+        if kernels.packed:
+            places = {}
+            for side, run in (("q", pair.q), ("kv", pair.kv)):
+                starts = given[f"cu_seqlens_{side[0]}"]
+                packed.append((starts.clamp(*run) - run[0]).contiguous())
+                places[f"{side}_start"] = (run[0] - starts[:-1]).clamp(min=0)
+                places[f"{side}_length"] = starts.diff()
+        return packed, named | {name: places[name] for name in kernels.places}
+
+    def forward(self, pair: Pair, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """out and the base-2 log-sum-exp of a pair."""
+        packed, named = self.arguments(pair)
+        function = getattr(self.kernels.module(q, v), self.kernels.name)
+        with torch.no_grad():
+            out, lse = function(q, k, v, *packed, **named, scale=self.given["scale"], return_lse=True)
+        return out, lse / LOG2
+
+    def backward(
+        self,
+        pair: Pair,
+        dout: Tensor,
+        dlse: Tensor | None,
+        out: Tensor,
+        lse: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
+        """dq, dk and dv of a pair; and buffers with where in them a gradient is, and that gradient."""
+        packed, named = self.arguments(pair)
+        module = self.kernels.module(q, v)
+        lists: Sequence[Tensor] = ()
+        if self.kernels.listed:
+            make = getattr(module, f"{self.kernels.name}_block_mask")
+            asked = inspect.signature(make).parameters
+            batch, heads, queries, _ = q.shape
+            sizes = {"B": batch, "HQ": heads, "HKV": k.shape[1], "SQ": queries, "SK": k.shape[2]}
+            lists = make(**{n: x for n, x in {**sizes, **named}.items() if n in asked})[1:]
+        tensors = [named[name] for name in self.kernels.tensors]
+        numbers = [named[name] for name in self.kernels.numbers]
+        dq, dk, dv, *gradients = module._backward_op(
+            dout, dlse, out, lse, q, k, v, *packed, *tensors, *lists, self.given["scale"], *numbers
+        )
+        runs = {"q": slice(*pair.q), "kv": slice(*pair.kv), None: slice(None)}
+        places = {
+            name: (buffer, tuple(runs[side] for side in sides)) for name, buffer, sides in self.kernels.views
+        }
+        named_gradients = zip(self.kernels.learned, gradients, strict=True)
+        return dq, dk, dv, [(*places[name], gradient) for name, gradient in named_gradients]
+
+    def steps(self, k: Tensor, v: Tensor, home: Home | None = None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+        """Pairs of this rank with their keys and values: first its own, then those of others."""
+        return steps(self.plan, self.group, self.kernels.axis, k, v, home)
+
+
+# --- forward ------------------------
+
+
+def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
+    total = _Sum((*q.shape[:-1], v.shape[-1]), q, call.kernels.axis)
+    if sinks is not None:
+        total.begin(sinks)
+    for pair, keys, values in call.steps(k, v):
+        rows = call.plan.q.rows(call.rank, *pair.q)
+        total.add(rows, *call.forward(pair, run_of(q, call.kernels.axis, rows), keys, values))
+    return total.result()
+
+
+class _Sum:
+    """Outputs of parts of the keys, merged: a mean, weighted by their sums of exponentials."""
+
+    def __init__(self, shape: Sequence[int], like: Tensor, axis: int) -> None:
+        self.shape, self.like, self.axis = tuple(shape), like, axis
+        self.out: Tensor | None = None
+        self.lse: Tensor | None = None
+
+    def add(self, rows: Interval, out: Tensor, lse: Tensor) -> None:
+        """Merge what some rows make of some keys."""
+        if self.out is None and rows == (0, self.shape[self.axis]):
+            self.out, self.lse = out, lse
+            return
+        if self.out is None:
+            self.begin()
+        elif self.out.dtype != torch.float32:
+            self.out = self.out.float()
+        merge(run_of(self.out, self.axis, rows), run_of(self.lse, -1, rows), out, lse)
+
+    def begin(self, sinks: Tensor | None = None) -> None:
+        """With nothing, or with the logits [H] that join the softmax of each row."""
+        self.out = self.like.new_zeros(self.shape, dtype=torch.float32)
+        rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
+        self.lse = self.like.new_full(rows, -math.inf, dtype=torch.float32)
+        if sinks is not None:
+            self.lse.copy_((sinks.float() / LOG2)[:, None].expand(rows))
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Of all keys; zeros and -inf where there were none."""
+        if self.out is None:
+            self.begin()
+        assert self.out is not None
+        assert self.lse is not None
+        return self.out.to(self.like.dtype), self.lse
+
+
+# --- backward ------------------------
+
+
+def backward(
+    call: Call, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor,
+    sinks: Tensor | None, reduce: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:  # fmt: skip
+    """dq, dk and dv of this rank, and gradients of buffers and sinks, summed over all ranks if wanted.
+
+    lse is base-2, and dlse is of that.
+    """
+    axis, given = call.kernels.axis, call.given
+    total_dq = Gradient(q, axis)
+    own = Gradient(k, axis), Gradient(v, axis)
+    learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
+    home = Home(call.plan, call.group, axis, own)
+    for pair, keys, values in call.steps(k, v, home):
+        rows = call.plan.q.rows(call.rank, *pair.q)
+        dq, dk, dv, others = call.backward(
+            pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows), run_of(out, axis, rows),
+            run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
+        )  # fmt: skip
+        total_dq.add(rows, dq)
+        home.add(pair, dk, dv)
+        for buffer, place, gradient in others:
+            learned[buffer][place] += gradient
+    home.settle()
+    if sinks is not None:
+        learned["sinks"] = _gradient_of_sinks(sinks, dout, dlse, out, lse)
+    for gradient in learned.values() if reduce else ():
+        dist.all_reduce(gradient, group=call.group)
+    return total_dq.result(), own[0].result(), own[1].result(), learned
+
+
+def _gradient_of_sinks(sinks: Tensor, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> Tensor:
+    """[H] float32: a sink has no value, so it takes from every row what the row has."""
+    share = (sinks.float() / LOG2)[:, None].sub(lse).exp2()
+    delta = (dout.float() * out.float()).sum(-1)
+    delta = delta.transpose(0, 1) if delta.dim() == 2 else delta
+    if dlse is not None:
+        delta = delta - dlse / LOG2
+    taken = -(share * delta)
+    return taken.sum(-1) if taken.dim() == 2 else taken.sum((0, 2))
+
+
+# --- agreement ------------------------
+
+
+class Disagreement(RuntimeError):
+    """Ranks of a group call with arguments that do not belong together."""
+
+
+def called(
+    kernels: Kernels,
+    group: str,
+    numbers: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    given: dict[str, Any],
+) -> Call:
+    """The call that all ranks of a group make, each with its tensors. `numbers` is a plan as `encoded`; without one
+    each rank has a run of positions.
+
+    Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone.
+    """
+    ranks = dist.distributed_c10d._resolve_process_group(group)
+    axis = kernels.axis
+    shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
+    said = {
+        "q, k and v of": (shapes, str(q.dtype)),
+        "the plan": None if numbers is None else tuple(numbers.tolist()),
+        "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
+        "buffers of": [(buffer, tuple(given[buffer].shape)) for _, buffer, _ in kernels.views],
+    }
+    lengths = agreed(ranks, (q.shape[axis], k.shape[axis]), said)
+    if numbers is not None:
+        plan = decoded_once(tuple(numbers.tolist()))
+        if plan.ranks != len(lengths):
+            raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(lengths)}")
+        wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
+        if wanted != lengths:
+            raise Disagreement(
+                f"the plan is for queries and keys of {wanted}, by rank, and there are {lengths}"
+            )
+    else:
+        q_sharding, kv_sharding = (runs([pair[i] for pair in lengths]) for i in (0, 1))
+        plan = _by_default(kernels, q_sharding, kv_sharding, q, k, given)
+    _check(kernels, plan, given)
+    return Call(kernels, plan, ranks, given)
+
+
+def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
+    """Raise `ValueError` where a buffer has not an element for each position of the whole sequence."""
+    whole = {"q": plan.q.length, "kv": plan.kv.length}
+    for _, buffer, sides in kernels.views:
+        shape = given[buffer].shape
+        for axis, side in enumerate(sides):
+            if side is not None and shape[axis : axis + 1] != (whole[side],):
+                raise ValueError(
+                    f"{buffer} must have {whole[side]} elements along dimension {axis}, as there are positions of all "
+                    f"ranks, got {list(shape)}"
+                )
+
+
+def _by_default(
+    kernels: Kernels, q_sharding: Sharding, kv_sharding: Sharding, q: Tensor, k: Tensor, given: dict[str, Any]
+) -> Plan:
+    """The plan of a call without one, kept where it depends on numbers alone."""
+    tensors = [n for n in kernels.reads if isinstance(given.get(n), Tensor)]
+    sizes = q.shape[0], q.shape[1], k.shape[1]
+    if tensors or kernels.packed:
+        _say_once(
+            f"{kernels.name}: reads {', '.join(tensors) or 'cu_seqlens'} for a plan at every call: pass `plan=`"
+        )
+        mask = mask_of(kernels, given, (q_sharding.length, kv_sharding.length), *sizes)
+        return planned(q_sharding, kv_sharding, mask)
+    numbers = tuple((n, given[n]) for n in kernels.reads if n in given)
+    return _planned_once(kernels, q_sharding, kv_sharding, sizes, numbers)
+
+
+@functools.lru_cache(256)
+def _planned_once(
+    kernels: Kernels,
+    q: Sharding,
+    kv: Sharding,
+    sizes: tuple[int, int, int],
+    numbers: tuple[tuple[str, Any], ...],
+) -> Plan:
+    return planned(q, kv, mask_of(kernels, dict(numbers), (q.length, kv.length), *sizes))
+
+
+decoded_once = functools.lru_cache(256)(decoded)
+
+
+def mask_of(
+    kernels: Kernels, given: dict[str, Any], lengths: tuple[int, int], batches: int, heads: int, kv_heads: int
+) -> Mask:
+    """What queries see, with these buffers and numbers, which are brought to the host."""
+    sizes = {"B": batches, "HQ": heads, "HKV": kv_heads, "SQ": lengths[0], "SK": lengths[1]}
+    starts = None
+    if kernels.packed:
+        starts = tuple(given[f"cu_seqlens_{side}"].tolist() for side in "qk")
+        sizes["B"] = len(starts[0]) - 1
+    values = {n: given.get(n, sizes.get(n)) for n in kernels.reads if n not in ("b", "h")}
+    values = {n: Rows(x.tolist()) if isinstance(x, Tensor) else x for n, x in values.items()}
+    return Mask(
+        kernels.keys,
+        kernels.queries,
+        sizes | values,
+        sizes["B"] if "b" in kernels.reads and not kernels.packed else 1,
+        heads if "h" in kernels.reads else 1,
+        starts,
+    )
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    warnings.warn(message, UserWarning, stacklevel=2)
+
+
+@functools.cache
+def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same ranks whose words do not wait for a device, and that notices who is gone."""
+    if dist.get_backend(group) == "gloo":
+        return group
+    members = dist.get_process_group_ranks(group)
+    talk = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
+    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    return talk
+
+
+def agreed(
+    group: dist.ProcessGroup, lengths: tuple[int, int], said: Mapping[str, object]
+) -> list[tuple[int, int]]:
+    """The numbers of queries and keys of all ranks, which call with the same `said`.
+
+    Raises `Disagreement` on all ranks where one says something else, or is gone.
+    """
+    words = torch.tensor([*lengths, *map(_digest, said.values())], dtype=torch.int64)
+    heard = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
+    try:
+        dist.all_gather(heard, words, group=_talk(group))
+    except RuntimeError as error:
+        raise Disagreement(f"not every rank of the group is there: {error}") from error
+    rows = [x.tolist() for x in heard]
+    for i, (name, value) in enumerate(said.items(), 2):
+        if len({row[i] for row in rows}) > 1:
+            alike = [
+                [r for r, row in enumerate(rows) if row[i] == one]
+                for one in dict.fromkeys(row[i] for row in rows)
+            ]
+            parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
+            raise Disagreement(f"{name} {value} here: {parts} differ")
+    return [(row[0], row[1]) for row in rows]
+
+
+def _digest(value: object) -> int:
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little", signed=True)

@@ -1,0 +1,178 @@
+"""One of several ranks: `python ranks.py RANK RANKS FOLDER`, which makes the calls of FOLDER/jobs.json.
+
+Each call is of an emitted package, on a group of the first so many ranks, in Triton's interpreter. The first rank
+compares what all got with float64. Each rank writes a JSON line for each of its calls into FOLDER/rankN.jsonl.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import json
+import os
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.experimental import context_parallel
+from torch.utils.checkpoint import checkpoint
+
+from kgen.kernels.attention.verify.cases import _compare, references
+from kgen.kernels.attention.verify.inputs import Case, Inputs, draw, fit
+from kgen.kernels.attention.verify.problem import Problem
+from kgen.render.project import load
+from kgen.verify.families import problem_of
+
+
+def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
+    """The tensors of the whole sequence, the same on all ranks."""
+    case = Case(**{"batch": 2, "heads_kv": 2, "lse": True} | job["case"])
+    case = replace(case, packed=tuple(map(tuple, case.packed)), batch=1 if case.packed else case.batch)
+    inputs = draw(problem, fit(problem, case, 1), "cpu")
+    for name, value in job.get("given", {}).items():
+        inputs.runtime[name] = inputs.params[name] = value
+    return inputs
+
+
+def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
+    """One call, forward and backward, of this rank: on the first one what is right and what is wrong of it."""
+    loaded = load(Path(job["spec"]))[0]
+    problem = problem_of(loaded)
+    inputs = inputs_of(problem, job)
+    package = importlib.import_module(f"{problem.name}_context_parallel")
+    function, make = getattr(package, problem.name), getattr(package, f"{problem.name}_plan")
+    packed, axis = bool(inputs.cu_seqlens), 0 if problem.varlen else 2
+    keywords = {**inputs.cache, **inputs.buffers, **inputs.runtime}
+    asked = {n: x for n, x in keywords.items() if n in make.__kwdefaults__ or n in make.__code__.co_varnames}
+    lengths = inputs.cu_seqlens if packed else (inputs.q.shape[2], inputs.k.shape[2])
+    heads = {"heads": inputs.q.shape[1], "kv_heads": inputs.k.shape[1]}
+    layout = make(*lengths, **asked, **heads, ranks=group, sharding=job.get("sharding", "auto"))
+    if job.get("gathered") is not None:
+        plan = replace(layout.plan, gathered=job["gathered"], shared=())
+        numbers = torch.tensor(sys.modules[f"{package.__name__}.planning"].encoded(plan))
+        layout = replace(layout, plan=plan, numbers=numbers)
+    shards = {"q": layout.shard(inputs.q, axis), "dout": layout.shard(inputs.dout, axis)}
+    shards |= {n: layout.shard(x, axis, keys=True) for n, x in (("k", inputs.k), ("v", inputs.v))}
+    shards = {n: x.detach().clone() for n, x in shards.items()}
+    dlse = None if inputs.dlse is None else layout.shard(inputs.dlse, inputs.dlse.dim() - 1)
+    backward = "backward" in problem.passes
+    learned = [b.name for b in problem.buffers if b.grad] if backward else []
+    wanted = {n: shards[n].requires_grad_() for n in ("q", "k", "v")} if backward else {}
+    wanted |= {n: keywords[n].requires_grad_() for n in learned}
+    given: dict[str, Any] = {} if job.get("unplanned") else {"plan": layout}
+    operands = *(shards[n] for n in ("q", "k", "v")), *inputs.cu_seqlens
+    keywords |= given | {"group": group, "scale": inputs.case.scale, "return_lse": True}
+    out, lse = THROUGH[job.get("through", "")](function, operands, keywords, inputs)
+    got = {"out": out.detach(), "lse": lse.detach()}
+    if backward:
+        outputs, cotangents = (out, lse), (shards["dout"], dlse)
+        if dlse is None:
+            outputs, cotangents = outputs[:1], cotangents[:1]
+        grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
+        got |= {f"d{n}": x for n, x in zip(wanted, grads, strict=True)}
+    heard: list[Any] = [None] * job["ranks"]
+    dist.all_gather_object(heard, got, group=group)
+    if dist.get_rank() != 0:
+        return []
+    whole = {}
+    for name in got:
+        if name[1:] in learned:
+            assert all(torch.equal(one[name], got[name]) for one in heard), f"{name} differs between ranks"
+            whole[name] = got[name]
+        else:
+            dim = len(got["lse"].shape) - 1 if name == "lse" else axis
+            whole[name] = layout.joined([one[name] for one in heard], dim, keys=name in ("dk", "dv"))
+    truth, yardstick = references(problem, inputs, tuple(wanted))
+    checks = _compare(problem, whole, truth, yardstick)
+    return [
+        {"name": c.name, "ok": c.ok, "error": c.error, "ratio": c.ratio, "message": c.message} for c in checks
+    ]
+
+
+def of_dtensors(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """DTensors say all that a plan does."""
+    mesh = DeviceMesh.from_group(keywords["group"], "cpu")
+    whole = {"run_check": False, "shape": inputs.q.shape, "stride": inputs.q.stride()}
+    tensors = [DTensor.from_local(x, mesh, [Shard(2)], **whole) for x in operands]
+    out, lse = function(*tensors, scale=keywords["scale"], return_lse=True)
+    assert (out.shape, out.placements) == (inputs.q.shape, (Shard(2),))
+    return out.to_local(), lse
+
+
+def in_context_parallel(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
+    """PyTorch's context shards tensors in place, as `head_tail` does."""
+    mesh = DeviceMesh.from_group(keywords["group"], "cpu")
+    whole = [x.clone() for x in (inputs.q, inputs.k, inputs.v)]
+    with context_parallel(mesh, buffers=whole, buffer_seq_dims=[2, 2, 2], no_restore_buffers={*whole}):
+        assert all(torch.equal(x, y) for x, y in zip(whole, operands, strict=True))
+        return function(*operands, **keywords | {"group": mesh})  # type: ignore[no-any-return]
+
+
+def compiled(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """As one graph."""
+    return torch.compile(function, fullgraph=True, backend="aot_eager")(*operands, **keywords)  # type: ignore[no-any-return]
+
+
+def checkpointed(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """Computed again in backward."""
+    return checkpoint(function, *operands, **keywords, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+THROUGH = {
+    "": lambda function, operands, keywords, inputs: function(*operands, **keywords),
+    "dtensors": of_dtensors,
+    "context_parallel": in_context_parallel,
+    "compile": compiled,
+    "checkpoint": checkpointed,
+}
+"""What may stand between a model and the function."""
+MISTAKES = {
+    "heads": lambda tensors: {**tensors, "q": tensors["q"][:, :2]},
+    "dtype": lambda tensors: {n: x.half() for n, x in tensors.items()},
+    "rows": lambda tensors: {**tensors, "k": tensors["k"][:, :, 1:]},
+    "gone": lambda tensors: os._exit(1),
+}
+"""What the second of three ranks does to its tensors of `causal`."""
+
+
+def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
+    """What this rank raises where one of three calls with other tensors, or is gone."""
+    package = importlib.import_module("causal_context_parallel")
+    layout = package.causal_plan(60, ranks=group, sharding="contiguous")
+    tensors = {n: torch.zeros(1, 4, 20, 128, dtype=torch.bfloat16) for n in "qkv"}
+    if dist.get_rank() == 1:
+        tensors = MISTAKES[job["mistake"]](tensors)
+    try:
+        package.causal(**tensors, plan=layout if job.get("planned", True) else None, group=group)
+    except sys.modules[f"{package.__name__}.runtime"].Disagreement as error:
+        return str(error)
+    return "nothing"
+
+
+def main() -> None:
+    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    sys.path.insert(0, str(folder))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore", RuntimeWarning)
+    store = dist.FileStore(str(folder / "store"), world)
+    wait = datetime.timedelta(seconds=250)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=wait)
+    jobs = json.loads((folder / "jobs.json").read_text())
+    groups = {n: dist.new_group(range(n)) for n in sorted({job["ranks"] for job in jobs})}
+    with open(folder / f"rank{rank}.jsonl", "w") as file:
+        for job in jobs:
+            if rank < job["ranks"]:
+                do = mistaken if "mistake" in job else run
+                print(json.dumps(do(job, groups[job["ranks"]])), file=file, flush=True)
+
+
+if __name__ == "__main__":
+    main()

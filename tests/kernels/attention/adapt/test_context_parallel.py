@@ -1,0 +1,247 @@
+"""Sequences over several ranks: emitted packages in processes of their own, by gloo and Triton's interpreter, against
+float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ranks
+
+from kgen.diagnostics import KgenError
+from kgen.kernels.attention.adapt.context_parallel import adapter
+from kgen.render.project import load
+from kgen.spec.load import loads_variants
+from kgen.verify.families import problem_of
+
+ROOT = Path(__file__).parents[4]
+SMALL = """kernel: attention
+name: {name}
+dtype: {dtype}
+head_dim: 16
+{rest}
+"""
+SPECS = {
+    "full": "gqa: 2",
+    "causal": "mask_mod: q_idx >= kv_idx",
+    "window": "params: {window: 20}\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < window",
+    "prefix": "params: {prefix: {type: int, runtime: true}}\nmask_mod: kv_idx < prefix or q_idx >= kv_idx",
+    "documents": "buffers: {doc: {shape: [B, SQ], dtype: int32, sorted: true}}\n"
+    "mask_mod: doc[b, q_idx] == doc[b, kv_idx]",
+    "longformer": "params: {window: 9}\nmask_mod: abs(q_idx - kv_idx) <= window or kv_idx < 5",
+    "learned": "buffers: {slopes: {shape: [HQ], dtype: fp32, grad: true}}\n"
+    "score_mod: score + slopes[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx",
+    "bias": "buffers: {bias: {shape: [HQ, SQ, SK], dtype: fp32, grad: true}}\n"
+    "score_mod: score + bias[h, q_idx, kv_idx]",
+    "sinks": "gqa: 2\nsinks: true\nparams: {cap: 5.0}\nscore_mod: cap * tanh(score / cap)\nmask_mod: q_idx >= kv_idx",
+    "ends": "align: end\nmask_mod: q_idx >= kv_idx\nscore_mod: score * (1 + SK / 1000)",
+    "packed": "varlen: true\ngqa: any\nmask_mod: q_idx + SK - SQ >= kv_idx",
+    "cache": "passes: [forward]\nlengths: {kv: {per_batch: true}}\nmask_mod: q_idx >= kv_idx",
+}
+PACKED = [[40, 40], [20, 33], [1, 20], [0, 0], [30, 1]]
+CALLS = [
+    ("full", 3, {}, {}),
+    ("causal", 2, {}, {"gathered": False}),
+    ("causal", 4, {"sq": 83, "sk": 83}, {"sharding": "head_tail", "gathered": False}),
+    ("window", 4, {}, {"unplanned": True, "sharding": "contiguous"}),
+    ("prefix", 3, {}, {"sharding": "by_cost", "gathered": True}),
+    ("documents", 3, {}, {"sharding": "head_tail", "gathered": False}),
+    ("longformer", 4, {}, {"sharding": "contiguous"}),
+    ("learned", 2, {}, {"gathered": True}),
+    ("bias", 2, {}, {"gathered": False}),
+    ("sinks", 3, {}, {"gathered": False}),
+    ("ends", 2, {"sq": 50, "sk": 70}, {"gathered": False}),
+    ("packed", 3, {"packed": PACKED}, {"sharding": "by_cost", "gathered": False}),
+    ("cache", 2, {"sq": 40, "sk": 70}, {}),
+    ("causal", 3, {}, {"through": "dtensors", "sharding": "contiguous", "unplanned": True}),
+    ("causal", 3, {}, {"through": "context_parallel", "sharding": "head_tail"}),
+    ("causal", 2, {"sq": 50, "sk": 50}, {"through": "compile", "gathered": False}),
+    ("causal", 2, {"sq": 50, "sk": 50}, {"through": "checkpoint"}),
+]
+WRONG = [("heads", True), ("dtype", True), ("rows", True), ("heads", False)]
+
+
+def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> list[list[Any]]:
+    """What each rank wrote of its calls."""
+    (folder / "jobs.json").write_text(json.dumps(list(jobs)))
+    world = max(job["ranks"] for job in jobs)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, ranks.__file__]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(folder)], env=environment, stderr=subprocess.PIPE
+        )
+        for rank in range(world)
+    ]
+    end = time.monotonic() + seconds
+    said = []
+    try:
+        for process in processes:
+            said.append(process.communicate(timeout=end - time.monotonic())[1].decode()[-3000:])
+    finally:
+        for process in processes:
+            process.kill()
+    written = [folder / f"rank{rank}.jsonl" for rank in range(world)]
+    found = [[json.loads(line) for line in path.read_text().splitlines()] for path in written]
+    wanted = sum(1 for job in jobs if job["ranks"] >= 1)
+    assert len(found[0]) == wanted, "\n".join(said)
+    return found
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """All calls in one go: processes take longer to start than kernels to run."""
+    folder = tmp_path_factory.mktemp("ranks")
+    jobs = []
+    for number, (name, size, case, more) in enumerate(CALLS):
+        path = folder / f"small_{name}.yaml"
+        if not path.exists():
+            path.write_text(SMALL.format(name=f"small_{name}", dtype="fp32", rest=SPECS[name]))
+            write(folder, path)
+        case = {"name": f"{name}-{number}", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2} | case
+        jobs.append({"spec": str(path), "ranks": size, "case": case, **more})
+    return launched(folder, jobs, 280)[0]
+
+
+def write(folder: Path, path: Path) -> None:
+    """The package of a spec."""
+    made = adapter(load(path))
+    for place, files in made.folders.items():
+        (folder / place).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / place / name).write_text(text)
+
+
+@pytest.mark.parametrize(
+    "number",
+    range(len(CALLS)),
+    ids=[f"{name}-{size}{more.get('through', '')}" for name, size, _, more in CALLS],
+)
+def test_ranks_give_what_one_gives(number: int, calls: list[list[dict[str, Any]]]) -> None:
+    name = CALLS[number][0]
+    rows = calls[number]
+    wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
+    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}, "sinks": {"dsinks"}}.get(name, set())
+    assert {row["name"] for row in rows} == wanted
+    assert all(row["ok"] for row in rows), rows
+
+
+def test_ranks_that_differ_raise(tmp_path: Path) -> None:
+    """All of them, and soon; the last mistake is to be gone."""
+    write(tmp_path, ROOT / "specs/causal.yaml")
+    jobs = [{"ranks": 3, "mistake": mistake, "planned": planned} for mistake, planned in WRONG]
+    found = launched(tmp_path, [*jobs, {"ranks": 3, "mistake": "gone"}], 120)
+    words = {
+        "heads": "q, k and v of",
+        "dtype": "q, k and v of",
+        "rows": "the plan is for queries and keys of",
+    }
+    for number, (mistake, _) in enumerate(WRONG):
+        said = {one[number] for one in found}
+        assert all(words[mistake] in text for text in said), said
+    assert [len(one) for one in found] == [len(WRONG) + 1, len(WRONG), len(WRONG) + 1]
+    assert all("not every rank of the group is there" in one[-1] for one in (found[0], found[2]))
+
+
+STOCK = sorted(path for path in (ROOT / "specs").glob("*.yaml") if "kernel: attention" in path.read_text())
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", [p for p in STOCK if p.stem != "decode_paged"], ids=lambda path: path.stem)
+def test_stock_specs_over_ranks(path: Path, tmp_path: Path, verdict: Any) -> None:
+    number = STOCK.index(path)
+    problem = problem_of(load(path)[0])
+    write(tmp_path, path)
+    verdict(problem, tmp_path)
+    size = (2, 3, 4, 8)[number % 4]
+    case: dict[str, Any] = {"name": path.stem, "sq": 131, "sk": 131}
+    if problem.varlen:
+        case |= {"sq": 70, "sk": 70, "packed": PACKED}
+    sharding = ("head_tail", "by_cost", "contiguous", "auto")[number // 4 % 4]
+    job = {"spec": str(path), "ranks": size, "case": case, "sharding": sharding, "gathered": number % 3 == 0}
+    rows = launched(tmp_path, [job], 1700)[0][0]
+    assert rows
+    assert all(row["ok"] for row in rows), rows
+
+
+PLANTED = {
+    "queries-from-0": ("runtime.py", '"q_start": pair.q[0]', '"q_start": 0'),
+    "keys-from-0": ("runtime.py", '"kv_start": pair.kv[0]', '"kv_start": 0'),
+    "a-key-less": ("planning.py", "q_rank, kv_rank, hull, keys)", "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
+    "weights-swapped": ("merging.py", "out * (weight / some)", "out * (part_weight / some)"),
+    "gradients-left-out": ("exchange.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"),
+}  # fmt: skip
+"""Mistakes in what runs beside the kernels."""
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_mistake_is_found(name: str, tmp_path: Path, verdict: Any) -> None:
+    file, right, wrong = PLANTED[name]
+    path = tmp_path / "small_causal.yaml"
+    path.write_text(SMALL.format(name="small_causal", dtype="fp32", rest=SPECS["causal"]))
+    write(tmp_path, path)
+    mended = tmp_path / "small_causal_context_parallel" / file
+    assert mended.read_text().count(right) == 1
+    mended.write_text(mended.read_text().replace(right, wrong))
+    verdict(problem_of(load(path)[0]), tmp_path)
+    case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2}
+    job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": False}
+    rows = launched(tmp_path, [job], 250)[0][0]
+    assert not all(row["ok"] for row in rows), rows
+
+
+# --- with what people use ------------------------
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_the_example_has_the_losses_of_one_rank(tmp_path: Path, verdict: Any) -> None:
+    """FSDP2 and checkpointing, with windows and sinks."""
+    write(tmp_path, ROOT / "specs/gpt_oss.yaml")
+    example = ROOT / "examples/context_parallel.py"
+    verdict(None, tmp_path, example.read_text())
+    losses = []
+    for size in (1, 2):
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(size),
+        ]
+        environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        told = ["--adapters", str(tmp_path), "--length", "150", "--layers", "1"]
+        said = subprocess.run(
+            [*command, example, *told], env=environment, capture_output=True, text=True, timeout=800
+        )
+        assert said.returncode == 0, said.stderr[-3000:]
+        losses.append([float(x) for x in re.findall(r"loss ([\d.]+)", said.stdout)])
+    assert len(losses[0]) == 3
+    assert losses[0][-1] < 0.7 * losses[0][0]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-3)
+
+
+def test_pages_go_over_no_ranks() -> None:
+    with pytest.raises(KgenError, match="its keys are in pages"):
+        adapter(load(ROOT / "specs/decode_paged.yaml"))
+
+
+def test_a_name_that_the_function_has_is_refused() -> None:
+    text = SMALL.format(
+        name="taken",
+        dtype="bf16",
+        rest="buffers: {plan: {shape: [HQ], dtype: fp32}}\nscore_mod: score + plan[h]",
+    )
+    with pytest.raises(KgenError, match="`plan` is an argument of the function for several ranks"):
+        adapter(loads_variants(text, Path("taken.yaml")))

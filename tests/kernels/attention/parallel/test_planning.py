@@ -1,0 +1,196 @@
+"""Plans of who attends to what: every pair that a mask allows once, and no byte more than its ranges say."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kgen.kernels.attention.parallel.planning import (
+    SHARDINGS,
+    Mask,
+    Plan,
+    Rows,
+    Sharding,
+    chosen,
+    contiguous,
+    cut,
+    decoded,
+    encoded,
+    first_at_least,
+    head_tail,
+    merged,
+    planned,
+    runs,
+    sharded,
+    without,
+    work,
+)
+
+FULL = Mask(lambda SK, **_: [(0, SK)], lambda SQ, **_: [(0, SQ)], {"SQ": 10**6, "SK": 10**6})
+CAUSAL = Mask(lambda q_last, **_: [(0, q_last + 1)], lambda kv_start, **_: [(kv_start, 10**6)], {})
+
+
+def window(width: int, first: int = 0) -> Mask:
+    """A window, and some first keys that all see."""
+
+    def keys(q_start: int, q_last: int, **_: object) -> list[tuple[int, int]]:
+        return [(0, first), (q_start - width + 1, q_last + 1)]
+
+    def queries(kv_start: int, kv_last: int, **_: object) -> list[tuple[int, int]]:
+        return [(0, 10**6)] if kv_start < first else [(kv_start, kv_last + width)]
+
+    return Mask(keys, queries, {})
+
+
+def documents(ids: list[int]) -> Mask:
+    def keys(q_start: int, q_last: int, doc: Rows, **_: object) -> list[tuple[int, int]]:
+        return [(first_at_least(doc, doc[q_start]), min(first_at_least(doc, doc[q_last] + 1), q_last + 1))]  # type: ignore[operator,arg-type]
+
+    def queries(kv_start: int, kv_last: int, doc: Rows, **_: object) -> list[tuple[int, int]]:
+        return [(kv_start, first_at_least(doc, doc[kv_last] + 1))]  # type: ignore[operator]
+
+    return Mask(keys, queries, {"doc": Rows(ids)})
+
+
+def allowed(mask: Mask, length: int) -> np.ndarray:
+    """Of each query the keys that its own ranges have."""
+    pairs = np.zeros((length, length), dtype=int)
+    for q in range(length):
+        for lo, hi in merged(mask.keys_of(q, q + 1), 0, length):
+            pairs[q, lo:hi] = 1
+    return pairs
+
+
+def attended(plan: Plan) -> np.ndarray:
+    """How often each pair is in the plan."""
+    pairs = np.zeros((plan.q.length, plan.kv.length), dtype=int)
+    for pair in plan.pairs:
+        pairs[slice(*pair.q), slice(*pair.kv)] += 1
+    return pairs
+
+
+masks = st.one_of(
+    st.just(FULL),
+    st.just(CAUSAL),
+    st.builds(window, st.integers(1, 40), st.integers(0, 9)),
+    st.lists(st.integers(0, 5), min_size=90, max_size=90).map(sorted).map(documents),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(masks, st.integers(1, 90), st.integers(1, 9), st.sampled_from(SHARDINGS))
+def test_every_pair_that_is_allowed_is_attended_to_once(
+    mask: Mask, length: int, ranks: int, name: str
+) -> None:
+    sharding = sharded(name, mask, length, ranks)
+    plan = planned(sharding, sharding, mask)
+    pairs = attended(plan)
+    assert pairs.max(initial=0) <= 1
+    assert (pairs >= allowed(mask, length)).all()
+    for pair in plan.pairs:  # of rows that these ranks have, each in one piece
+        assert plan.q.rows(pair.q_rank, *pair.q)
+        assert plan.kv.rows(pair.kv_rank, *pair.kv)
+    assert decoded(encoded(plan)) == plan
+    if not plan.gathered:  # what is sent is what is attended to
+        for source, target in itertools.permutations(range(ranks), 2):
+            there = merged([*plan.sent(source, target), *plan.shared_by(source)])
+            wanted = merged(p.kv for p in plan.pairs_of(target, source))
+            assert not without(wanted, there)
+            assert not without(plan.sent(source, target), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 200), st.integers(1, 9), st.sampled_from(SHARDINGS))
+def test_every_position_is_on_one_rank(length: int, ranks: int, name: str) -> None:
+    sharding = sharded(name, CAUSAL, length, ranks)
+    assert sharding.ranks == ranks
+    found = [x for part in sharding.parts for lo, hi in part for x in range(lo, hi)]
+    assert sorted(found) == list(range(length))
+    local = [sharding.local(rank) for rank in range(ranks)]
+    assert max(local) - min(local) <= 2
+
+
+def test_a_window_is_sent_to_the_neighbour_and_nothing_else() -> None:
+    length, ranks = 131072, 8
+    sharding = contiguous(length, ranks)
+    plan = planned(sharding, sharding, window(1024))
+    links = {(a, b): plan.sent(a, b) for a in range(ranks) for b in range(ranks) if plan.sent(a, b)}
+    assert {pair: hi - lo for pair, [(lo, hi)] in links.items()} == {
+        (r, r + 1): 1023 for r in range(ranks - 1)
+    }
+    # Of their queries only those within its reach take part.
+    assert {p.q[1] - p.q[0] for p in plan.pairs if p.q_rank != p.kv_rank} == {1023}
+
+
+def test_a_causal_mask_is_balanced_by_head_and_tail() -> None:
+    for name, most in (("contiguous", 1.75), ("head_tail", 1.01), ("by_cost", 1.01)):
+        found = sharded(name, CAUSAL, 8192, 4)
+        done = [sum(work(CAUSAL, 8192, *run) for run in part) for part in found.parts]
+        assert max(done) / (sum(done) / 4) == pytest.approx(most, abs=0.02), name
+    assert chosen(CAUSAL, 8192, 4)[0] == "head_tail"
+    assert chosen(window(256), 8192, 4)[0] == "contiguous"
+
+
+def test_documents_of_one_rank_send_nothing() -> None:
+    sharding = contiguous(80, 4)
+    assert [
+        planned(sharding, sharding, documents([i // 20 for i in range(80)])).received(r) for r in range(4)
+    ] == [0] * 4
+    across = planned(sharding, sharding, documents([0] * 30 + [1] * 50))
+    assert across.sent(0, 1) == [(0, 20)]
+    assert across.sent(0, 2) == []
+
+
+def test_what_all_need_is_sent_once() -> None:
+    sharding = contiguous(4000, 4)
+    plan = planned(sharding, sharding, window(10, first=16))
+    assert plan.shared == ((0, (0, 16)),)
+    assert plan.sent(0, 3) == []
+    assert plan.received(3) == 16 + 9
+
+
+def test_few_keys_that_all_need_are_gathered() -> None:
+    for length, gathered in ((4 * 4096, True), (4 * 4097, False)):
+        sharding = head_tail(length, 4)
+        assert planned(sharding, sharding, CAUSAL).gathered is gathered
+    assert not planned(contiguous(100, 1), contiguous(100, 1), CAUSAL).gathered
+
+
+def test_packed_sequences_have_ranges_of_their_own() -> None:
+    starts = [0, 40, 60, 61, 61, 91], [0, 40, 73, 93, 93, 94]
+    mask = Mask(lambda SQ, SK, q_last, **_: [(0, min(q_last + SK - SQ + 1, SK))], None, {}, starts=starts)
+    assert merged(mask.keys_of(0, 10)) == [(0, 10)]
+    assert merged(mask.keys_of(39, 41)) == [(0, 54)]  # all of the first, of the second 33 - 20 + 1 keys
+    assert merged(mask.keys_of(61, 91)) == [(93, 94)]
+    assert next(mask.queries_of(5, 6))[1] > 91
+    plan = planned(runs([50, 41]), runs([50, 44]), mask)
+    assert plan.sent(1, 0) == [(50, 63)]
+
+
+def test_lengths_of_ranks_may_differ_and_be_nothing() -> None:
+    sharding = runs([5, 0, 7])
+    assert sharding.parts == (((0, 5),), (), ((5, 12),))
+    plan = planned(sharding, sharding, CAUSAL)
+    assert (attended(plan) >= np.tri(12)).all()
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(
+        ValueError, match="there is no sharding 'zigzag': it is one of contiguous, head_tail, by_cost"
+    ):
+        sharded("zigzag", CAUSAL, 8, 2)
+    with pytest.raises(ValueError, match="queries are on 2 ranks, keys on 3"):
+        planned(contiguous(8, 2), contiguous(8, 3), CAUSAL)
+    with pytest.raises(ValueError, match=r"rank 0 has no positions \[3, 5\) in one piece"):
+        Sharding((((0, 4),), ((4, 8),))).rows(0, 3, 5)
+    assert cut(7, 3) == [(0, 2), (2, 4), (4, 7)]
+
+
+def test_rows_outside_of_a_buffer_are_zero() -> None:
+    rows = Rows([[3, 4], [5, 6]])
+    assert (rows[1, 0], rows[1, 2], rows[2, 0], rows[0, -1]) == (5, 0, 0, 0)
+    assert first_at_least(rows[0], 4) == 1
