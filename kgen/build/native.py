@@ -97,6 +97,7 @@ def _cubin(number: int, row: Row, image: str) -> Fields:
     arguments = [*_arguments(row), *_options(row)]
     if len(row["parameters"]) > MOST_PARAMETERS or len(row["maps"]) > MOST_MAPS:
         raise ValueError(f"{row['kernel']} has more parameters than a launch from C holds")
+    described = [kind for _, kind, _ in row["arguments"] if kind.startswith("tensordesc<")]
     name, maps = f"arguments_{number}", f"maps_{number}" if row["maps"] else "NULL"
     fields = [f"K{row['kernel']}", row["capability"], image, f'"{row["symbol"]}"', 32 * row["warps"]]
     fields += [row["shared"], int(row["programmatic"]), int(row["cooperative"]), len(arguments), name, maps]
@@ -107,9 +108,10 @@ def _cubin(number: int, row: Row, image: str) -> Fields:
         "maps": [
             {
                 "numbers": [m["elem_type"], m["elem_size"], m["swizzle"], len(m["block_size"])],
+                "tile": kind.partition("[")[2].partition("]")[0].split(", "),
                 "block": m["block_size"],
             }
-            for m in row["maps"]
+            for m, kind in zip(row["maps"], described, strict=True)
         ],
         "fields": fields,
     }

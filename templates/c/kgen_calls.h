@@ -186,10 +186,10 @@ static inline kgen_value kgen_tiled(kgen_tiles *tiles, const kgen_tensor *x, int
     for (int i = 0; i < rank; i++) {
         tiles->sizes[i] = x->sizes[i];
         tiles->strides[i] = x->strides[i];
-        tiles->block[i] = 1;
+        tiles->tile[i] = 1;
     }
-    tiles->block[rank - 2] = (int32_t)rows;
-    tiles->block[rank - 1] = (int32_t)columns;
+    tiles->tile[rank - 2] = (int32_t)rows;
+    tiles->tile[rank - 1] = (int32_t)columns;
     return kgen_described(tiles);
 }
 
@@ -209,10 +209,10 @@ static inline kgen_value kgen_tiled_by_ends(kgen_tiles *tiles, const kgen_tensor
     for (int i = 0; i < KGEN_MAP_DIMS; i++) {
         tiles->sizes[i] = sizes[i];
         tiles->strides[i] = strides[i];
-        tiles->block[i] = 1;
+        tiles->tile[i] = 1;
     }
-    tiles->block[3] = (int32_t)rows;
-    tiles->block[4] = (int32_t)columns;
+    tiles->tile[3] = (int32_t)rows;
+    tiles->tile[4] = (int32_t)columns;
     return kgen_described(tiles);
 }
 

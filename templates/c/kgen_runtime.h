@@ -185,12 +185,12 @@ static inline int kgen_current(kgen_device *device)
 enum { KGEN_NOTHING, KGEN_INTEGER, KGEN_REAL, KGEN_POINTER, KGEN_TILES };
 enum { KGEN_BF16, KGEN_FP16, KGEN_FP32, KGEN_FP64, KGEN_FP8E4NV, KGEN_U8, KGEN_I8, KGEN_I16, KGEN_I32, KGEN_I64, KGEN_I1 };
 
-/* A tensor as TMA is told of it, and the block of it that is moved at a time. */
+/* A tensor as TMA is told of it, and the tile of it that a kernel takes. */
 typedef struct {
     const void *data;
     int dtype, rank;
     int64_t sizes[KGEN_MAP_DIMS], strides[KGEN_MAP_DIMS];
-    int32_t block[KGEN_MAP_DIMS];
+    int32_t tile[KGEN_MAP_DIMS];
 } kgen_tiles;
 
 typedef struct {
@@ -270,9 +270,10 @@ typedef struct {
     double real;
 } kgen_argument;
 
+/* What TMA is told of tiles: it moves a tile in one or more blocks. */
 typedef struct {
     int element_type, element_size, swizzle, rank;
-    int32_t block[KGEN_MAP_DIMS];
+    int32_t tile[KGEN_MAP_DIMS], block[KGEN_MAP_DIMS];
 } kgen_map;
 
 typedef struct {
@@ -316,7 +317,7 @@ static inline int kgen_argument_fits(const kgen_argument *wanted, const kgen_map
         const kgen_tiles *tiles = given->is.tiles;
         const kgen_map *map = &maps[wanted->map];
         return tiles->dtype == wanted->dtype && tiles->rank == map->rank
-               && !memcmp(tiles->block, map->block, (size_t)map->rank * sizeof map->block[0]);
+               && !memcmp(tiles->tile, map->tile, (size_t)map->rank * sizeof map->tile[0]);
     }
     case KGEN_POINTER:
         return given->dtype == wanted->dtype && !(wanted->aligned && (uintptr_t)given->is.pointer % 16);
