@@ -18,7 +18,7 @@ from kgen.spec.load import Loaded
 from kgen.targets.native import Native, Tiles, prefix_of
 
 FOLDER = "c"
-AS_THEY_ARE = ("kgen.h", "kgen_runtime.h", "kgen_calls.h")
+AS_THEY_ARE = ("kgen.h", "kgen_runtime.h", "kgen_calls.h", "kgen_example.h")
 """Files of `templates/c` that are the same in all packages."""
 MOST_PARAMETERS, MOST_MAPS = 158, 16
 """Of `kgen_launch`, which holds them in arrays."""
@@ -28,14 +28,15 @@ Row = Mapping[str, Any]
 Fields = dict[str, Any]
 
 
-def native_of(loaded: Loaded) -> Native:
-    """What a spec says of calls from C. Raises `KgenError` where there are none."""
+def native_of(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
+    """What a spec says of calls from C; `sizes` are those of what it leaves open. Raises `KgenError` where there are
+    none."""
     prefix_of(loaded)
     target = family(loaded.spec.kernel).targets["triton"]
     if target.native is None:
         message = f"`{loaded.spec.name}` cannot be called from C: `{loaded.spec.kernel}` is called from Python alone"
         raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint="leave `--c` out"))
-    found: Native = target.native(loaded)
+    found: Native = target.native(loaded, sizes)
     return found
 
 

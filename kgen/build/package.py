@@ -73,7 +73,7 @@ def build_specs(
         capability(arch)
     require("torch", "triton")
     files = [(one, _file(generated, one)) for one in loaded]
-    natives = {one.folder: native_of(one) for one in loaded if c}
+    natives = {one.folder: native_of(one, sizes) for one in loaded if c}
     tasks = [(one, file, arch) for one, file in files for arch in archs]
     done: list[int] = []
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.native_example import example_fields
 from kgen.kernels.attention.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
@@ -27,12 +28,13 @@ OWN = frozenset(
 """Members of the struct of arguments that are no user's."""
 
 
-def native(loaded: Loaded) -> Native:
-    """What calls the kernels of a spec. Raises `KgenError` for what there is only in Python."""
+def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
+    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for. Raises
+    `KgenError` for what there is only in Python."""
     plan, free = plan_attention(loaded), without_promises(loaded)
     _refuse(loaded, plan)
     on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    return _Fields(loaded, plan, on_hopper).native()
+    return _Fields(loaded, plan, on_hopper, sizes).native()
 
 
 def _refuse(loaded: Loaded, plan: AttentionPlan) -> None:
@@ -53,7 +55,14 @@ def _refuse(loaded: Loaded, plan: AttentionPlan) -> None:
 class _Fields:
     """Spells one plan."""
 
-    def __init__(self, loaded: Loaded, plan: AttentionPlan, on_hopper: AttentionPlan) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        plan: AttentionPlan,
+        on_hopper: AttentionPlan,
+        sizes: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.groups = sizes["gqa"]
         self.loaded, self.plan, self.spec = loaded, plan, plan.spec
         self.name = prefix_of(loaded)
         self.packed = self.spec.varlen
@@ -62,7 +71,7 @@ class _Fields:
         self.of_hopper = self.kernels if on_hopper is plan else KernelFields(on_hopper)
         # What the emitted files have.
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
-        self.dims = "shd" if self.packed else "bhsd"
+        self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.dtype, self.bytes = DTYPES[self.spec.dtype]
         self.widest = f"INT64_C(1) << {31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
 
@@ -82,13 +91,14 @@ class _Fields:
             for name, table in named.items()
         ]
         files = {".h": "attention/c/attention.h.j2", ".c": "attention/c/attention.c.j2"}
+        files["example.cpp"] = "attention/c/example.cpp.j2"
         return Native(files, self._names(), context, found)
 
     # --- arguments of kernels ---
 
     def _names(self) -> list[str]:
         of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in self.dims]
-        of_tensors += [f"stride_l{d}" for d in self.dims[:-1]]
+        of_tensors += [f"stride_l{d}" for d in self.rows]
         pointers = [
             f"{x}_ptr" for x in "q k v o do dq dk dv lse dlse delta counter dq_sum sinks d_sinks".split()
         ]
@@ -130,7 +140,7 @@ class _Fields:
             "bytes": self.bytes,
             "default_scale": repr(spec.head_dim.qk**-0.5),
             "words": self._words(),
-            "first": {x: f"stride_{x}{self.dims[0]}" for x in "qkvgowl"},
+            "first": {x: f"stride_{x}{self.dims[0]}" for x in "qkvgow"} | {"l": f"stride_l{self.rows[0]}"},
             "plain": list(self.kernels.sizes),
             "programs": {x: self._programs(x) for x in ("q", "kv")},
             "rows": "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ",
@@ -157,6 +167,12 @@ class _Fields:
             "descs": blocks,
             "portable_tiles": max(len(found) for found in blocks.values()),
             **self._on_hopper(),
+            "shapes": self._shapes(),
+            "query_at": "at.SK - at.SQ + i" if spec.aligned_to_end else "i",
+            "sum_over": {"batches": "1", "tiles": "(ends.back() + 63) / 64", "at": "h, tile"}
+            if self.packed
+            else {"batches": "sizes.B", "tiles": "(sizes.SQ + 63) / 64", "at": "b, h, tile"},
+            "example": example_fields(self.loaded, self._buffers(), self._params(), self.groups),
         }
 
     def _programs(self, side: str) -> str:
@@ -177,6 +193,16 @@ class _Fields:
                 desc = {"name": f"{x}_desc{c.tag}", "tensor": of, "rows": rows, "columns": c.size}
                 found.append(desc | {"at": len(found)})
         return found
+
+    def _shapes(self) -> Fields:
+        """Of the example's tensors."""
+        head, n = self.spec.head_dim, "sizes."
+        rows = f"ends.back(), {n}HQ" if self.packed else f"{n}B, {n}HQ, {n}SQ"
+        keys = f"ends.back(), {n}HKV" if self.packed else f"{n}B, {n}HKV, {n}SK"
+        lse = f"{n}HQ, ends.back()" if self.packed else rows
+        parts = f"{n}HQ, (ends.back() + 63) / 64" if self.packed else f"{n}B, {n}HQ, ({n}SQ + 63) / 64"
+        shapes = {"q": f"{rows}, {head.qk}", "k": f"{keys}, {head.qk}", "v": f"{keys}, {head.v}"}
+        return shapes | {"out": f"{rows}, {head.v}", "lse": lse, "dsinks": parts}
 
     def _words(self) -> Fields:
         head, dtype = self.spec.head_dim, WORDS[self.spec.dtype]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +10,7 @@ from kgen.kernels.norm.plan.planning import NormPlan, Operand, plan_norm
 from kgen.kernels.norm.plan.tiles import norm_tiles
 from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.triton.launcher import HEADS_WIDTH
+from kgen.kernels.norm.targets.triton.native_example import norm_example
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import WORDS, Native, Tiles, prefix_of, tensor, unique
@@ -18,15 +19,16 @@ from kgen.targets.triton import tables
 Fields = dict[str, Any]
 
 
-def native(loaded: Loaded) -> Native:
-    """What calls the kernels of a spec."""
-    return _Fields(loaded, plan_norm(loaded)).native()
+def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
+    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for."""
+    return _Fields(loaded, plan_norm(loaded), sizes).native()
 
 
 class _Fields:
     """Spells one plan."""
 
-    def __init__(self, loaded: Loaded, plan: NormPlan) -> None:
+    def __init__(self, loaded: Loaded, plan: NormPlan, sizes: Mapping[str, Sequence[int]]) -> None:
+        self.loaded, self.open = loaded, sizes
         self.plan, self.spec = plan, plan.spec
         self.name = prefix_of(loaded)
         self.heads = self.spec.heads is not None
@@ -61,8 +63,9 @@ class _Fields:
             )
             for name, table in found.items()
         ]
-        files = {".h": "norm/c/norm.h.j2", ".c": "norm/c/norm.c.j2"}
+        files = {".h": "norm/c/norm.h.j2", ".c": "norm/c/norm.c.j2", "example.cpp": "norm/c/example.cpp.j2"}
         context = self._context()
+        context |= {"example": norm_example(self.loaded, plan, context, self.open)}
         return Native(files, self._names(context), context, tiles)
 
     def _names(self, context: Fields) -> list[str]:
@@ -114,7 +117,7 @@ class _Fields:
             "read_by_forward": forward,
             "written": written,
             "saved": saved,
-            "save": " && ".join(f"a->{t['member']}.data" for t in saved),
+            "save": " && ".join(f"a->{t['member']}.data != NULL" for t in saved),
             "least_programs": "kgen_cdiv(p->heads, p->row_tiles)" if self.heads else "p->row_tiles",
             "columns": "p->heads * p->width",
             "columns_of_call": "p.heads * p.width",
