@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -126,7 +125,9 @@ def attention_launches(
     finally:
         torch.use_deterministic_algorithms(False)
     called = {
-        member(loaded.called.get(name, name), ()): value for name, value in given.items() if name not in outputs
+        member(loaded.called.get(name, name), ()): value
+        for name, value in given.items()
+        if name not in outputs
     }
     if not backward:
         called = {name: value for name, value in called.items() if name not in ("dout", "dlse")}
@@ -194,6 +195,8 @@ def norm_launches(
         known: Tensors = {}
         if backward:
             given["dout"] = of_rows(outputs["out"].dtype)
+            if "h" in outputs and case.dlse:
+                given["dh_out"] = of_rows(outputs["h"].dtype)
             known = given | outputs
             arguments = [a.name for a in launcher._backward_op._schema.arguments]
             paper.begin({n: x for n, x in known.items() if isinstance(x, torch.Tensor)})

@@ -238,7 +238,9 @@ class Library:
         if not target.exists():
             language = ["g++", "-std=c++17", "-x", "c++"] if cpp else ["gcc", "-std=c11"]
             pedantic = STRICT[:-1] if cpp else STRICT
-            compiled([*language, *pedantic, "-O1", "-shared", "-fPIC", "-o", target, source, "-ldl", "-pthread"])
+            compiled(
+                [*language, *pedantic, "-O1", "-shared", "-fPIC", "-o", target, source, "-ldl", "-pthread"]
+            )
         self.library = ctypes.CDLL(str(target))
         self.arguments = _struct(package / "c" / f"{name}.h")
         for function in (f"{name}_forward_workspace", f"{name}_backward_workspace"):

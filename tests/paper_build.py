@@ -37,9 +37,11 @@ def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) 
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     name = source.fn.__name__
-    host = {number: code for code, number in enumerate(TMA_DTYPE_DEVICE_TO_HOST)} if isinstance(
-        TMA_DTYPE_DEVICE_TO_HOST, list
-    ) else {number: code for code, number in TMA_DTYPE_DEVICE_TO_HOST.items()}
+    host = (
+        {number: code for code, number in enumerate(TMA_DTYPE_DEVICE_TO_HOST)}
+        if isinstance(TMA_DTYPE_DEVICE_TO_HOST, list)
+        else {number: code for code, number in TMA_DTYPE_DEVICE_TO_HOST.items()}
+    )
     maps = []
     for kind in source.signature.values():
         if isinstance(kind, str) and kind.startswith("tensordesc<"):
@@ -85,7 +87,7 @@ def worker(module: str, build: Any, timeout: float, environment: Mapping[str, An
     with (
         mock.patch("triton.compile", compiled),
         mock.patch("triton.compiler.compile", compiled),
-        mock.patch.object(compile_built, "resources", lambda image: (0, 0)),
+        mock.patch.object(compile_built, "resources", return_value=(0, 0)),
         mock.patch.object(compile_built, "parameters", parameters),
         mock.patch.object(compile_built, "_row", row_of),
     ):

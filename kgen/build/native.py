@@ -53,7 +53,7 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
         "tables": [_resolved(table, rows) for table in native.tables],
     }
     common = {"_cubins.inc": "c/_cubins.inc.j2", "CMakeLists.txt": "c/CMakeLists.txt.j2"}
-    for ending, template in (native.templates | common).items():
+    for ending, template in {**native.templates, **common}.items():
         file = f"{name}{ending}" if ending[0] in "._" else ending
         text = environment(root).get_template(template).render(context)
         (folder / file).write_text(text.rstrip("\n") + "\n", encoding="utf-8")

@@ -60,8 +60,8 @@ def build_specs(
     *,
     c: bool = False,
 ) -> list[dict[str, Any]]:
-    """Build a package of each spec under `out`, of the Triton files as they were rendered; no GPU is needed. With `c` it
-    has calls from C, too.
+    """Build a package of each spec under `out`, of the Triton files as they were rendered; no GPU is needed. With `c`
+    it has calls from C, too.
 
     Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
     kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was

@@ -1,4 +1,4 @@
-"""What calls kernels from C: which templates write it, by what names kernels know their arguments, which tiles there are.
+"""What calls kernels from C: which templates write it, what kernels call their arguments, which tiles there are.
 
 A family makes it of a spec. `kgen build` adds the machine code, and resolves the tables of tiles for its chips.
 """
@@ -25,20 +25,23 @@ DTYPES = {
 WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8_e4m3": "float8_e4m3"}
 MOST_DIMS = 4
 """Dimensions of `kgen_tensor`."""
-KEYWORDS = frozenset(
-    "alignas alignof and_eq asm atomic_cancel auto bitand bitor bool case catch char char8_t char16_t char32_t compl "
-    "concept const consteval constexpr constinit const_cast co_await co_return co_yield decltype default delete do "
-    "double dynamic_cast enum explicit export extern false float friend goto inline int long mutable namespace new "
-    "noexcept not_eq nullptr operator or_eq private protected public register reinterpret_cast requires restrict short "
-    "signed sizeof static static_assert static_cast struct switch template this thread_local throw true typedef typeid "
-    "typename union unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin stdout stderr".split()
-)
+_KEYWORDS = """
+alignas alignof and_eq asm atomic_cancel auto bitand bitor bool case catch char char8_t char16_t
+char32_t compl concept const consteval constexpr constinit const_cast co_await co_return co_yield
+decltype default delete do double dynamic_cast enum explicit export extern false float friend goto
+inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected
+public register reinterpret_cast requires restrict short signed sizeof static static_assert
+static_cast struct switch template this thread_local throw true typedef typeid typename union
+unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin stdout stderr
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
 """Words of C and C++ that are none of Python, and macros of their headers."""
-HEADERS = frozenset(
-    "assert complex ctype errno fenv float inttypes iso646 kgen limits locale math setjmp signal stdalign stdarg "
-    "stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar wchar wctype pthread "
-    "dlfcn".split()
-)
+_HEADERS = """
+assert complex ctype errno fenv float inttypes iso646 kgen limits locale math setjmp signal stdalign
+stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar
+wchar wctype pthread dlfcn
+"""
+HEADERS = frozenset(_HEADERS.split())
 """What a header beside the program's own cannot be called."""
 
 

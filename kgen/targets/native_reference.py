@@ -8,8 +8,22 @@ from collections.abc import Mapping
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 
 INFIX = {
-    **{"add": "+", "sub": "-", "mul": "*", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="},
-    **{"and": "&&", "or": "||", "bitand": "&", "bitor": "|", "bitxor": "^", "lshift": "<<", "rshift": ">>"},
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&&",
+    "or": "||",
+    "bitand": "&",
+    "bitor": "|",
+    "bitxor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
 }
 FORMS = {
     "div": "(double({0}) / double({1}))",
@@ -30,7 +44,22 @@ FORMS = {
     "floordiv": "example::f_floordiv({0}, {1})",
     "abs": "std::abs({0})",
 }
-PLAIN = "exp exp2 log log2 sqrt tanh sin cos floor ceil pow erf log1p expm1".split()
+PLAIN = [
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "tanh",
+    "sin",
+    "cos",
+    "floor",
+    "ceil",
+    "pow",
+    "erf",
+    "log1p",
+    "expm1",
+]
 """Functions that C++ has by the same name."""
 FUNCTIONS = frozenset({*INFIX, *FORMS, *PLAIN, "min", "max"})
 TYPES = {Type.INT: "int64_t", Type.LONG: "int64_t", Type.FLOAT: "double", Type.BOOL: "bool"}

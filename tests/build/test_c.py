@@ -20,9 +20,18 @@ from kgen.spec.load import load
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ("causal_alibi", "varlen_causal", "layer_norm")
 MANY = (
-    *("causal", "full", "sliding_window", "llama3_gqa", "gemma2", "gpt_oss", "document_causal", "mla_prefill"),
+    *(
+        "causal",
+        "full",
+        "sliding_window",
+        "llama3_gqa",
+        "gemma2",
+        "gpt_oss",
+        "document_causal",
+        "mla_prefill",
+    ),
     *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
-    *("varlen_alibi", "prefix_lm", "rms_norm_fp8", "softcap_causal", "siglip"),
+    *("prefix_lm", "softcap_causal", "siglip"),
 )
 """Other stock specs that are called from C."""
 Packages = Callable[[str], Path]
@@ -64,7 +73,7 @@ CASES = (
 )
 NORM_CASES = (
     Case(sq=3, sk=1024, multiprocessors=4),
-    Case(sq=700, sk=512, multiprocessors=4),
+    Case(sq=700, sk=512, dlse=True, multiprocessors=4),
     Case(sq=5, sk=512, layout="guarded", multiprocessors=4),
     Case(sq=3, sk=16384, multiprocessors=4),
     Case(sq=0, sk=512, multiprocessors=4),

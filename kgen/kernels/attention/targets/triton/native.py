@@ -22,10 +22,17 @@ from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
-OWN = frozenset(
-    "q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k".split()
-)
+_OWN = """
+q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k
+"""
+OWN = frozenset(_OWN.split())
 """Members of the struct of arguments that are no user's."""
+_NAMES = """
+q_ptr k_ptr v_ptr o_ptr do_ptr dq_ptr dk_ptr dv_ptr lse_ptr dlse_ptr delta_ptr counter_ptr dq_sum_ptr sinks_ptr
+stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_rope_desc k_rope_desc dq_rope_desc dk_rope_desc
+GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER num_warps num_stages launch_pdl
+"""
+"""What kernels call their arguments, beside those of a spec."""
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
@@ -73,7 +80,9 @@ class _Fields:
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.dtype, self.bytes = DTYPES[self.spec.dtype]
-        self.widest = f"INT64_C(1) << {31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
+        self.widest = (
+            f"INT64_C(1) << {31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
+        )
 
     def native(self) -> Native:
         portable = {"forward": self.emitted["forward"]}
@@ -85,9 +94,7 @@ class _Fields:
             {"dq": tiles.dq, "dkdv": tiles.dkdv} if self.plan.backward else {}
         )
         found = [
-            Tiles(
-                f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel"
-            )
+            Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
             for name, table in named.items()
         ]
         files = {".h": "attention/c/attention.h.j2", ".c": "attention/c/attention.c.j2"}
@@ -99,16 +106,10 @@ class _Fields:
     def _names(self) -> list[str]:
         of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in self.dims]
         of_tensors += [f"stride_l{d}" for d in self.rows]
-        pointers = [
-            f"{x}_ptr" for x in "q k v o do dq dk dv lse dlse delta counter dq_sum sinks d_sinks".split()
-        ]
-        chunks = unique(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))
-        descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in unique(["", *chunks])]
-        descs += [f"{x}_desc" for x in "o dq dk dv lse delta q_rope k_rope dq_rope dk_rope".split()]
+        tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
+        descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
         descs += [f"{s.name}_desc" for s in self._streams()]
-        constants = "GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER".split()
-        options = ["num_warps", "num_stages", "launch_pdl"]
-        return unique([*of_tensors, *pointers, *descs, *self.kernels.problem, *constants, "stride_sinks", *options])
+        return unique([*of_tensors, *descs, *self.kernels.problem, *_NAMES.split()])
 
     def _streams(self) -> list[Any]:
         hopper = self.hopper
@@ -313,7 +314,9 @@ class _Fields:
             words = "q has %lld heads, which is not a multiple of the %lld heads of k and v"
             check("p->HKV <= 0 || p->HQ < 0 || p->HQ % p->HKV", words, *heads)
         else:
-            words = f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got %lld and %lld"
+            words = (
+                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got %lld and %lld"
+            )
             check(f"p->HQ != {spec.gqa} * p->HKV", words, *heads)
         queries, keys = ("p->TQ", "p->TK") if self.packed else ("p->SQ", "p->SK")
         words = "there may be 2**29 queries and as many keys, got %lld and %lld"
@@ -324,7 +327,9 @@ class _Fields:
             multiple = getattr(length, "multiple_of", None)
             if multiple and multiple > 1:
                 check(
-                    f"p->{size} % {multiple}", f"{size} must be a multiple of {multiple}, got %lld", f"p->{size}"
+                    f"p->{size} % {multiple}",
+                    f"{size} must be a multiple of {multiple}, got %lld",
+                    f"p->{size}",
                 )
         if self.plan.self_attention:
             check("p->SQ != p->SK", "q and k must be equally long, got %lld and %lld", "p->SQ", "p->SK")
@@ -360,9 +365,7 @@ class _Fields:
             "hopper_fused": backward and hopper is not None and hopper.fused is not None,
             "hopper_counter": forward and counted,
             "streams": streams,
-            "stream_checks": "".join(
-                f" && kgen_by_tma(&{s['member']}, 4, {s['bytes']})" for s in streams
-            ),
+            "stream_checks": "".join(f" && kgen_by_tma(&{s['member']}, 4, {s['bytes']})" for s in streams),
             "forward": self._hopper_forward(hopper, len(streams)) if forward and hopper else None,
             "hopper": self._hopper_backward(hopper) if backward and hopper else None,
             "counters_or_none": f"p->on_hopper ? {counters} : kgen_nothing()"
@@ -418,7 +421,8 @@ class _Fields:
             "stores": "".join(f" && by_tma(&a->{x})" for x in stored),
             "dynamic": hopper.dynamic,
             "fused": asdict(fused) if fused is not None else None,
-            "of_keys": asdict(keys) | {"queries": keys.BLOCK_M, "SLOTS": dkdv.SLOTS, "programs": dkdv.BLOCK_N},
+            "of_keys": asdict(keys)
+            | {"queries": keys.BLOCK_M, "SLOTS": dkdv.SLOTS, "programs": dkdv.BLOCK_N},
             "dq": asdict(hopper.dq) if hopper.dq is not None else None,
             "dq_rows": 2 * HALF,
             "half": HALF,

@@ -75,7 +75,19 @@ class _Fields:
         names += [stride["name"] for t in tensors for stride in t["strides"]]
         names += [f"{name}_parts_ptr" for name in context["sums"]]
         names += [name for name, _ in context["plain"]] + [p["name"] for p in context["params"]]
-        names += "eps n_parts size slots_ptr SAVE WIDTH ROWS BLOCK PARTS SLOTS STAGES".split()
+        names += [
+            "eps",
+            "n_parts",
+            "size",
+            "slots_ptr",
+            "SAVE",
+            "WIDTH",
+            "ROWS",
+            "BLOCK",
+            "PARTS",
+            "SLOTS",
+            "STAGES",
+        ]
         return unique([*names, "num_warps", "maxnreg", "launch_cooperative_grid"])
 
     def _context(self) -> Fields:
@@ -155,7 +167,7 @@ class _Fields:
     def _backward(self) -> Fields:
         plan = self.plan
         if plan.backward is None:
-            none: Fields = dict.fromkeys(("read_by_backward", "maybe_upstream", "gradients", "sums"), [])
+            none: Fields = {name: [] for name in ("read_by_backward", "maybe_upstream", "gradients", "sums")}
             return none | {"backward": False, "upstream": [], "part_offsets": ""}
         read = [self._of(o) for o in (*plan.backward.loads, *plan.upstream) if o.name != "dh_out"]
         read += [self._named(tensor(n, self.sizes["row"], "fp32", "", contiguous=True)) for n in plan.saves]

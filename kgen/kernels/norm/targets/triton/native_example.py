@@ -24,7 +24,11 @@ def norm_example(
     """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
     C++ has no spelling of here."""
     spec = loaded.spec
-    width = spec.width if isinstance(spec.width, int) else (sizes["width"] if spec.width == "any" else spec.width)[0]
+    width = (
+        spec.width
+        if isinstance(spec.width, int)
+        else (sizes["width"] if spec.width == "any" else spec.width)[0]
+    )
     heads = sizes["heads"][0] if spec.heads == "any" else spec.heads or 1
     along = {o.name: o.along for o in plan.operands}
     called = {t["name"]: t["member"] for t in context["inputs"]}
@@ -47,7 +51,9 @@ def norm_example(
     written = [*context["outputs"], *context["upstream"], *context["gradients"]]
     grads = [g for g in plan.backward.gradients if g.same_as is None] if plan.backward else []
     members = {t["name"]: t["member"] for t in context["gradients"]}
-    gradients = [{"member": members[g.name], "of": g.of, "along": g.along, "value": f"{g.of}_"} for g in grads]
+    gradients = [
+        {"member": members[g.name], "of": g.of, "along": g.along, "value": f"{g.of}_"} for g in grads
+    ]
     affine = {"weight": "dy * x_hat[size_t(d)]", "bias": "dy"}
     low = max((*spec.dtypes.values(), *(g.dtype for g in grads)), key=lambda d: ERRORS[d])
     weight = f"({spec.weight_offset!r} + {_column('weight')})" if "weight" in along else "1.0"
@@ -72,7 +78,9 @@ def norm_example(
         "dh_out": "tensors.dh_out.numbers[of_element(row, d)]" if plan.stores_h and backward else "0.0",
         "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
         "allowed": repr(ERRORS[low]),
-        "params": [{"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in context["params"]],
+        "params": [
+            {"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in context["params"]
+        ],
     }
 
 
@@ -87,7 +95,8 @@ def _sized(of: Fields, heads: bool) -> Fields:
 
 def _dtype(of: Fields) -> str:
     names = {"KGEN_I32": "INT32", "KGEN_I64": "INT64", "KGEN_I1": "BOOL", "KGEN_FP8E4NV": "FP8"}
-    return names.get(of["dtype"], of["dtype"].removeprefix("KGEN_"))
+    kind = str(of["dtype"])
+    return names.get(kind, kind.removeprefix("KGEN_"))
 
 
 def _draw(of: Fields) -> str:
