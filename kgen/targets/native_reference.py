@@ -27,7 +27,7 @@ INFIX = {
 }
 FORMS = {
     "div": "(double({0}) / double({1}))",
-    "neg": "(-{0})",
+    "neg": "(- {0})",
     "not": "(!{0})",
     "invert": "(~{0})",
     "where": "({0} ? {1} : {2})",
@@ -96,4 +96,4 @@ def _number(value: float, kind: Type) -> str:
         return f"INT64_C({int(value)})" if value >= 0 else f"(-INT64_C({-int(value)}))"
     if math.isinf(value):
         return "INFINITY" if value > 0 else "(-INFINITY)"
-    return repr(float(value))
+    return repr(float(value)) if value >= 0 else f"({float(value)!r})"
