@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -76,7 +76,10 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
     found: Tensors = {
         "q": laid_out(case, (*q, spec.head_dim.qk), dtype),
         "k": laid_out(case, (*k, spec.head_dim.qk), dtype),
-        "v": laid_out(case, (*k, spec.head_dim.v), dtype),
+        # Beside tensors of other strides.
+        "v": laid_out(
+            replace(case, layout="bhsd") if case.layout == "bshd" else case, (*k, spec.head_dim.v), dtype
+        ),
         **ends,
     }
     for name, buffer in spec.buffers.items():

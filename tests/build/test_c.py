@@ -67,7 +67,8 @@ CASES = (
     Case(batch=1, sq=130, sk=130, layout="offset", group=4),
     Case(batch=1, heads=2, sq=192, sk=4096, dlse=True),
     Case(batch=1, heads=2, sq=4096, sk=4096, deterministic=True),
-    Case(batch=1, heads=2, sq=4096, sk=4096, multiprocessors=132),
+    Case(batch=1, heads=2, sq=4096, sk=4096, multiprocessors=50),
+    Case(batch=1, heads=2, sq=2500, sk=2500),
     Case(sq=0, sk=128),
     Case(sq=128, sk=0),
 )
