@@ -123,7 +123,7 @@ def attention_launches(
                 known = inputs | outputs | {name: given[name] for name in ("dout", "dlse")}
                 paper.begin(known)
                 dq, dk, dv, *_ = launcher._backward_op(given["dout"], given["dlse"], out, lse, *passed)
-                want["backward"] = paper.launched
+                want["backward"], rooms = paper.launched, paper.rooms()
                 outputs |= {"dq": dq, "dk": dk, "dv": dv}
     finally:
         torch.use_deterministic_algorithms(False)
@@ -149,6 +149,8 @@ def attention_launches(
         paper.begin(tensors)
         assert library.call(pass_, called | more) == 0, library.error()
         got[name] = paper.launched
+        if pass_ == "backward" and len(got[name]) == len(want[name]):
+            assert paper.crowded(rooms, library.workspace) == []
     return want, got
 
 
@@ -161,8 +163,8 @@ def norm_launches(
     paper.device(arch, case.multiprocessors)
     dtypes = {name: DTYPES[dtype] for name, dtype in spec.dtypes.items() if dtype in DTYPES}
 
-    def of_rows(dtype: torch.dtype) -> torch.Tensor:
-        extra = 8 if case.layout == "guarded" else 0
+    def of_rows(dtype: torch.dtype, extra: int = 8) -> torch.Tensor:
+        extra *= case.layout == "guarded"
         return torch.zeros(*rows, case.sk + extra, dtype=dtype)[..., : case.sk]
 
     names = [argument.name for argument in launcher._forward_op._schema.arguments]
@@ -197,14 +199,14 @@ def norm_launches(
             want[name] = paper.launched
         known: Tensors = {}
         if backward:
-            given["dout"] = of_rows(outputs["out"].dtype)
+            given["dout"] = of_rows(outputs["out"].dtype, 16)
             if "h" in outputs and case.dlse:
                 given["dh_out"] = of_rows(outputs["h"].dtype)
             known = given | outputs
             arguments = [a.name for a in launcher._backward_op._schema.arguments]
             paper.begin({n: x for n, x in known.items() if isinstance(x, torch.Tensor)})
             gradients = launcher._backward_op(*[known.get(n) for n in arguments])
-            want["backward"] = paper.launched
+            want["backward"], rooms = paper.launched, paper.rooms()
     called = {n: v for n, v in (given | outputs).items() if hasattr(library.arguments, n)}
     if plan.backward:
         stored = (*plan.backward.elements, *plan.backward.rows, *plan.backward.columns)
@@ -219,4 +221,6 @@ def norm_launches(
         paper.begin({n: x for n, x in tensors.items() if isinstance(x, torch.Tensor)})
         assert library.call(pass_, called | more) == 0, library.error()
         got[name] = paper.launched
+        if pass_ == "backward" and len(got[name]) == len(want[name]):
+            assert paper.crowded(rooms, library.workspace) == []
     return want, got

@@ -88,6 +88,7 @@ class Paper:
         self.events: list[tuple[Any, ...]] = []
         self.known: list[tuple[str, int, int]] = []
         self.others: list[int] = []
+        self.bytes_of: dict[int, int] = {}
         self.loads = 0
         self.calls = (_LOAD(self._load), _LAUNCH(self._launch), _SET(self._set), _COPY(self._copy))
         self.driver.paper_calls(*self.calls)
@@ -110,6 +111,20 @@ class Paper:
         if address not in self.others:
             self.others.append(address)
         return self.others.index(address), 0
+
+    def rooms(self) -> list[int]:
+        """Bytes of the tensors at other addresses, as Python has them."""
+        return [self.bytes_of.get(address, 0) for address in self.others]
+
+    def crowded(self, rooms: Sequence[int], workspace: torch.Tensor) -> list[str]:
+        """Of what a call from C has in its workspace, what has no such rooms of its own there."""
+        begin, size = workspace.data_ptr(), workspace.numel()
+        ranges = sorted((at - begin, room) for at, room in zip(self.others, rooms, strict=False))
+        ranges = [(at, room) for at, room in ranges if 0 <= at <= size and room]
+        ends = [*(at for at, _ in ranges[1:]), *[size] * bool(ranges)]
+        return [
+            f"{room} bytes at {at}" for (at, room), end in zip(ranges, ends, strict=True) if at + room > end
+        ]
 
     def _load(self, module: Any, image: int) -> int:
         self.loads += 1
@@ -180,6 +195,14 @@ class Paper:
     def under_python(self, launcher: ModuleType, arch: int, multiprocessors: int) -> Iterator[None]:
         """What the package launches from Python on this chip comes here."""
 
+        launch = runtime.Cubin.launch
+
+        def remembering(cubin: runtime.Cubin, grid: Any, args: Any) -> None:
+            for x in (getattr(x, "base", x) for x in args):
+                if isinstance(x, torch.Tensor):
+                    self.bytes_of[x.data_ptr()] = _end(x) - x.data_ptr() if x.numel() else 0
+            launch(cubin, grid, args)
+
         def function(device: int, cubin: runtime.Cubin) -> ctypes.c_void_p:
             module = ctypes.c_void_p()
             image = ctypes.create_string_buffer((cubin.folder / cubin.row["file"]).read_bytes())
@@ -198,6 +221,7 @@ class Paper:
                 stack.enter_context(mock.patch.object(runtime, name, value))
             stack.enter_context(mock.patch("torch.cuda.current_device", return_value=0))
             stack.enter_context(mock.patch.object(launcher, "_arch", return_value=arch))
+            stack.enter_context(mock.patch.object(runtime.Cubin, "launch", remembering))
             for module in (launcher, hopper):
                 if hasattr(module, "_multiprocessors"):
                     stack.enter_context(
