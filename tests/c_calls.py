@@ -200,7 +200,7 @@ def norm_launches(
         known: Tensors = {}
         if backward:
             given["dout"] = of_rows(outputs["out"].dtype, 16)
-            if "h" in outputs and case.dlse:
+            if "h" in outputs:
                 given["dh_out"] = of_rows(outputs["h"].dtype)
             known = given | outputs
             arguments = [a.name for a in launcher._backward_op._schema.arguments]

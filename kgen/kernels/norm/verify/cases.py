@@ -118,8 +118,7 @@ def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
     call(problem, function, inputs)
     if "backward" in problem.passes:
         wanted = differentiable(problem, inputs)
-        # The gradient of a sum that is returned may not be asked for.
-        for names in dict.fromkeys((tuple(inputs.cotangents), ("out",))):
-            outputs = call(problem, function, inputs)
-            cotangents = [inputs.cotangents[n] for n in names]
-            torch.autograd.grad([outputs[n] for n in names], list(wanted.values()), cotangents)
+        outputs = call(problem, function, inputs)
+        torch.autograd.grad(
+            [outputs[n] for n in inputs.cotangents], list(wanted.values()), list(inputs.cotangents.values())
+        )

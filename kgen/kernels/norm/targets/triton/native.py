@@ -69,7 +69,7 @@ class _Fields:
         return Native(files, self._names(context), context, tiles)
 
     def _names(self, context: Fields) -> list[str]:
-        groups = ("read_by_forward", "written", "saved", "read_by_backward", "maybe_upstream", "gradients")
+        groups = ("read_by_forward", "written", "saved", "read_by_backward", "gradients")
         tensors = [t for group in groups for t in context[group]]
         names = [f"{t['name']}_ptr" for t in tensors]
         names += [stride["name"] for t in tensors for stride in t["strides"]]
@@ -101,7 +101,7 @@ class _Fields:
         backward = self._backward()
         read = {t["name"]: t for t in (*forward, *backward["read_by_backward"])}
         outputs = {t["name"] for t in (*written, *saved)}
-        inputs = [t for t in read.values() if t["name"] not in outputs and t["name"] != "dout"]
+        inputs = [t for t in read.values() if t["name"] not in {*outputs, "dout", "dh_out"}]
         heads = ("[N, H, D]", "N positions of H heads") if self.heads else ("[N, D]", "N rows")
         of = f"x {heads[0]} {WORDS[spec.dtypes['input']]} -> out {heads[0]} {WORDS[spec.dtypes['output']]}"
         return {
@@ -167,11 +167,12 @@ class _Fields:
     def _backward(self) -> Fields:
         plan = self.plan
         if plan.backward is None:
-            none: Fields = {name: [] for name in ("read_by_backward", "maybe_upstream", "gradients", "sums")}
+            none: Fields = {name: [] for name in ("read_by_backward", "gradients", "sums")}
             return none | {"backward": False, "upstream": [], "part_offsets": ""}
-        read = [self._of(o) for o in (*plan.backward.loads, *plan.upstream) if o.name != "dh_out"]
+        # Packages have machine code for both gradients.
+        said = {"dh_out": "; zeros where there is none"}
+        read = [self._of(o, said.get(o.name, "")) for o in (*plan.backward.loads, *plan.upstream)]
         read += [self._named(tensor(n, self.sizes["row"], "fp32", "", contiguous=True)) for n in plan.saves]
-        maybe = [self._of(o, "; NULL where there is none") for o in plan.upstream if o.name == "dh_out"]
         same = {g.same_as: g.of for g in plan.backward.gradients if g.same_as is not None}
         gradients = []
         stored = (*plan.backward.elements, *plan.backward.rows, *plan.backward.columns)
@@ -182,8 +183,7 @@ class _Fields:
         return {
             "backward": True,
             "read_by_backward": read,
-            "upstream": [t for t in read if t["name"] == "dout"] + maybe,
-            "maybe_upstream": maybe,
+            "upstream": [t for t in read if t["name"] in ("dout", "dh_out")],
             "gradients": gradients,
             "sums": sums,
             "part_offsets": "".join(f", {name}" for name in sums),
