@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kgen.build.job import BuildJob
+from kgen.build.native import FOLDER, native_of, write_native
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.targets import sources
+from kgen.targets.native import Native
 from kgen.verify import ledger
 from kgen.verify.compiling import CompileJob, capability
 from kgen.verify.emitted import Emitted, require_emitted
@@ -55,19 +57,23 @@ def build_specs(
     jobs: int = 1,
     timeout: float = 600.0,
     progress: Progress | None = None,
+    *,
+    c: bool = False,
 ) -> list[dict[str, Any]]:
-    """Build a package of each spec under `out`, of the Triton files as they were rendered; no GPU is needed.
+    """Build a package of each spec under `out`, of the Triton files as they were rendered; no GPU is needed. With `c`
+    it has calls from C, too.
 
     Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
     kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was
     there. `timeout` is in seconds, for one kernel. Raises `KgenError` for a spec that is not rendered or has no Triton
-    file, and for an unknown architecture, `MissingError` without torch and triton.
+    file or no calls from C, and for an unknown architecture, `MissingError` without torch and triton.
     """
     archs = list(dict.fromkeys(archs))
     for arch in archs:
         capability(arch)
     require("torch", "triton")
     files = [(one, _file(generated, one)) for one in loaded]
+    natives = {one.folder: native_of(one, sizes) for one in loaded if c}
     tasks = [(one, file, arch) for one, file in files for arch in archs]
     done: list[int] = []
 
@@ -86,7 +92,7 @@ def build_specs(
     for one, file in files:
         rows = [row for arch in archs for row in found[one.folder, arch]]
         if not any(row["error"] for row in rows):
-            _write(one, file, rows, archs, sizes, out)
+            _write(one, file, rows, archs, sizes, out, natives.get(one.folder))
         shutil.rmtree(_unfinished(out, one.folder), ignore_errors=True)
     return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
 
@@ -160,6 +166,7 @@ def _write(
     archs: Sequence[str],
     sizes: Mapping[str, Sequence[int]],
     out: Path,
+    native: Native | None,
 ) -> None:
     folder = _unfinished(out, loaded.folder)
     for source in SOURCES:
@@ -168,6 +175,9 @@ def _write(
     shutil.copy(RUNTIME, folder / "_runtime.py")
     (folder / "__init__.py").write_text(_init(loaded, problem_of(loaded).name), encoding="utf-8")
     kernels = sorted(({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps)
+    if native is not None:
+        write_native(loaded, native, kernels, folder)
+    written = [*folder.glob("*.py"), *folder.glob(f"{FOLDER}/*")]
     hopper = (folder / "hopper.py").exists() and "sm_90a" in archs
     manifest = {
         "spec": loaded.folder,
@@ -178,7 +188,7 @@ def _write(
         "compilers": _compilers(),
         "archs": list(archs),
         "sizes": {name: list(numbers) for name, numbers in sizes.items()},
-        "files": {p.name: _sha256(p) for p in sorted(folder.glob("*.py"))},
+        "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in sorted(written)},
         "kernels": kernels,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")

@@ -40,6 +40,9 @@ def build(
         Optional[list[int]],  # noqa: UP045
         typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
     ] = None,
+    c: Annotated[
+        bool, typer.Option("--c", help="With C and C++ that launch the kernels, in the package's folder `c`.")
+    ] = False,
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; say what is not of what is rendered now.")
@@ -62,5 +65,5 @@ def build(
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
     sizes = {**SIZES} | {name: numbers for name, numbers in asked.items() if numbers}
     with terminal.progress_bar() as progress:
-        rows = build_specs(loaded, generated, output, arch or ARCHS, sizes, jobs, timeout, progress)
+        rows = build_specs(loaded, generated, output, arch or ARCHS, sizes, jobs, timeout, progress, c=c)
     return judge(rows, COLUMNS, "built", form)

@@ -8,4 +8,5 @@ TARGET = Target(
     sources=Lazy(f"{__name__}.sources:sources"),
     emits="One `triton.py`.",
     obligations=Lazy("kgen.kernels.attention.prove.obligations:obligations"),
+    native=Lazy(f"{__name__}.native:native"),
 )

@@ -1,0 +1,437 @@
+"""Attention from C: what `templates/attention/c` names, of the plans that the emitted launchers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from kgen.kernels.attention.plan.decode import decodes
+from kgen.kernels.attention.plan.extents import without_promises
+from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, plan_hopper
+from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
+from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.spec import ANY
+from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
+from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.native_example import example_fields
+from kgen.kernels.attention.targets.triton.sources import sources
+from kgen.spec.load import Loaded
+from kgen.targets import opening
+from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_of, refuse, tensor, unique
+from kgen.targets.triton import tables
+
+Fields = dict[str, Any]
+_OWN = """
+q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k
+"""
+OWN = frozenset(_OWN.split())
+"""Members of the struct of arguments that are no user's."""
+_NAMES = """
+q_ptr k_ptr v_ptr o_ptr do_ptr dq_ptr dk_ptr dv_ptr lse_ptr dlse_ptr delta_ptr counter_ptr dq_sum_ptr sinks_ptr
+stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_rope_desc k_rope_desc
+dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER
+num_warps num_stages launch_pdl
+"""
+"""What kernels call their arguments, beside those of a spec."""
+
+
+def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
+    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for. Raises
+    `KgenError` for what there is only in Python."""
+    plan, free = plan_attention(loaded), without_promises(loaded)
+    _refuse(loaded, plan)
+    on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
+    return _Fields(loaded, plan, on_hopper, sizes).native()
+
+
+def _refuse(loaded: Loaded, plan: AttentionPlan) -> None:
+    spec = loaded.spec
+    alone = "leave `--c` out"
+    if decodes(loaded) or spec.paged_kv is not None:
+        refuse(loaded, "it decodes", alone)
+    if plan.block_mask is not None:
+        refuse(loaded, "its mask is a list of blocks, which another kernel makes", alone)
+    learned = [name for name, buffer in spec.buffers.items() if buffer.grad]
+    if plan.backward and learned:
+        why = f"the gradient of `{learned[0]}` is summed by PyTorch"
+        refuse(loaded, why, "leave `grad: true` out, or `--c`")
+    if any(len(buffer.shape) > MOST_DIMS for buffer in spec.buffers.values()):
+        refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", alone)
+
+
+class _Fields:
+    """Spells one plan."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        plan: AttentionPlan,
+        on_hopper: AttentionPlan,
+        sizes: Mapping[str, Sequence[int]],
+    ) -> None:
+        self.groups = sizes["gqa"]
+        self.loaded, self.plan, self.spec = loaded, plan, plan.spec
+        self.name = prefix_of(loaded)
+        self.packed = self.spec.varlen
+        self.kernels = KernelFields(plan)
+        self.hopper = plan_hopper(on_hopper)
+        self.of_hopper = self.kernels if on_hopper is plan else KernelFields(on_hopper)
+        # What the emitted files have.
+        self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
+        self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
+        self.dtype, self.bytes = DTYPES[self.spec.dtype]
+        self.widest = (
+            f"INT64_C(1) << {31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
+        )
+
+    def native(self) -> Native:
+        portable = {"forward": self.emitted["forward"]}
+        if self.plan.backward:
+            portable |= {name: self.emitted[name] for name in ("dq", "dkdv")}
+        context = self._context(portable)
+        tiles = self.plan.tiles
+        named = {"forward": tiles.forward} | (
+            {"dq": tiles.dq, "dkdv": tiles.dkdv} if self.plan.backward else {}
+        )
+        found = [
+            Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
+            for name, table in named.items()
+        ]
+        files = {".h": "attention/c/attention.h.j2", ".c": "attention/c/attention.c.j2"}
+        files["example.cpp"] = "attention/c/example.cpp.j2"
+        return Native(files, self._names(), context, found)
+
+    # --- arguments of kernels ---
+
+    def _names(self) -> list[str]:
+        of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in self.dims]
+        of_tensors += [f"stride_l{d}" for d in self.rows]
+        tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
+        descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
+        descs += [f"{s.name}_desc" for s in self._streams()]
+        return unique([*of_tensors, *descs, *self.kernels.problem, *_NAMES.split()])
+
+    def _streams(self) -> list[Any]:
+        hopper = self.hopper
+        return streams_of(hopper, self.of_hopper) if hopper is not None and hopper.forward is not None else []
+
+    # --- what the templates name ---
+
+    def _context(self, portable: Mapping[str, Any]) -> Fields:
+        spec, plan = self.spec, self.plan
+        narrow = bool(self.emitted["narrow_values"])
+        lse = ["p->HQ", "p->TQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
+        tensors = self._tensors()
+        blocks = {name: self._blocks(fields["tma_tensors"]) for name, fields in portable.items()}
+        return {
+            "name": self.name,
+            "guard": f"{self.name.upper()}_H",
+            "license": spec.license.in_comment(),
+            "summary": opening(spec, in_comment=True).replace("*/", "* /"),
+            "passes": ["forward", *["backward"] * plan.backward],
+            "backward": plan.backward,
+            "sinks": spec.sinks,
+            "head_dim": spec.head_dim,
+            "packed": self.packed,
+            "grouped": plan.grouped,
+            "queries": "TQ" if self.packed else "SQ",
+            "keys": "TK" if self.packed else "SK",
+            "dims": len(self.dims),
+            "dtype": self.dtype,
+            "bytes": self.bytes,
+            "default_scale": repr(spec.head_dim.qk**-0.5),
+            "words": self._words(),
+            "first": {x: f"stride_{x}{self.dims[0]}" for x in "qkvgow"} | {"l": f"stride_l{self.rows[0]}"},
+            "plain": list(self.kernels.sizes),
+            "programs": {x: self._programs(x) for x in ("q", "kv")},
+            "rows": "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ",
+            "delta_programs": "kgen_cdiv(p->TQ, 64) * p->HQ"
+            if self.packed
+            else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ",
+            "sink_parts": "p->HQ * kgen_cdiv(p->TQ, 64)"
+            if self.packed
+            else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)",
+            "sizes": self._sizes(),
+            "checks": self._checks(),
+            **tensors,
+            "lse": tensor("lse", lse, "fp32", "", contiguous=True),
+            "dlse": tensor("dlse", lse, "fp32", ""),
+            "buffers": self._buffers(),
+            "params": self._params(),
+            "aligned": [{"member": "v"}] * narrow,
+            "aligned_backward": [{"member": "dout"}] * narrow,
+            "group": self.emitted["group"],
+            "tma": {
+                name: " && ".join(f"by_tma(&a->{x})" for x in fields["tma_tensors"])
+                for name, fields in portable.items()
+            },
+            "descs": blocks,
+            "portable_tiles": max(len(found) for found in blocks.values()),
+            **self._on_hopper(),
+            "shapes": self._shapes(),
+            "query_at": "at.SK - at.SQ + i" if spec.aligned_to_end else "i",
+            "sum_over": {"batches": "1", "tiles": "(ends.back() + 63) / 64", "at": "h, tile"}
+            if self.packed
+            else {"batches": "sizes.B", "tiles": "(sizes.SQ + 63) / 64", "at": "b, h, tile"},
+            "example": example_fields(self.loaded, self._buffers(), self._params(), self.groups),
+        }
+
+    def _programs(self, side: str) -> str:
+        heads = "p->HKV" if self.plan.grouped and side == "kv" else "p->HQ"
+        length = side[0].upper()
+        if self.packed:
+            return f"(p->T{length} / rows + p->B + 1) * {heads}"
+        return f"kgen_cdiv(p->S{length}, rows) * p->B * {heads}"
+
+    def _blocks(self, tensors: Iterable[str]) -> list[Fields]:
+        """Descriptors of the portable kernels: a tensor's tiles by blocks of columns."""
+        found: list[Fields] = []
+        for of in tensors:
+            x = "do" if of == "dout" else of
+            rows = "BLOCK_M" if x in ("q", "do") else "BLOCK_N"
+            chunks: Iterable[Chunk] = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
+            for c in chunks:
+                desc = {"name": f"{x}_desc{c.tag}", "tensor": of, "rows": rows, "columns": c.size}
+                found.append(desc | {"at": len(found)})
+        return found
+
+    def _shapes(self) -> Fields:
+        """Of the example's tensors."""
+        head, n = self.spec.head_dim, "sizes."
+        rows = f"ends.back(), {n}HQ" if self.packed else f"{n}B, {n}HQ, {n}SQ"
+        keys = f"ends.back(), {n}HKV" if self.packed else f"{n}B, {n}HKV, {n}SK"
+        lse = f"{n}HQ, ends.back()" if self.packed else rows
+        parts = f"{n}HQ, (ends.back() + 63) / 64" if self.packed else f"{n}B, {n}HQ, ({n}SQ + 63) / 64"
+        shapes = {"q": f"{rows}, {head.qk}", "k": f"{keys}, {head.qk}", "v": f"{keys}, {head.v}"}
+        return shapes | {"out": f"{rows}, {head.v}", "lse": lse, "dsinks": parts}
+
+    def _words(self) -> Fields:
+        head, dtype = self.spec.head_dim, WORDS[self.spec.dtype]
+        rows = "[TQ, HQ, {}]" if self.packed else "[B, HQ, SQ, {}]"
+        keys = "[TK, HKV, {}]" if self.packed else "[B, HKV, SK, {}]"
+        lse = "[HQ, TQ]" if self.packed else "[B, HQ, SQ]"
+        times = {"any": "a multiple of", 1: "as many as"}.get(self.spec.gqa, f"{self.spec.gqa} times")
+        parts = "[HQ, ceil(TQ / 64)]" if self.packed else "[B, HQ, ceil(SQ / 64)]"
+        over = "tiles" if self.packed else "sequences and tiles"
+        shapes = f"q {rows}, k {keys}, v {keys} -> out {rows}, {dtype}"
+        return {
+            "shapes": shapes.format(head.qk, head.qk, head.v, head.v),
+            "heads": f"{times} the HKV heads of keys and values",
+            "out": f"{rows.format(head.v)} {dtype}",
+            "q": f"{rows.format(head.qk)} {dtype}",
+            "k": f"{keys.format(head.qk)} {dtype}",
+            "v": f"{keys.format(head.v)} {dtype}",
+            "lse": f"{lse} float32, contiguous, the log-sum-exp of scores in base 2",
+            "dlse": f"{lse} float32, of the log-sum-exp in base 2; NULL where there is none",
+            "dsinks": f"{parts} float32, contiguous: what is to be summed over {over}. Written",
+        }
+
+    def _tensors(self) -> Fields:
+        """What a call is given, of both passes and of backward alone."""
+        head, words = self.spec.head_dim, self._words()
+        rows = ["p->TQ", "p->HQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
+        keys = ["p->TK", "p->HKV"] if self.packed else ["p->B", "p->HKV", "p->SK"]
+
+        def wide(label: str, sizes: list[str], width: int, of: str) -> Fields:
+            return tensor(label, [*sizes, str(width)], self.spec.dtype, words[of], widest=self.widest)
+
+        inputs = [wide("q", rows, head.qk, "q"), wide("k", keys, head.qk, "k"), wide("v", keys, head.v, "v")]
+        if self.packed:
+            for x in "qk":
+                said = "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
+                inputs.append(tensor(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True))
+        inputs += self._buffers()
+        if self.spec.sinks:
+            said = "[HQ] float32, logits that join the softmax without a value"
+            inputs.append(tensor("sinks", ["p->HQ"], "fp32", said))
+        backward = [wide("dout", rows, head.v, "out"), wide("dq", rows, head.qk, "q")]
+        backward += [wide("dk", keys, head.qk, "k"), wide("dv", keys, head.v, "v")]
+        if self.spec.sinks:
+            length = "kgen_cdiv(p->TQ, 64)" if self.packed else "kgen_cdiv(p->SQ, 64)"
+            sizes = ["p->HQ", length] if self.packed else ["p->B", "p->HQ", length]
+            backward.append(tensor("dsinks", sizes, "fp32", words["dsinks"], contiguous=True))
+        return {"inputs": inputs, "out": wide("out", rows, head.v, "out"), "of_backward": backward}
+
+    def _buffers(self) -> list[Fields]:
+        found = []
+        for name, buffer in self.spec.buffers.items():
+            called = self.plan.called.get(name, name)
+            shape = ", ".join(map(str, buffer.shape))
+            said = f"[{shape}] {WORDS.get(buffer.dtype, buffer.dtype)}{', ascending' * buffer.sorted}"
+            sizes = ["KGEN_ANY" if s == ANY else self._size(s) for s in buffer.shape]
+            of = tensor(called, sizes, buffer.dtype, said, OWN)
+            extents = [
+                {"name": f"size_{name}_{axis}", "axis": axis}
+                for axis, size in enumerate(buffer.shape)
+                if size == ANY
+            ]
+            found.append(of | {"name": name, "stride": f"stride_{name}_0", "open": extents})
+        return found
+
+    def _size(self, size: int | str) -> str:
+        # Packed sequences have no length in common; the launcher of Python has none either.
+        return f"p->{size}" if isinstance(size, str) else str(size)
+
+    def _params(self) -> list[Fields]:
+        found = []
+        for name, param in self.spec.params.items():
+            if param.runtime:
+                called, real = self.plan.called.get(name, name), param.type == "float"
+                of = tensor(called, [], "fp32", "of the scores and the mask" if real else "an integer", OWN)
+                make = "kgen_real" if real else "kgen_integer"
+                value = f"{make}(a->{of['member']})"
+                kind = "double" if real else "int64_t"
+                found.append(of | {"name": name, "type": kind, "real": real, "value": value})
+        return found
+
+    # --- checks ---
+
+    def _sizes(self) -> list[str]:
+        if self.packed:
+            return [
+                "p->TQ = a->q.sizes[0];",
+                "p->HQ = a->q.sizes[1];",
+                "p->TK = a->k.sizes[0];",
+                "p->HKV = a->k.sizes[1];",
+                "p->B = a->cu_seqlens_q.sizes[0] - 1;",
+            ]
+        return [
+            "p->B = a->q.sizes[0];",
+            "p->HQ = a->q.sizes[1];",
+            "p->SQ = a->q.sizes[2];",
+            "p->HKV = a->k.sizes[1];",
+            "p->SK = a->k.sizes[2];",
+        ]
+
+    def _checks(self) -> list[Fields]:
+        spec, checks = self.spec, list[Fields]()
+
+        def check(wrong: str, message: str, *given: str) -> None:
+            checks.append({"wrong": wrong, "message": message, "given": [f"(long long){g}" for g in given]})
+
+        heads = ("p->HQ", "p->HKV")
+        if spec.gqa == "any":
+            words = "q has %lld heads, which is not a multiple of the %lld heads of k and v"
+            check("p->HKV <= 0 || p->HQ < 0 || p->HQ % p->HKV", words, *heads)
+        else:
+            words = (
+                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got %lld and %lld"
+            )
+            check(f"p->HQ != {spec.gqa} * p->HKV", words, *heads)
+        queries, keys = ("p->TQ", "p->TK") if self.packed else ("p->SQ", "p->SK")
+        words = "there may be 2**29 queries and as many keys, got %lld and %lld"
+        check(f"kgen_max({queries}, {keys}) > INT64_C(1) << 29", words, queries, keys)
+        if self.packed:
+            check("p->B < 1", "cu_seqlens_q must be [N + 1] for N sequences, got %lld", "p->B + 1")
+        for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
+            multiple = getattr(length, "multiple_of", None)
+            if multiple and multiple > 1:
+                check(
+                    f"p->{size} % {multiple}",
+                    f"{size} must be a multiple of {multiple}, got %lld",
+                    f"p->{size}",
+                )
+        if self.plan.self_attention:
+            check("p->SQ != p->SK", "q and k must be equally long, got %lld and %lld", "p->SQ", "p->SK")
+        for param in self._params():
+            if not param["real"]:
+                at, limit = f"a->{param['member']}", "INT64_C(1) << 30"
+                words = f"{param['label']} must lie within 2**30 of zero, got %lld"
+                check(f"{at} > {limit} || {at} < -({limit})", words, at)
+        return checks
+
+    # --- kernels for Hopper ---
+
+    def _on_hopper(self) -> Fields:
+        hopper = self.hopper
+        forward = hopper is not None and hopper.forward is not None
+        backward = hopper is not None and hopper.dkdv is not None
+        counted = hopper is not None and hopper.dynamic
+        streams = [
+            {
+                "name": s.name,
+                "at": i,
+                **next(b for b in self._buffers() if b["name"] == s.buffer),
+            }
+            for i, s in enumerate(self._streams())
+        ]
+        for s, stream in zip(streams, self._streams(), strict=True):
+            s["name"] = stream.name
+        counters = "kgen_pointer(workspace + m->counters, KGEN_I32)"
+        return {
+            "hopper_forward": forward,
+            "hopper_backward": backward,
+            "hopper_dq": backward and hopper is not None and hopper.dq is not None,
+            "hopper_fused": backward and hopper is not None and hopper.fused is not None,
+            "hopper_counter": forward and counted,
+            "streams": streams,
+            "stream_checks": "".join(f" && kgen_by_tma(&{s['member']}, 4, {s['bytes']})" for s in streams),
+            "forward": self._hopper_forward(hopper, len(streams)) if forward and hopper else None,
+            "hopper": self._hopper_backward(hopper) if backward and hopper else None,
+            "counters_or_none": f"p->on_hopper ? {counters} : kgen_nothing()"
+            if backward and counted
+            else "kgen_nothing()",
+        }
+
+    def _hopper_forward(self, hopper: HopperPlan, streams: int) -> Fields:
+        tile = hopper.forward
+        assert tile is not None
+        width = hopper.width
+        out = width // 2 if tile.out_in_halves else width
+        rows = {"q": "ROWS", "k": "BLOCK_N", "v": "BLOCK_N", "o": "ROWS"}
+        columns = {"q": width, "k": width, "v": width, "o": out}
+        descs = [_desc(x, "a->out" if x == "o" else f"a->{x}", rows[x], columns[x]) for x in "qkvo"]
+        roped = [*"qk"] if hopper.rope else []
+        descs += [_desc(f"{x}_rope", f"{x}_rope", rows[x], hopper.rope) for x in roped]
+        return {
+            **asdict(tile),
+            "rows": tile.BLOCK_M // tile.consumers,
+            "descs": [d | {"at": streams + i} for i, d in enumerate(descs)],
+            "ropes": [{"tensor": x, "first": width} for x in roped],
+            "tiles": streams + len(descs),
+            "dynamic": hopper.dynamic,
+            "pdl": int(hopper.dynamic),
+            "group": max(hopper.heads, int(str(self.emitted["group"]))),
+        }
+
+    def _hopper_backward(self, hopper: HopperPlan) -> Fields:
+        dkdv = hopper.dkdv
+        assert dkdv is not None
+        width, fused = hopper.width, hopper.fused
+        stored = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
+        called = {"do": "dout"}
+        descs = [_desc(x, f"a->{called.get(x, x)}", str(HALF), width) for x in ["q", "k", "v", "do", *stored]]
+        roped = ["q", "k", *["dq"] * (hopper.dq is not None), "dk"] if hopper.rope else []
+        descs += [_desc(f"{x}_rope", f"{x}_rope", str(HALF), hopper.rope) for x in roped]
+        descs = [d | {"at": i} for i, d in enumerate(descs)]
+        short = dkdv.BLOCK_M < HALF and fused is None
+        short_descs = [_desc(x, f"a->{called.get(x, x)}", str(dkdv.BLOCK_M), width) for x in ("q", "do")]
+        short_descs = [d | {"at": len(descs) + i} for i, d in enumerate(short_descs)] if short else []
+        first = len(descs) + len(short_descs)
+        keys = fused or dkdv
+        enough = " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
+        return {
+            "descs": descs,
+            "short_descs": short_descs,
+            "again": [d for d in descs if d["name"] in ("q_desc", "do_desc")] if short else [],
+            "tiles": first + 2,
+            "at_lse": first,
+            "at_delta": first + 1,
+            "ropes": [{"tensor": x, "first": width} for x in roped],
+            "stores": "".join(f" && by_tma(&a->{x})" for x in stored),
+            "dynamic": hopper.dynamic,
+            "fused": asdict(fused) if fused is not None else None,
+            "of_keys": asdict(keys)
+            | {"queries": keys.BLOCK_M, "SLOTS": dkdv.SLOTS, "programs": dkdv.BLOCK_N},
+            "dq": asdict(hopper.dq) if hopper.dq is not None else None,
+            "dq_rows": 2 * HALF,
+            "half": HALF,
+            "sums": HALF * width,
+            "least_keys": hopper.least_keys,
+            "enough": enough if hopper.dynamic else "",
+        }
+
+
+def _desc(name: str, of: str, rows: str, columns: int) -> Fields:
+    return {"name": f"{name}_desc", "tensor": of, "rows": rows, "columns": columns}

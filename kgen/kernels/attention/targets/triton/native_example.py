@@ -1,0 +1,79 @@
+"""The example of attention from C++: what `templates/attention/c/example.cpp.j2` names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kgen.kernels.attention.spec import ANY, KV_LENS
+from kgen.spec.load import Loaded
+from kgen.targets.native import refuse
+from kgen.targets.native_reference import in_cpp
+
+Fields = dict[str, Any]
+SIZES = ("B", "HQ", "HKV", "SQ", "SK")
+OPEN, INTEGER, REAL = 5, 3, 0.5
+"""Extents and run-time params that the example takes."""
+ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
+"""Of the largest number: as much as half a percent of it in each step."""
+
+
+def example_fields(
+    loaded: Loaded,
+    buffers: Sequence[Fields],
+    params: Sequence[Fields],
+    groups: Sequence[int],
+) -> Fields:
+    """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
+    C++ has no spelling of here."""
+    spec = loaded.spec
+    group = (2 if 2 in groups else groups[0]) if spec.gqa == "any" else int(spec.gqa)
+    lengths = {
+        side: _length(getattr(getattr(spec.lengths, side), "multiple_of", None) or 1) for side in ("q", "kv")
+    }
+    names = {n: f"at.{n}" for n in ("b", "h", "q_idx", "kv_idx", *SIZES)} | {"score": "score"}
+    names["h_kv"] = "(at.h / (at.HQ / at.HKV))"
+    for name, param in spec.params.items():
+        value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
+        names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
+    names |= {b["name"]: f"tensors.{b['member']}" for b in buffers}
+    try:
+        trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
+    except KeyError as error:
+        refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
+        raise
+    return {
+        "group": group,
+        "lengths": lengths,
+        "heads": 2,
+        "dtype": spec.dtype.upper(),
+        "allowed": repr(ERRORS[spec.dtype]),
+        "score_mod": trees.get("score_mod", "score"),
+        "mask_mod": trees.get("mask_mod", "true"),
+        "buffers": [_drawn(b, spec.buffers[b["name"]]) for b in buffers],
+        "params": [{"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in params],
+        "ends": bool(spec.aligned_to_end),
+    }
+
+
+def _length(multiple: int) -> int:
+    return -(-200 // multiple) * multiple
+
+
+def _drawn(of: Fields, buffer: Any) -> Fields:
+    """How a buffer is filled."""
+    sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
+    shape = [str(OPEN) if s == ANY else sizes.get(s, str(s)) for s in buffer.shape]
+    dtype = {"int32": "INT32", "int64": "INT64", "bool": "BOOL"}.get(buffer.dtype, buffer.dtype.upper())
+    if of["name"] == KV_LENS:
+        drawn = "[](int64_t) { return double(sizes.SK); }"
+    elif buffer.sorted:
+        last = shape[-1]
+        drawn = f"[](int64_t i) {{ return double(i % ({last}) * 3 / ({last})); }}"
+    elif dtype == "BOOL":
+        drawn = "[](int64_t i) { return double(i % 3 != 0); }"
+    elif dtype in ("INT32", "INT64"):
+        drawn = "[](int64_t i) { return double(i % 3); }"
+    else:
+        drawn = "0.5"
+    return {"member": of["member"], "sizes": shape, "dtype": dtype, "draw": drawn}

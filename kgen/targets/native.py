@@ -1,0 +1,110 @@
+"""What calls kernels from C: which templates write it, what kernels call their arguments, which tiles there are.
+
+A family makes it of a spec. `kgen build` adds the machine code, and resolves the tables of tiles for its chips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.spec.load import Loaded
+
+DTYPES = {
+    "bf16": ("KGEN_BF16", 2),
+    "fp16": ("KGEN_FP16", 2),
+    "fp32": ("KGEN_FP32", 4),
+    "int32": ("KGEN_I32", 4),
+    "int64": ("KGEN_I64", 8),
+    "bool": ("KGEN_I1", 1),
+    "fp8_e4m3": ("KGEN_FP8E4NV", 1),
+}
+"""What kernels and the runtime in C call a dtype of specs, and bytes of an element."""
+WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8_e4m3": "float8_e4m3"}
+MOST_DIMS = 4
+"""Dimensions of `kgen_tensor`."""
+_KEYWORDS = """
+alignas alignof and_eq asm atomic_cancel auto bitand bitor bool case catch char char8_t char16_t
+char32_t compl concept const consteval constexpr constinit const_cast co_await co_return co_yield
+decltype default delete do double dynamic_cast enum explicit export extern false float friend goto
+inline int long mutable namespace new noexcept not_eq nullptr operator or_eq private protected
+public register reinterpret_cast requires restrict short signed sizeof static static_assert
+static_cast struct switch template this thread_local throw true typedef typeid typename union
+unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin stdout stderr
+"""
+KEYWORDS = frozenset(_KEYWORDS.split())
+"""Words of C and C++ that are none of Python, and macros of their headers."""
+_HEADERS = """
+assert complex ctype errno fenv float inttypes iso646 kgen limits locale math setjmp signal stdalign
+stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar
+wchar wctype pthread dlfcn
+"""
+HEADERS = frozenset(_HEADERS.split())
+"""What a header beside the program's own cannot be called."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """A table of tiles of a kernel: rows `(chips, fields)`, of which a chip takes those that name it or none."""
+
+    name: str
+    rows: Sequence[tuple[Collection[int], Mapping[str, int | bool]]]
+    kernel: str | None = None
+    """Where tiles are constants of a kernel: those that it was not compiled with are left out."""
+
+
+@dataclass(frozen=True)
+class Native:
+    """How a spec is called from C: `templates` by what is behind the name in a file's."""
+
+    templates: Mapping[str, str]
+    names: Sequence[str]
+    """Of all arguments of kernels, strides of a tensor one behind the other."""
+    context: Mapping[str, object]
+    tables: Sequence[Tiles]
+
+
+def member(name: str, taken: Collection[str]) -> str:
+    """What a struct calls an argument of users': its own name, or one with an underscore."""
+    while name in KEYWORDS or name in taken:
+        name += "_"
+    return name
+
+
+def prefix_of(loaded: Loaded) -> str:
+    """What functions and files of a spec begin with. Raises `KgenError` where a header could not be called so."""
+    name = loaded.folder.replace("/", "_")
+    if name in HEADERS:
+        refuse(loaded, f"`{name}.h` is a header of C", "give the spec another name")
+    return name
+
+
+def refuse(loaded: Loaded, why: str, hint: str) -> None:
+    """That a spec has no calls from C. Raises `KgenError`."""
+    message = f"`{loaded.spec.name}` cannot be called from C: {why}"
+    raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint=hint))
+
+
+def tensor(
+    label: str, sizes: Sequence[str], dtype: str, words: str, taken: Collection[str] = (), **more: Any
+) -> dict[str, Any]:
+    """A tensor that a call has: `sizes` are in C, `words` for people."""
+    kgen, bytes_ = DTYPES[dtype]
+    return {
+        "label": label,
+        "member": member(label, taken),
+        "sizes": list(sizes),
+        "rank": len(sizes),
+        "dtype": kgen,
+        "bytes": bytes_,
+        "words": words,
+        "contiguous": False,
+        "widest": "INT32_MAX",
+    } | more
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Each once."""
+    return list(dict.fromkeys(names))

@@ -1,0 +1,99 @@
+"""Expressions in C++, in double and 64-bit integers: the reference of the example that a package has for C++."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "eq": "==",
+    "ne": "!=",
+    "and": "&&",
+    "or": "||",
+    "bitand": "&",
+    "bitor": "|",
+    "bitxor": "^",
+    "lshift": "<<",
+    "rshift": ">>",
+}
+FORMS = {
+    "div": "(double({0}) / double({1}))",
+    "neg": "(- {0})",
+    "not": "(!{0})",
+    "invert": "(~{0})",
+    "where": "({0} ? {1} : {2})",
+    "rsqrt": "(1.0 / std::sqrt({0}))",
+    "silu": "({0} * example::f_sigmoid({0}))",
+    "sigmoid": "example::f_sigmoid({0})",
+    "sign": "example::f_sign({0})",
+    "round": "std::nearbyint({0})",
+    "gelu": "(0.5 * {0} * (1.0 + std::erf({0} * 0.70710678118654752)))",
+    "clamp": "std::min<{type}>(std::max<{type}>({0}, {1}), {2})",
+    "float": "double({0})",
+    "int": "int64_t({0})",
+    "mod": "example::f_mod({0}, {1})",
+    "floordiv": "example::f_floordiv({0}, {1})",
+    "abs": "std::abs({0})",
+}
+PLAIN = [
+    "exp",
+    "exp2",
+    "log",
+    "log2",
+    "sqrt",
+    "tanh",
+    "sin",
+    "cos",
+    "floor",
+    "ceil",
+    "pow",
+    "erf",
+    "log1p",
+    "expm1",
+]
+"""Functions that C++ has by the same name."""
+FUNCTIONS = frozenset({*INFIX, *FORMS, *PLAIN, "min", "max"})
+TYPES = {Type.INT: "int64_t", Type.LONG: "int64_t", Type.FLOAT: "double", Type.BOOL: "bool"}
+
+
+def in_cpp(node: Node, names: Mapping[str, str]) -> str:
+    """A tree as an expression of C++; `names` are of variables. Raises KeyError for a function that it has not."""
+    match node:
+        case Const(value, kind):
+            return _number(value, kind)
+        case Var(name, _):
+            return "INFINITY" if name == "inf" else names[name]
+        case Read(buffer, indices, kind):
+            at = ", ".join(f"int64_t({in_cpp(i, names)})" for i in indices)
+            return f"{TYPES[kind]}({names[buffer]}({{{at}}}))"
+        case Call(fn, args, kind):
+            given = [in_cpp(a, names) for a in args]
+            if fn in INFIX:
+                return f"({given[0]} {INFIX[fn]} {given[1]})"
+            if fn in ("min", "max"):
+                first, *rest = given
+                for other in rest:
+                    first = f"std::{fn}<{TYPES[kind]}>({first}, {other})"
+                return first
+            if fn in PLAIN:
+                return f"std::{fn}({', '.join(f'double({g})' for g in given)})"
+            return FORMS[fn].format(*given, type=TYPES[kind])
+
+
+def _number(value: float, kind: Type) -> str:
+    if kind is Type.BOOL:
+        return "true" if value else "false"
+    if kind.integral:
+        return f"INT64_C({int(value)})" if value >= 0 else f"(-INT64_C({-int(value)}))"
+    if math.isinf(value):
+        return "INFINITY" if value > 0 else "(-INFINITY)"
+    return repr(float(value)) if value >= 0 else f"({float(value)!r})"

@@ -1,0 +1,526 @@
+/* Finds machine code by named arguments and launches it through the CUDA driver, which is found when it is first needed:
+ * neither headers nor libraries of CUDA are linked. For the source of one package, which includes it once. Needs POSIX.
+ *
+ * SPDX-License-Identifier: Apache-2.0
+ */
+#ifndef KGEN_RUNTIME_H
+#define KGEN_RUNTIME_H
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kgen.h"
+
+#ifdef __cplusplus
+#define KGEN_THREAD thread_local
+#else
+#define KGEN_THREAD _Thread_local
+#endif
+
+/* --- what went wrong ---------------------------------------------------------------------------------------------- */
+
+static KGEN_THREAD char kgen_message[512];
+
+static inline int kgen_fail(int status, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(kgen_message, sizeof kgen_message, format, arguments);
+    va_end(arguments);
+    return status;
+}
+
+#define KGEN_TRY(call)                \
+    do {                              \
+        int kgen_status = (call);     \
+        if (kgen_status != KGEN_OK) { \
+            return kgen_status;       \
+        }                             \
+    } while (0)
+
+/* --- the driver --------------------------------------------------------------------------------------------------- */
+
+/* Structures and numbers of the driver's public API. */
+typedef struct {
+    int id;
+    char pad[4];
+    int value[16];
+} kgen_attribute;
+
+typedef struct {
+    unsigned int grid[3], block[3], shared;
+    CUstream stream;
+    kgen_attribute *attributes;
+    unsigned int count;
+} kgen_config;
+
+typedef struct {
+    size_t from_x, from_y;
+    int from_type;
+    const void *from_host;
+    unsigned long long from_device;
+    void *from_array;
+    size_t from_pitch;
+    size_t to_x, to_y;
+    int to_type;
+    void *to_host;
+    unsigned long long to_device;
+    void *to_array;
+    size_t to_pitch;
+    size_t width, height;
+} kgen_copy;
+
+enum {
+    KGEN_ON_DEVICE = 2,
+    KGEN_MULTIPROCESSORS = 16,
+    KGEN_MAJOR = 75,
+    KGEN_MINOR = 76,
+    KGEN_DYNAMIC_SHARED = 8,
+    KGEN_COOPERATIVE = 2,
+    KGEN_PROGRAMMATIC = 6,
+    KGEN_L2_128_BYTES = 2,
+    KGEN_MAP_BYTES = 128,
+    KGEN_MAP_DIMS = 5
+};
+
+static struct {
+    int (*cuGetErrorString)(int, const char **);
+    int (*cuCtxGetCurrent)(void **);
+    int (*cuCtxGetId)(void *, unsigned long long *);
+    int (*cuCtxGetDevice)(int *);
+    int (*cuDeviceGetAttribute)(int *, int, int);
+    int (*cuModuleLoadData)(void **, const void *);
+    int (*cuModuleGetFunction)(void **, void *, const char *);
+    int (*cuFuncSetAttribute)(void *, int, int);
+    int (*cuLaunchKernelEx)(const kgen_config *, void *, void **, void **);
+    int (*cuMemsetD32Async)(unsigned long long, unsigned int, size_t, CUstream);
+    int (*cuMemcpy2DAsync)(const kgen_copy *, CUstream);
+    int (*cuTensorMapEncodeTiled)(void *, int, unsigned int, void *, const uint64_t *, const uint64_t *,
+                                  const uint32_t *, const uint32_t *, int, int, int, int);
+} kgen_cu;
+
+static pthread_once_t kgen_once = PTHREAD_ONCE_INIT;
+static const char *kgen_missing;
+
+/* A pointer to a function, from one to anything: memcpy, for C has no conversion between the two. */
+static inline void kgen_symbol(void *library, const char *name, void *function, int needed)
+{
+    void *found = dlsym(library, name);
+    memcpy(function, &found, sizeof found);
+    if (!found && needed) {
+        kgen_missing = name;
+    }
+}
+
+static inline void kgen_find_driver(void)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        kgen_missing = "libcuda.so.1";
+        return;
+    }
+    kgen_symbol(library, "cuGetErrorString", &kgen_cu.cuGetErrorString, 1);
+    kgen_symbol(library, "cuCtxGetCurrent", &kgen_cu.cuCtxGetCurrent, 1);
+    kgen_symbol(library, "cuCtxGetId", &kgen_cu.cuCtxGetId, 0);
+    kgen_symbol(library, "cuCtxGetDevice", &kgen_cu.cuCtxGetDevice, 1);
+    kgen_symbol(library, "cuDeviceGetAttribute", &kgen_cu.cuDeviceGetAttribute, 1);
+    kgen_symbol(library, "cuModuleLoadData", &kgen_cu.cuModuleLoadData, 1);
+    kgen_symbol(library, "cuModuleGetFunction", &kgen_cu.cuModuleGetFunction, 1);
+    kgen_symbol(library, "cuFuncSetAttribute", &kgen_cu.cuFuncSetAttribute, 1);
+    kgen_symbol(library, "cuLaunchKernelEx", &kgen_cu.cuLaunchKernelEx, 1);
+    kgen_symbol(library, "cuMemsetD32Async", &kgen_cu.cuMemsetD32Async, 1);
+    kgen_symbol(library, "cuMemcpy2DAsync_v2", &kgen_cu.cuMemcpy2DAsync, 1);
+    /* Of CUDA 12, for kernels that use it. */
+    kgen_symbol(library, "cuTensorMapEncodeTiled", &kgen_cu.cuTensorMapEncodeTiled, 0);
+}
+
+static inline int kgen_checked(int error, const char *call)
+{
+    const char *words = NULL;
+    if (!error) {
+        return KGEN_OK;
+    }
+    kgen_cu.cuGetErrorString(error, &words);
+    return kgen_fail(KGEN_DRIVER, "%s: %s (%d)", call, words ? words : "unknown error", error);
+}
+
+#define KGEN_CU(call, ...) KGEN_TRY(kgen_checked(kgen_cu.call(__VA_ARGS__), #call))
+
+/* The current context, and of its device the compute capability (90 for 9.0) and the number of multiprocessors. */
+typedef struct {
+    unsigned long long context;
+    int arch, multiprocessors;
+} kgen_device;
+
+static inline int kgen_current(kgen_device *device)
+{
+    void *context = NULL;
+    int number = 0, major = 0, minor = 0;
+    pthread_once(&kgen_once, kgen_find_driver);
+    if (kgen_missing) {
+        return kgen_fail(KGEN_DRIVER, "no CUDA driver: %s was not found", kgen_missing);
+    }
+    KGEN_CU(cuCtxGetCurrent, &context);
+    if (!context) {
+        return kgen_fail(KGEN_DRIVER, "no CUDA context is current in this thread");
+    }
+    /* Addresses of contexts come again, their numbers do not. */
+    memcpy(&device->context, &context, sizeof context);
+    if (kgen_cu.cuCtxGetId) {
+        KGEN_CU(cuCtxGetId, context, &device->context);
+    }
+    KGEN_CU(cuCtxGetDevice, &number);
+    KGEN_CU(cuDeviceGetAttribute, &major, KGEN_MAJOR, number);
+    KGEN_CU(cuDeviceGetAttribute, &minor, KGEN_MINOR, number);
+    KGEN_CU(cuDeviceGetAttribute, &device->multiprocessors, KGEN_MULTIPROCESSORS, number);
+    device->arch = 10 * major + minor;
+    return KGEN_OK;
+}
+
+/* --- arguments ---------------------------------------------------------------------------------------------------- */
+
+enum { KGEN_NOTHING, KGEN_INTEGER, KGEN_REAL, KGEN_POINTER, KGEN_TILES };
+enum { KGEN_BF16, KGEN_FP16, KGEN_FP32, KGEN_FP64, KGEN_FP8E4NV, KGEN_U8, KGEN_I8, KGEN_I16, KGEN_I32, KGEN_I64, KGEN_I1 };
+
+/* A tensor as TMA is told of it, and the tile of it that a kernel takes. */
+typedef struct {
+    const void *data;
+    int dtype, rank;
+    int64_t sizes[KGEN_MAP_DIMS], strides[KGEN_MAP_DIMS];
+    int32_t tile[KGEN_MAP_DIMS];
+} kgen_tiles;
+
+typedef struct {
+    int kind, dtype;
+    union {
+        int64_t integer;
+        double real;
+        const void *pointer;
+        const kgen_tiles *tiles;
+    } is;
+} kgen_value;
+
+static inline kgen_value kgen_nothing(void)
+{
+    kgen_value value;
+    memset(&value, 0, sizeof value);
+    return value;
+}
+
+static inline kgen_value kgen_integer(int64_t number)
+{
+    kgen_value value = kgen_nothing();
+    value.kind = KGEN_INTEGER;
+    value.is.integer = number;
+    return value;
+}
+
+static inline kgen_value kgen_real(double number)
+{
+    kgen_value value = kgen_nothing();
+    value.kind = KGEN_REAL;
+    value.is.real = number;
+    return value;
+}
+
+/* Of a tensor that is empty it may be NULL. */
+static inline kgen_value kgen_pointer(const void *pointer, int dtype)
+{
+    kgen_value value = kgen_nothing();
+    value.kind = KGEN_POINTER;
+    value.dtype = dtype;
+    value.is.pointer = pointer;
+    return value;
+}
+
+/* Nothing, where there is no tensor. */
+static inline kgen_value kgen_optional(const void *pointer, int dtype)
+{
+    return pointer ? kgen_pointer(pointer, dtype) : kgen_nothing();
+}
+
+static inline kgen_value kgen_described(const kgen_tiles *tiles)
+{
+    kgen_value value = kgen_nothing();
+    value.kind = KGEN_TILES;
+    value.dtype = tiles->dtype;
+    value.is.tiles = tiles;
+    return value;
+}
+
+/* Strides have names that follow one another. */
+static inline void kgen_strides(kgen_value *values, const kgen_tensor *x, int rank)
+{
+    for (int i = 0; i < rank; i++) {
+        values[i] = kgen_integer(x->strides[i]);
+    }
+}
+
+/* --- machine code ------------------------------------------------------------------------------------------------- */
+
+/* An argument of a kernel, by its name: what its kind is, or that it is a constant. An `aligned` one is a multiple of 16.
+ * An integer has `bits`; `map` is where TMA's numbers are among those of the kernel. */
+typedef struct {
+    short name;
+    signed char constant, kind, dtype, aligned, bits, map;
+    int64_t integer;
+    double real;
+} kgen_argument;
+
+/* What TMA is told of tiles: it moves a tile in one or more blocks. */
+typedef struct {
+    int element_type, element_size, swizzle, rank;
+    int32_t tile[KGEN_MAP_DIMS], block[KGEN_MAP_DIMS];
+} kgen_map;
+
+typedef struct {
+    int kernel, arch;
+    const void *image;
+    const char *symbol;
+    unsigned int threads, shared;
+    int programmatic, cooperative;
+    int count;
+    const kgen_argument *arguments;
+    const kgen_map *maps;
+} kgen_cubin;
+
+enum { KGEN_CONTEXTS = 32, KGEN_PARAMETERS = 160, KGEN_MAPS = 16 };
+
+/* A package: machine code, of each kernel what asks for most first; and for each context the functions that were loaded
+ * there, `count` for each. */
+typedef struct {
+    const char *name;
+    const char *const *kernels;
+    const kgen_cubin *cubins;
+    int count;
+    void **functions;
+    unsigned long long contexts[KGEN_CONTEXTS];
+    int used, next;
+    pthread_mutex_t mutex;
+} kgen_library;
+
+static inline int kgen_argument_fits(const kgen_argument *wanted, const kgen_map *maps, const kgen_value *given)
+{
+    if (wanted->constant) {
+        return given->kind == wanted->kind
+               && (wanted->kind == KGEN_NOTHING
+                   || (wanted->kind == KGEN_REAL ? given->is.real == wanted->real : given->is.integer == wanted->integer));
+    }
+    if (given->kind != wanted->kind) {
+        return 0;
+    }
+    switch (wanted->kind) {
+    case KGEN_TILES: {
+        const kgen_tiles *tiles = given->is.tiles;
+        const kgen_map *map = &maps[wanted->map];
+        return tiles->dtype == wanted->dtype && tiles->rank == map->rank
+               && !memcmp(tiles->tile, map->tile, (size_t)map->rank * sizeof map->tile[0]);
+    }
+    case KGEN_POINTER:
+        return given->dtype == wanted->dtype && !(wanted->aligned && (uintptr_t)given->is.pointer % 16);
+    case KGEN_INTEGER: {
+        int64_t most = (int64_t)(((uint64_t)1 << (wanted->bits - 1)) - 1);
+        return given->is.integer <= most && given->is.integer >= -most - 1 && !(wanted->aligned && given->is.integer % 16);
+    }
+    default:
+        return 1;
+    }
+}
+
+static inline const kgen_cubin *kgen_fitting(const kgen_library *library, int kernel, int arch, const kgen_value *values)
+{
+    for (int i = 0; i < library->count; i++) {
+        const kgen_cubin *cubin = &library->cubins[i];
+        int fits = cubin->kernel == kernel && cubin->arch == arch;
+        for (int j = 0; fits && j < cubin->count; j++) {
+            const kgen_argument *wanted = &cubin->arguments[j];
+            fits = kgen_argument_fits(wanted, cubin->maps, &values[wanted->name]);
+        }
+        if (fits) {
+            return cubin;
+        }
+    }
+    return NULL;
+}
+
+/* Loads a kernel to the current context, if it is not there yet; the library is locked. */
+static inline int kgen_load_locked(kgen_library *library, const kgen_cubin *cubin, const kgen_device *device, void **function)
+{
+    int slot = 0;
+    void *module = NULL;
+    while (slot < library->used && library->contexts[slot] != device->context) {
+        slot++;
+    }
+    if (slot == library->used) {
+        if (library->used < KGEN_CONTEXTS) {
+            library->used++;
+        } else { /* most of those are gone */
+            slot = library->next;
+            library->next = (slot + 1) % KGEN_CONTEXTS;
+        }
+        library->contexts[slot] = device->context;
+        memset(&library->functions[slot * library->count], 0, (size_t)library->count * sizeof library->functions[0]);
+    }
+    void **place = &library->functions[slot * library->count + (cubin - library->cubins)];
+    if (!*place) {
+        void *found = NULL;
+        KGEN_CU(cuModuleLoadData, &module, cubin->image);
+        KGEN_CU(cuModuleGetFunction, &found, module, cubin->symbol);
+        if (cubin->shared > 48 * 1024) {
+            KGEN_CU(cuFuncSetAttribute, found, KGEN_DYNAMIC_SHARED, (int)cubin->shared);
+        }
+        *place = found;
+    }
+    *function = *place;
+    return KGEN_OK;
+}
+
+static inline int kgen_load(kgen_library *library, const kgen_cubin *cubin, const kgen_device *device, void **function)
+{
+    pthread_mutex_lock(&library->mutex);
+    int status = kgen_load_locked(library, cubin, device, function);
+    pthread_mutex_unlock(&library->mutex);
+    return status;
+}
+
+/* Whatever there is for the current device. */
+static inline int kgen_load_all(kgen_library *library)
+{
+    kgen_device device;
+    int found = 0;
+    KGEN_TRY(kgen_current(&device));
+    for (int i = 0; i < library->count; i++) {
+        if (library->cubins[i].arch == device.arch) {
+            void *function;
+            KGEN_TRY(kgen_load(library, &library->cubins[i], &device, &function));
+            found = 1;
+        }
+    }
+    return found ? KGEN_OK : kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d", library->name, device.arch);
+}
+
+/* --- launches ----------------------------------------------------------------------------------------------------- */
+
+/* What TMA is told of a tensor. Its dimensions count from the last one here, whose elements lie side by side. */
+static inline int kgen_encode(void *to, const kgen_map *map, const kgen_tiles *x)
+{
+    uint64_t sizes[KGEN_MAP_DIMS], steps[KGEN_MAP_DIMS];
+    uint32_t block[KGEN_MAP_DIMS], ones[KGEN_MAP_DIMS];
+    for (int i = 0; i < map->rank; i++) {
+        int from = map->rank - 1 - i;
+        sizes[i] = (uint64_t)x->sizes[from];
+        block[i] = (uint32_t)map->block[from];
+        ones[i] = 1;
+        if (from) {
+            steps[i] = (uint64_t)x->strides[from - 1] * (uint64_t)map->element_size;
+        }
+    }
+    if (!kgen_cu.cuTensorMapEncodeTiled) {
+        return kgen_fail(KGEN_DRIVER, "the CUDA driver is too old: cuTensorMapEncodeTiled was not found");
+    }
+    KGEN_CU(cuTensorMapEncodeTiled, to, map->element_type, (unsigned int)map->rank, (void *)(uintptr_t)x->data, sizes, steps,
+            block, ones, 0, map->swizzle, KGEN_L2_128_BYTES, 0);
+    return KGEN_OK;
+}
+
+/* Launches the first machine code that fits `values`, an array by name; a grid of nothing is none. */
+static inline int kgen_launch(kgen_library *library, int kernel, const kgen_device *device, const kgen_value *values,
+                              int64_t programs, CUstream stream)
+{
+    union {
+        int64_t integer;
+        int32_t narrow;
+        int16_t half;
+        int8_t byte;
+        float real;
+        const void *pointer;
+    } numbers[KGEN_PARAMETERS];
+    char memory[(KGEN_MAPS + 1) * KGEN_MAP_BYTES];
+    char *maps = memory + (KGEN_MAP_BYTES - (uintptr_t)memory % KGEN_MAP_BYTES);
+    void *parameters[KGEN_PARAMETERS], *function = NULL;
+    kgen_attribute attributes[2];
+    kgen_config config;
+    const kgen_cubin *cubin;
+    int n = 0;
+    if (programs == 0) {
+        return KGEN_OK;
+    }
+    if (programs > INT32_MAX) {
+        return kgen_fail(KGEN_INVALID, "%s: more programs than a grid may have", library->name);
+    }
+    cubin = kgen_fitting(library, kernel, device->arch, values);
+    if (!cubin) {
+        return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: name their sizes to "
+                         "`kgen build`, as `--gqa` or `--width`", library->name, library->kernels[kernel], device->arch);
+    }
+    KGEN_TRY(kgen_load(library, cubin, device, &function));
+    for (int i = 0; i < cubin->count; i++) {
+        const kgen_argument *wanted = &cubin->arguments[i];
+        const kgen_value *given = &values[wanted->name];
+        if (wanted->constant) {
+            continue;
+        }
+        parameters[n] = &numbers[n];
+        switch (wanted->kind) {
+        case KGEN_TILES: {
+            const kgen_tiles *tiles = given->is.tiles;
+            KGEN_TRY(kgen_encode(maps, &cubin->maps[wanted->map], tiles));
+            parameters[n++] = maps;
+            maps += KGEN_MAP_BYTES;
+            for (int j = 0; j < 2 * tiles->rank; j++) {
+                parameters[n] = &numbers[n];
+                if (j < tiles->rank) {
+                    numbers[n++].narrow = (int32_t)tiles->sizes[j];
+                } else {
+                    numbers[n++].integer = tiles->strides[j - tiles->rank];
+                }
+            }
+            break;
+        }
+        case KGEN_POINTER:
+            numbers[n++].pointer = given->is.pointer;
+            break;
+        case KGEN_REAL:
+            numbers[n++].real = (float)given->is.real;
+            break;
+        default:
+            if (wanted->bits == 64) {
+                numbers[n].integer = given->is.integer;
+            } else if (wanted->bits == 32) {
+                numbers[n].narrow = (int32_t)given->is.integer;
+            } else if (wanted->bits == 16) {
+                numbers[n].half = (int16_t)given->is.integer;
+            } else {
+                numbers[n].byte = (int8_t)given->is.integer;
+            }
+            n++;
+        }
+    }
+    for (int i = 0; i < 2; i++, n++) { /* memory of Triton's own, of which these kernels have none */
+        numbers[n].integer = 0;
+        parameters[n] = &numbers[n];
+    }
+    memset(attributes, 0, sizeof attributes);
+    memset(&config, 0, sizeof config);
+    config.grid[0] = (unsigned int)programs;
+    config.grid[1] = config.grid[2] = config.block[1] = config.block[2] = 1;
+    config.block[0] = cubin->threads;
+    config.shared = cubin->shared;
+    config.stream = stream;
+    config.attributes = attributes;
+    if (cubin->programmatic) {
+        attributes[config.count].id = KGEN_PROGRAMMATIC;
+        attributes[config.count++].value[0] = 1;
+    }
+    if (cubin->cooperative) {
+        attributes[config.count].id = KGEN_COOPERATIVE;
+        attributes[config.count++].value[0] = 1;
+    }
+    KGEN_CU(cuLaunchKernelEx, &config, function, parameters, NULL);
+    return KGEN_OK;
+}
+
+#endif

@@ -1,0 +1,133 @@
+"""The C side of packages: it launches what the Python side does, and says what is wrong."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from c_calls import Case, Launches, attention_launches, norm_launches
+from c_on_paper import Library, Paper, loaded_package
+
+from kgen.spec.load import load
+
+ROOT = Path(__file__).resolve().parents[2]
+FEW = ("causal_alibi", "varlen_causal", "layer_norm")
+MANY = (
+    *(
+        "causal",
+        "full",
+        "sliding_window",
+        "llama3_gqa",
+        "gemma2",
+        "gpt_oss",
+        "document_causal",
+        "mla_prefill",
+    ),
+    *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
+    *("prefix_lm", "softcap_causal", "siglip"),
+)
+"""Other stock specs that are called from C."""
+Packages = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    """A package on paper of a spec, and the folder of its libraries; made once, several at a time."""
+    folder = tmp_path_factory.mktemp("paper")
+
+    def made(*specs: str) -> None:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+        command = [sys.executable, str(ROOT / "tests/paper_build.py"), str(folder), *specs]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+
+    @cache
+    def package(spec: str) -> Path:
+        if not (folder / spec).exists():
+            made(*(FEW if spec in FEW else [spec]))
+        return folder / spec
+
+    return package
+
+
+CASES = (
+    Case(),
+    Case(sq=256, sk=256, layout="bshd", dlse=True, group=2),
+    Case(layout="guarded", dlse=True),
+    Case(layout="columns"),
+    Case(batch=1, heads=1, sq=1, sk=1),
+    Case(batch=1, sq=130, sk=130, layout="offset", group=4),
+    Case(batch=1, heads=2, sq=192, sk=4096, dlse=True),
+    Case(batch=1, heads=2, sq=4096, sk=4096, deterministic=True),
+    Case(batch=1, heads=2, sq=4096, sk=4096, multiprocessors=50),
+    Case(batch=1, heads=2, sq=2500, sk=2500),
+    Case(sq=0, sk=128),
+    Case(sq=128, sk=0),
+)
+NORM_CASES = (
+    Case(sq=3, sk=1024, multiprocessors=4),
+    Case(sq=700, sk=512, dlse=True, multiprocessors=4),
+    Case(sq=5, sk=512, layout="guarded", multiprocessors=4),
+    Case(sq=3, sk=16384, multiprocessors=4),
+    Case(sq=0, sk=512, multiprocessors=4),
+)
+
+
+def compared(package: Path, name: str, arch: int) -> list[str]:
+    """What is launched otherwise from C than from Python, in words."""
+    loaded = load(ROOT / "specs" / f"{name}.yaml")
+    paper, library = Paper(package), Library(package, name)
+    launcher = loaded_package(package, f"{name}_on_paper")
+    found: list[str] = []
+    for case in cases_of(loaded):
+        of_family = norm_launches if loaded.spec.kernel == "norm" else attention_launches
+        want, got = of_family(paper, library, launcher, loaded, case, arch)
+        assert any(want.values()) or 0 in (case.sq, case.sk)
+        found += [f"{case}: {said}" for said in differences(want, got)]
+    return found
+
+
+def cases_of(loaded: Any) -> list[Case]:
+    """Those that a spec takes."""
+    if loaded.spec.kernel == "norm":
+        width = loaded.spec.width
+        if loaded.spec.heads is not None:
+            return [replace(c, heads=8, sk=64) for c in NORM_CASES]
+        cases = [replace(c, sk=width) for c in NORM_CASES] if isinstance(width, int) else [*NORM_CASES]
+        return cases
+    tied = any("SQ" in b.shape or "SK" in b.shape for b in loaded.spec.buffers.values())
+    # Packed sequences of no queries have programs, and a log-sum-exp of nothing is NULL.
+    return [c for c in CASES if (not tied or c.sq == c.sk) and (c.sq or not loaded.spec.varlen)]
+
+
+def differences(want: Launches, got: Launches) -> list[str]:
+    """By pass, launch and what is told of it."""
+    found = []
+    for pass_, launches in want.items():
+        names, others = ([one["kernel"] for one in side] for side in (launches, got[pass_]))
+        if names != others:
+            found.append(f"{pass_}: {names} and not {others}")
+            continue
+        for one, other in zip(launches, got[pass_], strict=True):
+            parts = one["parameters"]
+            found += [
+                f"{pass_} {one['kernel']} {n}: {parts[n]} and not {other['parameters'].get(n)}"
+                for n in parts
+                if parts[n] != other["parameters"].get(n)
+            ]
+            found += [f"{pass_} {one['kernel']} {n}" for n in one if n != "parameters" and one[n] != other[n]]
+    return found
+
+
+@pytest.mark.parametrize("arch", [80, 90])
+@pytest.mark.parametrize("name", [*FEW, *(pytest.param(n, marks=pytest.mark.thorough) for n in MANY)])
+def test_c_launches_what_python_does(name: str, arch: int, packages: Packages) -> None:
+    assert compared(packages(name), name, arch) == []

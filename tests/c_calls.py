@@ -1,0 +1,226 @@
+"""Calls of emitted launchers and of the functions of C with the same tensors, whose launches are compared."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+from c_on_paper import Library, Paper
+
+from kgen.kernels.attention.verify.problem import Problem
+from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.targets.native import member
+from kgen.verify.families import problem_of
+
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+Tensors = dict[str, Any]
+Launches = dict[str, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes, how tensors lie, and what is asked for."""
+
+    batch: int = 2
+    heads: int = 2
+    group: int = 1
+    sq: int = 200
+    sk: int = 200
+    layout: str = "bhsd"
+    dlse: bool = False
+    multiprocessors: int = 7
+    deterministic: bool = False
+
+
+def laid_out(case: Case, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor [.., H, S, D] (or [T, H, D]) as the layout has it in memory."""
+    *before, s, d = sizes
+    match case.layout:
+        case "bshd":
+            return torch.zeros(*before[:-1], s, *before[-1:], d, dtype=dtype).transpose(-2, -3)
+        case "guarded":  # rows that TMA cannot load
+            return torch.zeros(*before, s, d + 1, dtype=dtype)[..., :d]
+        case "columns":
+            return torch.zeros(*before, d, s, dtype=dtype).transpose(-1, -2)
+        case "offset":  # begins where no vector does
+            whole = torch.zeros(1 + torch.Size(sizes).numel(), dtype=dtype)
+            return whole[1:].view(sizes)
+    return torch.zeros(sizes, dtype=dtype)
+
+
+def attention_tensors(loaded: Any, case: Case) -> Tensors:
+    """What both sides are given, by the names of kernels."""
+    spec, problem = loaded.spec, problem_of(loaded)
+    assert isinstance(problem, Problem)
+    dtype, group = DTYPES[spec.dtype], case.group if spec.gqa == "any" else spec.gqa
+    hq, hkv = case.heads * group, case.heads
+    sizes = {"B": case.batch, "HQ": hq, "HKV": hkv, "SQ": case.sq, "SK": case.sk, "any": 5}
+    if problem.varlen:
+        q, k = (case.batch * case.sq, hq), (case.batch * case.sk, hkv)
+        ends = {
+            f"cu_seqlens_{x}": torch.arange(case.batch + 1, dtype=torch.int32) * length
+            for x, length in (("q", case.sq), ("k", case.sk))
+        }
+    else:
+        q, k, ends = (case.batch, hq, case.sq), (case.batch, hkv, case.sk), {}
+    found: Tensors = {
+        "q": laid_out(case, (*q, spec.head_dim.qk), dtype),
+        "k": laid_out(case, (*k, spec.head_dim.qk), dtype),
+        # Beside tensors of other strides.
+        "v": laid_out(
+            replace(case, layout="bhsd") if case.layout == "bshd" else case, (*k, spec.head_dim.v), dtype
+        ),
+        **ends,
+    }
+    for name, buffer in spec.buffers.items():
+        shape = [n if isinstance(n, int) else sizes[n] for n in buffer.shape]
+        found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[..., int(case.layout == "guarded")]
+        if case.layout == "bhsd":
+            found[name] = found[name].contiguous()
+    if spec.sinks:
+        found["sinks"] = torch.zeros(hq)
+    found["scale"] = 0.3
+    found |= {name: 2 for name, param in spec.params.items() if param.runtime and param.type == "int"}
+    found |= {name: 0.5 for name, param in spec.params.items() if param.runtime and param.type == "float"}
+    found["dout"] = laid_out(case, (*q, spec.head_dim.v), dtype)
+    lse = (hq, case.batch * case.sq) if problem.varlen else (case.batch, hq, case.sq)
+    found["dlse"] = torch.zeros(*lse, 3)[..., 1] if case.dlse else None
+    return found
+
+
+def attention_launches(
+    paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
+) -> tuple[Launches, Launches]:
+    """Of Python and of C, by pass: without log-sum-exp, with it, and backward."""
+    given = attention_tensors(loaded, case)
+    names = list(inspect.signature(launcher._forward).parameters)[:-1]
+    passed = [given[name] for name in names]
+    inputs = {name: given[name] for name in names if isinstance(given[name], torch.Tensor)}
+    backward = "backward" in loaded.spec.passes
+    paper.device(arch, case.multiprocessors)
+    want: Launches = {}
+    torch.use_deterministic_algorithms(case.deterministic)
+    try:
+        with paper.under_python(launcher, arch, case.multiprocessors):
+            paper.begin(inputs)
+            launcher._forward(*passed, False)
+            want["forward"] = paper.launched
+            paper.begin(inputs)
+            out, lse = launcher._forward(*passed, True)
+            want["with lse"] = paper.launched
+            outputs = {"out": out, "lse": lse}
+            if backward:
+                known = inputs | outputs | {name: given[name] for name in ("dout", "dlse")}
+                paper.begin(known)
+                dq, dk, dv, *_ = launcher._backward_op(given["dout"], given["dlse"], out, lse, *passed)
+                want["backward"], rooms = paper.launched, paper.rooms()
+                outputs |= {"dq": dq, "dk": dk, "dv": dv}
+    finally:
+        torch.use_deterministic_algorithms(False)
+    called = {
+        member(loaded.called.get(name, name), ()): value
+        for name, value in given.items()
+        if name not in outputs
+    }
+    if not backward:
+        called = {name: value for name, value in called.items() if name not in ("dout", "dlse")}
+    called |= outputs
+    if backward:
+        called["deterministic"] = int(case.deterministic)
+        if loaded.spec.sinks:
+            queries = -(-lse.shape[-1] // 64)
+            called["dsinks"] = torch.ones(*lse.shape[:-1], queries)
+    got: Launches = {}
+    for name, pass_, more, tensors in (
+        ("forward", "forward", {"lse": None}, inputs),
+        ("with lse", "forward", {}, inputs),
+        *([("backward", "backward", {}, known)] if backward else []),
+    ):
+        paper.begin(tensors)
+        assert library.call(pass_, called | more) == 0, library.error()
+        got[name] = paper.launched
+        if pass_ == "backward" and len(got[name]) == len(want[name]):
+            assert paper.crowded(rooms, library.workspace) == []
+    return want, got
+
+
+def norm_launches(
+    paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
+) -> tuple[Launches, Launches]:
+    """The same of norms: `sq` rows, of `sk` elements; `heads` where it has some. CPUs have four multiprocessors."""
+    spec = loaded.spec
+    rows = (case.sq, *([case.heads] if spec.heads is not None else []))
+    paper.device(arch, case.multiprocessors)
+    dtypes = {name: DTYPES[dtype] for name, dtype in spec.dtypes.items() if dtype in DTYPES}
+
+    def of_rows(dtype: torch.dtype, extra: int = 8) -> torch.Tensor:
+        extra *= case.layout == "guarded"
+        return torch.zeros(*rows, case.sk + extra, dtype=dtype)[..., : case.sk]
+
+    names = [argument.name for argument in launcher._forward_op._schema.arguments]
+    given: Tensors = {}
+    columns = (*rows[1:], case.sk)
+    for name in names:
+        if name in spec.buffers:
+            along = {"ROWS": case.sq, "H": case.heads, "WIDTH": case.sk}
+            buffer = spec.buffers[name]
+            given[name] = torch.zeros([along[n] for n in buffer.shape], dtype=DTYPES[buffer.dtype])
+        elif name in ("weight", "bias"):
+            given[name] = torch.zeros(columns, dtype=dtypes["weight"])
+        elif name == "scale":
+            given[name] = torch.zeros(1)
+        elif name in ("x", "residual"):
+            given[name] = of_rows(dtypes["input" if name == "x" else "residual"])
+        elif name in spec.params:
+            given[name] = 0.5
+    given |= {"eps": 1e-3}
+    plan = plan_norm(loaded)
+    returned = ["out", *["scale"] * bool(spec.quantize and spec.quantize.scale == "per_row")]
+    returned += [*["h"] * plan.stores_h, *plan.saves]
+    want: Launches = {}
+    outputs: Tensors = {}
+    backward = "backward" in spec.passes
+    with paper.under_python(launcher, arch, case.multiprocessors):
+        inputs = {name: x for name, x in given.items() if isinstance(x, torch.Tensor)}
+        for name, save in (("forward", False), ("saving", True)):
+            paper.begin(inputs)
+            results = launcher._forward_op(*[given.get(n, save) for n in names])
+            outputs = dict(zip(returned, results, strict=True))
+            want[name] = paper.launched
+        known: Tensors = {}
+        if backward:
+            given["dout"] = of_rows(outputs["out"].dtype, 16)
+            if "h" in outputs:
+                given["dh_out"] = of_rows(outputs["h"].dtype)
+            known = given | outputs
+            arguments = [a.name for a in launcher._backward_op._schema.arguments]
+            paper.begin({n: x for n, x in known.items() if isinstance(x, torch.Tensor)})
+            gradients = launcher._backward_op(*[known.get(n) for n in arguments])
+            want["backward"], rooms = paper.launched, paper.rooms()
+    called = {n: v for n, v in (given | outputs).items() if hasattr(library.arguments, n)}
+    if plan.backward:
+        stored = (*plan.backward.elements, *plan.backward.rows, *plan.backward.columns)
+        called |= dict(zip([g.name for g in stored], gradients, strict=True))
+    got: Launches = {}
+    saved = {n: None for n in ("mean", "rstd") if hasattr(library.arguments, n)}
+    for name, pass_, more, tensors in (
+        ("forward", "forward", saved, inputs),
+        ("saving", "forward", {}, inputs),
+        *([("backward", "backward", {}, known)] if backward else []),
+    ):
+        paper.begin({n: x for n, x in tensors.items() if isinstance(x, torch.Tensor)})
+        assert library.call(pass_, called | more) == 0, library.error()
+        got[name] = paper.launched
+        if pass_ == "backward" and len(got[name]) == len(want[name]):
+            assert paper.crowded(rooms, library.workspace) == []
+    return want, got

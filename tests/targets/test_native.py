@@ -1,0 +1,77 @@
+"""Calls from C: names that C has for something else, and expressions in C++ that have the values of the table."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kgen.diagnostics import KgenError
+from kgen.expr.functions import TABLE
+from kgen.expr.nodes import Call, Const, Node, Type
+from kgen.expr.rows import Function
+from kgen.spec.load import loads
+from kgen.targets.native import member, prefix_of
+from kgen.targets.native_reference import FUNCTIONS, in_cpp
+
+ROOT = Path(__file__).resolve().parents[2]
+REALS, WHOLES = (0.3, -1.75, 2.5), (7, -3, 2)
+
+
+def test_every_function_of_the_table_is_spelled() -> None:
+    assert set(TABLE) == FUNCTIONS
+
+
+def test_words_of_c_give_way() -> None:
+    assert member("double", ()) == "double_"
+    assert member("q", {"q", "q_"}) == "q__"
+    assert member("slopes", {"q"}) == "slopes"
+
+
+def test_a_header_of_c_is_no_name_of_a_package() -> None:
+    loaded = loads("kernel: norm\nname: stdio\nnorm: rms\nwidth: any\ndtype: bf16\n", "stdio.yaml")
+    with pytest.raises(KgenError, match=r"`stdio.h` is a header of C"):
+        prefix_of(loaded)
+
+
+def _calls() -> list[tuple[str, float]]:
+    """Expressions of C++ of some numbers, and what the table makes of them."""
+    found = []
+    for name, row in TABLE.items():
+        least, most = row.arity
+        count = min(3, most or 3) if name != "clamp" else least
+        for kind, numbers in ((Type.FLOAT, REALS), (Type.INT, WHOLES), (Type.BOOL, (True, False, True))):
+            for shift in range(3):
+                given = [numbers[(shift + i) % 3] for i in range(count)]
+                found += _value(name, row, [Const(n, kind) for n in given])
+    return found
+
+
+def _value(name: str, row: Function, given: list[Const]) -> list[tuple[str, float]]:
+    if name == "where":
+        given = [Const(True, Type.BOOL), *given[1:]]
+    try:
+        kind = row.typed(tuple(c.type for c in given))
+        value = row.value(*(c.value for c in given))
+    except Exception:  # not for arguments of these types, or without a value there
+        return []
+    if isinstance(value, complex) or not math.isfinite(value):
+        return []
+    nodes: tuple[Node, ...] = tuple(given)
+    return [(in_cpp(Call(name, nodes, kind), {}), float(value))]
+
+
+def test_expressions_in_cpp_have_the_values_of_the_table(tmp_path: Path) -> None:
+    calls = _calls()
+    assert len(calls) > 80
+    lines = [f'    std::printf("%.17g\\n", double({text}));' for text, _ in calls]
+    source = ['#include "kgen_example.h"', "int main()", "{", *lines, "}", ""]
+    (tmp_path / "values.cpp").write_text("\n".join(source))
+    folder = ROOT / "templates" / "c"
+    command = ["g++", "-std=c++17", "-w", f"-I{folder}", "values.cpp", "-ldl", "-o", "values"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    said = subprocess.run([tmp_path / "values"], capture_output=True, text=True, check=True).stdout.split()
+    for (text, want), got in zip(calls, said, strict=True):
+        assert float(got) == pytest.approx(want, rel=1e-12, abs=1e-12), text
