@@ -163,7 +163,7 @@ def test_stock_specs_over_ranks(path: Path, tmp_path: Path, verdict: Any) -> Non
     write(tmp_path, path)
     verdict(problem, tmp_path)
     size = (2, 3, 4, 8)[number % 4]
-    case: dict[str, Any] = {"name": path.stem, "sq": 131, "sk": 131}
+    case: dict[str, Any] = {"name": path.stem, "sq": 131, "sk": 131, "batch": 1, "heads_kv": 1}
     if problem.varlen:
         case |= {"sq": 70, "sk": 70, "packed": PACKED}
     sharding = ("head_tail", "by_cost", "contiguous", "auto")[number // 4 % 4]
