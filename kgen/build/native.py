@@ -18,7 +18,7 @@ from kgen.spec.load import Loaded
 from kgen.targets.native import Native, Tiles, prefix_of
 
 FOLDER = "c"
-AS_THEY_ARE = ("kgen.h", "kgen_runtime.h", "kgen_calls.h", "kgen_example.h")
+AS_THEY_ARE = ("kgen.h", "kgen_driver.h", "kgen_runtime.h", "kgen_calls.h", "kgen_example.h")
 """Files of `templates/c` that are the same in all packages."""
 MOST_PARAMETERS, MOST_MAPS = 158, 16
 """Of `kgen_launch`, which holds them in arrays."""
