@@ -295,24 +295,20 @@ def work(mask: Mask, length: int, lo: int, hi: int) -> int:
     return total
 
 
-def chosen(mask: Mask, length: int, ranks: int, names: Sequence[str] = ()) -> tuple[str, Sharding]:
-    """Of the shardings of `SHARDINGS`, or those that are named, the first whose dearest rank has least to do.
-
-    Keys that a rank takes from others count as the work of as many queries with `EXCHANGED` keys.
-    """
-    best: tuple[float, str, Sharding] | None = None
-    for name in names or SHARDINGS:
+def chosen(mask: Mask, length: int, ranks: int) -> tuple[str, Sharding]:
+    """Of the shardings whose dearest rank has least to do, within two hundredths, the one that sends least; of these
+    the simplest. Keys that a rank takes from others count as the work of as many queries with `EXCHANGED` keys."""
+    found = []
+    for name in SHARDINGS:
         sharding = sharded(name, mask, length, ranks)
         plan = planned(sharding, sharding, mask)
-        most = max(
-            sum(work(mask, length, *run) for run in sharding.parts[rank]) + EXCHANGED * plan.received(rank)
-            for rank in range(ranks)
-        )
-        # A sharding that is simpler stands for others within two hundredths.
-        if best is None or most < 0.98 * best[0]:
-            best = most, name, sharding
-    assert best is not None
-    return best[1], best[2]
+        received = [plan.received(rank) for rank in range(ranks)]
+        done = [sum(work(mask, length, *run) for run in part) for part in sharding.parts]
+        most = max(own + EXCHANGED * keys for own, keys in zip(done, received, strict=True))
+        found.append((most, sum(received), name, sharding))
+    least = min(most for most, *_ in found)
+    _, name, sharding = min((row[1:] for row in found if row[0] <= 1.02 * least), key=lambda row: row[0])
+    return name, sharding
 
 
 EXCHANGED = 64

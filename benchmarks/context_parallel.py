@@ -1,0 +1,201 @@
+"""Attention over several GPUs against one: `torchrun --nproc-per-node 2 benchmarks/context_parallel.py [RUN...]`.
+
+Of each run, forward and backward together: on one GPU the emitted function for the whole sequence, over all of them
+the emitted package for context parallel, and for causal masks PyTorch's own context_parallel with
+scaled_dot_product_attention. All are called in turns in one process group, as many times as `--calls` says; a time is
+the longest of all ranks. Prints medians, efficiency (time on one / ranks x time over ranks), and the bytes that ranks
+took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`. `--device cpu` is a dry run of
+short sequences in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+HEADS = 16
+WINDOW_4096 = """kernel: attention
+name: window_4096
+dtype: bf16
+head_dim: 128
+params: {window: 4096}
+mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window
+"""
+RUNS = {
+    "causal-32k": ("causal", 32768),
+    "causal-64k": ("causal", 65536),
+    "full-32k": ("full", 32768),
+    "full-64k": ("full", 65536),
+    "documents-64k": ("document_causal", 65536),
+    "window-128k": ("window_4096", 131072),
+    "sliding-128k": ("sliding_window", 131072),
+    "gemma2-64k": ("gemma2", 65536),
+    "gpt_oss-128k": ("gpt_oss", 131072),
+}
+"""By name: a spec, and the length of its sequences."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+    import torch.distributed as dist
+
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    adapters = shared_folder()
+    sys.path[:0] = [str(ROOT / "generated"), str(adapters)]
+    rows = []
+    for name in options.runs or RUNS:
+        spec, length = RUNS[name]
+        rows.append(run(name, spec, length if options.device == "cuda" else 150, options, adapters))
+        if dist.get_rank() == 0:
+            print(json.dumps(rows[-1]), flush=True)
+    if dist.get_rank() == 0 and options.device == "cuda":
+        device = torch.cuda.get_device_name()
+        folder = options.output / device.lower().replace(" ", "-")
+        folder.mkdir(parents=True, exist_ok=True)
+        versions = {"torch": torch.__version__, "triton": importlib.import_module("triton").__version__}
+        found = {"device": device, "ranks": dist.get_world_size(), "versions": versions, "rows": rows}
+        (folder / "context_parallel.json").write_text(json.dumps(found, indent=1) + "\n")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def shared_folder() -> Path:
+    """A folder of this host, whose name the first rank chooses."""
+    import torch.distributed as dist
+
+    name = [tempfile.mkdtemp(prefix="kgen-") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(name, 0)
+    return Path(str(name[0]))
+
+
+def package(spec: str, adapters: Path) -> tuple[Any, Any, Any]:
+    """The spec, its function for one GPU, and its package for several, which the first rank writes."""
+    import torch.distributed as dist
+
+    from kgen.kernels.attention.adapt.context_parallel import adapter
+    from kgen.render.rendering import render_variants
+    from kgen.spec.load import load_variants, loads_variants
+
+    path = ROOT / "specs" / f"{spec}.yaml"
+    variants = load_variants(path) if path.exists() else loads_variants(WINDOW_4096, Path(f"{spec}.yaml"))
+    if dist.get_rank() == 0:
+        for folder, files in {**adapter(variants).folders, **render_variants(variants)}.items():
+            (adapters / folder).mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (adapters / folder / name).write_text(text)
+    dist.barrier()
+    importlib.invalidate_caches()
+    one = importlib.import_module(spec) if not path.exists() else importlib.import_module(f"generated.{spec}")
+    several = importlib.import_module(f"{spec}_context_parallel")
+    return variants[0].spec, getattr(one, spec), several
+
+
+def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict[str, Any]:
+    """One run: milliseconds of each contender."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    model, function, several = package(spec, adapters)
+    ranks, device = dist.get_world_size(), options.device
+    heads = HEADS if device == "cuda" else max(1, int(model.gqa))
+    kv_heads = heads // (1 if model.gqa == "any" else int(model.gqa))
+    torch.manual_seed(0)
+
+    def drawn(number: int, columns: int) -> torch.Tensor:
+        return torch.randn(1, number, length, columns, device=device, dtype=torch.bfloat16)
+
+    q, k = drawn(heads, model.head_dim.qk), drawn(kv_heads, model.head_dim.qk)
+    v, dout = drawn(kv_heads, model.head_dim.v), drawn(heads, model.head_dim.v)
+    given: dict[str, Any] = {"sinks": torch.zeros(heads, device=device)} if model.sinks else {}
+    if spec == "document_causal":
+        given["doc"] = torch.arange(length, dtype=torch.int32, device=device) // (length // 8)
+    plan = getattr(several, f"{spec}_plan")(length, **{n: x for n, x in given.items() if n == "doc"})
+    parts = [plan.shard(x, dim=2).contiguous() for x in (q, k, v)]
+    dparts = plan.shard(dout, dim=2).contiguous()
+
+    def both(call: Callable[..., Any], tensors: list[Any], gradient: Any, **more: Any) -> Callable[[], Any]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        return lambda: torch.autograd.grad(call(*leaves, **given, **more), leaves, gradient)
+
+    contenders = {
+        "one": both(function, [q, k, v], dout),
+        "ranks": both(getattr(several, spec), parts, dparts, plan=plan),
+    }
+    if spec == "causal" and device == "cuda":
+        mesh = init_device_mesh(device, (ranks,))
+        local = [x.clone() for x in (q, k, v, dout)]
+
+        def torch_own() -> Any:
+            with context_parallel(mesh, buffers=[], buffer_seq_dims=[]):
+                leaves = [x.detach().requires_grad_() for x in local[:3]]
+                return torch.autograd.grad(
+                    F.scaled_dot_product_attention(*leaves, is_causal=True), leaves, local[3]
+                )
+
+        with context_parallel(mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local}):
+            pass
+        contenders["context_parallel"] = torch_own
+    times: dict[str, list[float]] = {n: [] for n in contenders}
+    for call in range(options.calls + 2 if device == "cuda" else 1):
+        for contender in [*contenders][call % 2 :] + [*contenders][: call % 2]:
+            took = timed(contenders[contender], device)
+            if call >= 2 or device == "cpu":
+                times[contender].append(took)
+    medians = {n: statistics.median(t) for n, t in times.items()}
+    head = (model.head_dim.qk + model.head_dim.v) * 2
+    return {
+        "run": name,
+        "length": length,
+        "heads": [heads, kv_heads],
+        "sharding": plan.sharding,
+        "milliseconds": {n: round(t, 4) for n, t in medians.items()},
+        "efficiency": round(medians["one"] / (ranks * medians["ranks"]), 4),
+        "bytes_received": [plan.plan.received(rank) * head * kv_heads for rank in range(ranks)],
+        "work": list(plan.work),
+    }
+
+
+def timed(call: Callable[[], Any], device: str) -> float:
+    """Milliseconds until the last rank is done."""
+    import torch
+    import torch.distributed as dist
+
+    dist.barrier()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    call()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    took = torch.tensor([1000 * (time.perf_counter() - begin)], device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+if __name__ == "__main__":
+    main()
