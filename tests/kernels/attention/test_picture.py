@@ -12,7 +12,7 @@ import torch
 from kgen.diagnostics import KgenError
 from kgen.kernels.attention.explaining import explain
 from kgen.kernels.attention.explaining.drawing import grids
-from kgen.kernels.attention.plan.picture import Run, _usual, picture, value
+from kgen.kernels.attention.plan.picture import Run, usual, picture, value
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.pages.model import FULL, MASKED, SKIPPED, Drawing, Grid
@@ -33,7 +33,7 @@ MASKED_SPECS = [
 def test_against_the_mask(path: Path, length: int) -> None:
     plan, loaded = plan_attention(load(path)), positioned(load(path))
     drawn = picture(plan, Run(length))
-    scalars, rows, _ = _usual(plan, Run(length))
+    scalars, rows, _ = usual(plan, Run(length))
     # Leading indices make no difference in a picture.
     sizes = {"B": 1, "HQ": 1, "HKV": 1, "SQ": length, "SK": length}
     shapes = {n: tuple(sizes.get(str(s), s) for s in b.shape[:-1]) for n, b in loaded.spec.buffers.items()}
