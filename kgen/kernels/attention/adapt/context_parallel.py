@@ -82,7 +82,8 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "key_params": keys.params,
         "key_ranges": keys.texts,
         "query_params": queries.params if queries else [],
-        "query_ranges": queries.texts if queries else None,
+        "query_ranges": queries.texts if queries else [],
+        "queries": "_queries" if queries and queries.texts else "None",
         "modules": [
             (f"({varies['dtype'].literal(one.spec)}, {varies['head_dim'].literal(one.spec)})", f"{inside}{folder}")
             for one, folder in zip(parts, folders, strict=True)

@@ -210,11 +210,12 @@ def yaml_of(
         "name": f"{variant.spec.name}_{word}",
         "summary": f"{variant.spec.name} {words}.",
         **{field: given[field] for field in same if field in given},
-        **fields,
+        **{field: value for field, value in fields.items() if field != "align"},
         "buffers": {name: _in_flow(buffer) for name, buffer in buffers.items()},
         "params": params,
         **{f: LiteralScalarString(f"{t}\n") if "\n" in t else t for f, t in texts.items() if t != "True"},
         "passes": list(passes),
+        **{field: value for field, value in fields.items() if field == "align"},
     }
     yaml, out = YAML(typ="rt"), io.StringIO()
     yaml.width, yaml.default_flow_style = 2**20, None

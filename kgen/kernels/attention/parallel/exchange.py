@@ -44,7 +44,7 @@ class Home:
         self.plan, self.group, self.axis, self.own = plan, group, axis, own
         self.rank = dist.get_rank(group)
         self.open: dict[int, tuple[list[Interval], list[tuple[Gradient, Gradient]]]] = {}
-        self.coming: list[tuple[list[Any], list[tuple[Interval, Tensor, Tensor]]]] = []
+        self.coming: list[tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]] = []
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
         """Gradients of another's keys are going to be added."""
@@ -74,11 +74,12 @@ class Home:
         ]
         works = _exchanged(self.group, source, sent, target, [x for _, *pair in coming for x in pair])
         self.settle()
-        self.coming.append((works, coming))
+        # What is sent must live until it has left.
+        self.coming.append((works, sent, coming))
 
     def settle(self) -> None:
         """Add what has come."""
-        for works, gradients in self.coming:
+        for works, _, gradients in self.coming:
             for work in works:
                 work.wait()
             for interval, dk, dv in gradients:

@@ -227,7 +227,7 @@ def backward(
 
 def _gradient_of_sinks(sinks: Tensor, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> Tensor:
     """[H] float32: a sink has no value, so it takes from every row what the row has."""
-    share = (sinks.float() / LOG2)[:, None].sub(lse).exp2()
+    share = (sinks.float() / LOG2)[:, None].sub(lse).exp2().masked_fill(lse == -math.inf, 0.0)
     delta = (dout.float() * out.float()).sum(-1)
     delta = delta.transpose(0, 1) if delta.dim() == 2 else delta
     if dlse is not None:
