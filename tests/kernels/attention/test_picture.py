@@ -12,7 +12,7 @@ import torch
 from kgen.diagnostics import KgenError
 from kgen.kernels.attention.explaining import explain
 from kgen.kernels.attention.explaining.drawing import grids
-from kgen.kernels.attention.plan.picture import Run, usual, picture, value
+from kgen.kernels.attention.plan.picture import Run, picture, usual, value
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.pages.model import FULL, MASKED, SKIPPED, Drawing, Grid
