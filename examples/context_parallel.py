@@ -3,8 +3,8 @@
     kgen adapt gpt_oss --for context_parallel
     torchrun --nproc-per-node 2 examples/context_parallel.py
 
-Compare the losses with those of one rank: `--nproc-per-node 1`. On a machine without GPUs, TRITON_INTERPRET=1 runs it on
-the CPU. Parameters are sharded over the same ranks (FSDP2), activations are computed again in backward.
+Compare the losses with those of one rank: `--nproc-per-node 1`. On a machine without GPUs, TRITON_INTERPRET=1 runs
+it on the CPU. Parameters are sharded over the same ranks (FSDP2), activations are computed again in backward.
 """
 
 import argparse
