@@ -13,8 +13,8 @@ from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
-LIMIT = 4.0
-"""Seconds of this process. The largest take one."""
+LIMIT = 2.0
+"""Seconds of this process, on a machine of the pace of `pace.py`. The largest take one."""
 
 
 def nested(form: str, inner: str, times: int) -> str:

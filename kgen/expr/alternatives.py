@@ -24,14 +24,16 @@ _MOST_CHOICES = 8
 _IMPLIED = {"eq": ("eq", "le", "ge"), "lt": ("lt", "le", "ne"), "gt": ("gt", "ge", "ne")}
 
 
-def alternatives(mask: Node) -> list[list[Node]]:
+@lru_cache(256)
+def alternatives(mask: Node) -> tuple[tuple[Node, ...], ...]:
     """The mask as alternatives of conditions, `MOST_ALTERNATIVES` at most.
 
     A part that would make more of them stays one condition, of which nothing is known: a range is wider, not wrong.
     What is bounded is the product before it is made, for it grows exponentially.
     """
     plain = normalize(mask)
-    return _disjunctive(_by_cases(plain) if len(_choosing(plain)) <= _MOST_CHOICES else plain)
+    found = _disjunctive(_by_cases(plain) if len(_choosing(plain)) <= _MOST_CHOICES else plain)
+    return tuple(map(tuple, found))
 
 
 # --- conditions that choose ------------------------

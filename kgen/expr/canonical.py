@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from functools import reduce
+from functools import lru_cache, reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, order
 from kgen.expr.algebra import call
@@ -91,6 +91,7 @@ def _is_minus_infinity(node: Node) -> bool:
 # --- masks ------------------------
 
 
+@lru_cache(256)
 def condition(mask: Node) -> Node:
     """A truth value in one form."""
     # Moving terms across may leave an `abs` alone on its side, which is two comparisons then.
@@ -102,7 +103,9 @@ def _condition(node: Node) -> Node:
         return node
     if node.fn in ("and", "or"):
         every = node.fn == "and"
-        parts = [p for a in node.args for p in (conjuncts if every else disjuncts)(_condition(a))]
+        # All of a chain are sorted at once: sorting each link of it anew would be quadratic.
+        apart = conjuncts if every else disjuncts
+        parts = [p for a in apart(node) for p in apart(_condition(a))]
         parts = sorted(dict.fromkeys(parts), key=lambda part: _condition_order(part, every))
         return all_of(parts) if every else any_of(parts)
     if node.fn == "not":

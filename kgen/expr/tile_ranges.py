@@ -273,7 +273,7 @@ class RangeFinder:
 
     # --- assembly ------------------------
 
-    def _part(self, atoms: list[Node], ranges: list[_Range]) -> Part:
+    def _part(self, atoms: tuple[Node, ...], ranges: list[_Range]) -> Part:
         whole = self._meet(ranges)
         lo, hi = self._positions(whole.some)
         full_lo, full_hi = self._positions(whole.full or (None, None))
