@@ -70,15 +70,26 @@ def main() -> None:
         rows.append(run(name, spec, length if options.device == "cuda" else 150, options, adapters))
         if dist.get_rank() == 0:
             print(json.dumps(rows[-1]), flush=True)
-    if dist.get_rank() == 0 and options.device == "cuda":
-        device = torch.cuda.get_device_name()
-        folder = options.output / device.lower().replace(" ", "-")
-        folder.mkdir(parents=True, exist_ok=True)
-        versions = {"torch": torch.__version__, "triton": importlib.import_module("triton").__version__}
-        found = {"device": device, "ranks": dist.get_world_size(), "versions": versions, "rows": rows}
-        (folder / "context_parallel.json").write_text(json.dumps(found, indent=1) + "\n")
-    dist.barrier()
+            if options.device == "cuda":
+                write(rows, options.output)
+        dist.barrier()
     dist.destroy_process_group()
+
+
+def write(rows: list[dict[str, Any]], output: Path) -> None:
+    """Rows of runs that were not made now stay as they are."""
+    import torch
+    import torch.distributed as dist
+
+    device = torch.cuda.get_device_name()
+    path = output / device.lower().replace(" ", "-") / "context_parallel.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    now = {row["run"] for row in rows}
+    versions = {"torch": torch.__version__, "triton": importlib.import_module("triton").__version__}
+    found = {"device": device, "ranks": dist.get_world_size(), "versions": versions}
+    kept = [row for row in before if row["run"] not in now]
+    path.write_text(json.dumps({**found, "rows": kept + rows}, indent=1) + "\n")
 
 
 def shared_folder() -> Path:
@@ -160,6 +171,13 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
         with context_parallel(mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local}):
             pass
         contenders["context_parallel"] = torch_own
+    failed = {}
+    for contender in [*contenders][2:]:
+        try:
+            contenders[contender]()
+        except Exception as error:  # PyTorch's, which refuses some versions and backends on all ranks alike
+            failed[contender] = f"{type(error).__name__}: {error}"[:300]
+            del contenders[contender]
     times: dict[str, list[float]] = {n: [] for n in contenders}
     for call in range(options.calls + 2 if device == "cuda" else 1):
         for contender in [*contenders][call % 2 :] + [*contenders][: call % 2]:
@@ -174,6 +192,7 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
         "heads": [heads, kv_heads],
         "sharding": plan.sharding,
         "milliseconds": {n: round(t, 4) for n, t in medians.items()},
+        **({"failed": failed} if failed else {}),
         "efficiency": round(medians["one"] / (ranks * medians["ranks"]), 4),
         "bytes_received": [plan.plan.received(rank) * head * kv_heads for rank in range(ranks)],
         "work": list(plan.work),

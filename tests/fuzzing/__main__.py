@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 import parts
 import typer
@@ -30,7 +30,10 @@ def fuzz(
     ] = -1,
     count: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
     jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = os.cpu_count() or 1,
-    record: Annotated[bool, typer.Option(help="Enter them in tests/fuzzing/seeds.json.")] = True,
+    device: Annotated[
+        Literal["cpu", "cuda"], typer.Option(help="A GPU, or the interpreters of Triton and Gluon.")
+    ] = "cpu",
+    record: Annotated[bool, typer.Option(help="Enter them in tests/fuzzing/seeds.json, or seeds_cuda.json.")] = True,
     ray: Ray = None,
     shard: PartOf = None,
     output: Annotated[
@@ -42,20 +45,20 @@ def fuzz(
         typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
     ] = None,
 ) -> None:
-    """Render random specs, spell them in other words, and run their kernels in the interpreters against float64.
+    """Render random specs, spell them in other words, and run their kernels against float64, in the interpreters or on a GPU.
 
     What fails is made smaller and printed; exit 1 if anything did.
     """
 
     def run() -> int:
-        part, ledger = Shard.parse(shard), Ledger.read()
+        part, ledger = Shard.parse(shard), Ledger.read(device)
         first = ledger.next() if seed < 0 else seed
         if merge:
             found = merged(merge)
         else:
             chosen = part.of(range(first, first + count), lambda one: f"{one:012}")
             with hands(jobs, ray, of_seeds.CODE) as who:
-                found = tried(chosen, who)
+                found = tried(chosen, who, device)
         failed = {outcome.seed: least for outcome, least in found if least is not None}
         outcomes = [outcome for outcome, _ in found]
         for outcome in outcomes:
@@ -78,7 +81,7 @@ Found = tuple[Outcome, Optional[Outcome]]  # noqa: UP045
 """What became of a seed, and of the smallest spec that fails as its does."""
 
 
-def tried(seeds: Sequence[int], who: Hands) -> list[Found]:
+def tried(seeds: Sequence[int], who: Hands, device: str = "cpu") -> list[Found]:
     """What became of some seeds, in their order."""
     done = 0
     with terminal.progress_bar() as progress:
@@ -88,7 +91,8 @@ def tried(seeds: Sequence[int], who: Hands) -> list[Found]:
             done += 1
             progress(done, len(seeds), f"seed {row['seed']}")
 
-        found = who.run(of_seeds.tasks(seeds, max(who.beside, 8) if who.far else who.beside), heard)
+        beside = max(who.beside, 8) if who.far else who.beside
+        found = who.run(of_seeds.tasks(seeds, beside, device), heard)
         outcomes = sorted((Outcome(**row) for one in found for row in one.rows), key=lambda one: one.seed)
         failed = who.run([of_seeds.smaller_one(one) for one in outcomes if one.failed])
     least = {one.task.job.seeds[0]: Outcome(**row) for one in failed for row in one.rows}

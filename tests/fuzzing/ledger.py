@@ -1,4 +1,5 @@
-"""`tests/fuzzing/seeds.json`: which seeds were tried, and what became of them."""
+"""`tests/fuzzing/seeds.json`: which seeds were tried in the interpreters, and what became of them; `seeds_cuda.json`:
+on a GPU."""
 
 from __future__ import annotations
 
@@ -15,6 +16,11 @@ from kgen.expr.functions import TABLE
 
 HERE = Path(__file__).parent
 PATH = HERE / "seeds.json"
+
+
+def place(device: str) -> Path:
+    """Where the ledger of a device is."""
+    return PATH if device == "cpu" else PATH.with_stem(f"{PATH.stem}_{device}")
 
 
 def generator() -> str:
@@ -40,17 +46,19 @@ class Ledger:
     failed: dict[str, dict[str, str]] = field(default_factory=dict)
     flexed: int = 0
     before: dict[str, dict[str, int]] = field(default_factory=dict)
+    device: str = "cpu"
 
     @classmethod
-    def read(cls) -> Ledger:
+    def read(cls, device: str = "cpu") -> Ledger:
         """The one that is checked in, or an empty one where its seeds are other specs now."""
-        if not PATH.exists():
-            return cls()
-        found = json.loads(PATH.read_text(encoding="utf-8"))
+        path = place(device)
+        if not path.exists():
+            return cls(device=device)
+        found = json.loads(path.read_text(encoding="utf-8"))
         of = found.pop("generator")
         if of == generator():
-            return cls(**found)
-        return cls(before={**found["before"], of: found["outcomes"]})
+            return cls(**found, device=device)
+        return cls(before={**found["before"], of: found["outcomes"]}, device=device)
 
     def next(self) -> int:
         """The first seed that was not tried."""
@@ -69,7 +77,9 @@ class Ledger:
             self.failed.pop(str(one.seed), None)
         for seed, least in failed.items():
             self.failed[str(seed)] = {"what": least.what, "message": least.message[:300], "spec": least.spec}
-        PATH.write_text(json.dumps(self._data(), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        text = json.dumps(self._data(), indent=1, sort_keys=True)
+        place(self.device).write_text(text + "\n", encoding="utf-8")
 
     def _data(self) -> dict[str, Any]:
-        return {"generator": generator(), **vars(self)}
+        fields = {name: value for name, value in vars(self).items() if name != "device"}
+        return {"generator": generator(), **fields}

@@ -28,24 +28,26 @@ class Seeds:
 
     seeds: tuple[int, ...]
     failed: Outcome | None = None
+    device: str = "cpu"
 
 
-def tasks(seeds: Sequence[int], beside: int) -> list[Task]:
+def tasks(seeds: Sequence[int], beside: int, device: str = "cpu") -> list[Task]:
     """As many as the hands take side by side, of no more seeds than a process takes."""
     size = max(1, min(OF_A_TASK, -(-len(seeds) // beside)))
     parts = [tuple(seeds[first : first + size]) for first in range(0, len(seeds), size)]
-    return [Task(("seeds", f"{part[0]}-{part[-1]}"), outcomes, Seeds(part)) for part in parts]
+    return [Task(("seeds", f"{part[0]}-{part[-1]}"), outcomes, Seeds(part, device=device)) for part in parts]
 
 
 def smaller_one(failed: Outcome) -> Task:
     """To make the spec of a seed smaller."""
-    return Task(("smaller", str(failed.seed)), outcomes, Seeds((failed.seed,), failed))
+    return Task(("smaller", str(failed.seed)), outcomes, Seeds((failed.seed,), failed, failed.device))
 
 
 def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
     """A row for each seed; one that takes its process along is a crash, and another process goes on after it."""
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    interpreted = ENVIRONMENT if job.device == "cpu" else {}
+    environment = {**interpreted, "PYTHONPATH": os.pathsep.join(map(str, paths))}
     left = list(job.seeds)
     while left:
         trouble = "ended before its last seed"
@@ -61,13 +63,14 @@ def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, 
             trouble = str(error)
         if left:
             seed = left.pop(0)
-            yield Outcome(seed, "crash", trouble[:2000], written(drawn(seed)), 0.0).row()
+            crash = Outcome(seed, "crash", trouble[:2000], written(drawn(seed)), 0.0, device=job.device)
+            yield crash.row()
 
 
 def main(job: Seeds, lines: IO[str]) -> None:
     """Try them."""
     for seed in job.seeds:
-        outcome = smaller(job.failed)[1] if job.failed else tried(seed)
+        outcome = smaller(job.failed)[1] if job.failed else tried(seed, device=job.device)
         print(json.dumps(outcome.row()), file=lines, flush=True)
 
 
