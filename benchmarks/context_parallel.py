@@ -2,10 +2,11 @@
 
 Of each run, forward and backward together: on one GPU the emitted function for the whole sequence, over all of them
 the emitted package for context parallel, and for causal masks PyTorch's own context_parallel with
-scaled_dot_product_attention. All are called in turns in one process group, as many times as `--calls` says; a time is
-the longest of all ranks. Prints medians, efficiency (time on one / ranks x time over ranks), and the bytes that ranks
-took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`. `--device cpu` is a dry run of
-short sequences in Triton's interpreter.
+scaled_dot_product_attention. All take turns in one process group, as often as `--calls` says, each with several calls
+in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. `alone` are
+times of a call that the GPUs had to wait for. Prints medians, efficiency (time on one / ranks x time over ranks), and
+the bytes that ranks took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`.
+`--device cpu` is a dry run of short sequences in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-HEADS = 16
+HEADS = {"gpt_oss": 64}
+"""By spec, where they are not 16."""
+IN_A_ROW = 4
 WINDOW_4096 = """kernel: attention
 name: window_4096
 dtype: bf16
@@ -125,6 +129,13 @@ def package(spec: str, adapters: Path) -> tuple[Any, Any, Any]:
 
 def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict[str, Any]:
     """One run: milliseconds of each contender."""
+    with ExitStack() as within:
+        return _run(within, name, spec, length, options, adapters)
+
+
+def _run(
+    within: ExitStack, name: str, spec: str, length: int, options: Any, adapters: Path
+) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
@@ -133,7 +144,7 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
 
     model, function, several = package(spec, adapters)
     ranks, device = dist.get_world_size(), options.device
-    heads = HEADS if device == "cuda" else max(1, int(model.gqa))
+    heads = HEADS.get(spec, 16) if device == "cuda" else max(1, int(model.gqa))
     kv_heads = heads // (1 if model.gqa == "any" else int(model.gqa))
     torch.manual_seed(0)
 
@@ -162,14 +173,15 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
         local = [x.clone() for x in (q, k, v, dout)]
 
         def torch_own() -> Any:
-            with context_parallel(mesh, buffers=[], buffer_seq_dims=[]):
-                leaves = [x.detach().requires_grad_() for x in local[:3]]
-                return torch.autograd.grad(
-                    F.scaled_dot_product_attention(*leaves, is_causal=True), leaves, local[3]
-                )
+            leaves = [x.detach().requires_grad_() for x in local[:3]]
+            return torch.autograd.grad(
+                F.scaled_dot_product_attention(*leaves, is_causal=True), leaves, local[3]
+            )
 
-        with context_parallel(mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local}):
-            pass
+        # Whatever calls scaled_dot_product_attention within is what PyTorch spreads over the ranks.
+        within.enter_context(
+            context_parallel(mesh, buffers=local, buffer_seq_dims=[2] * 4, no_restore_buffers={*local})
+        )
         contenders["context_parallel"] = torch_own
     failed = {}
     for contender in [*contenders][2:]:
@@ -179,11 +191,13 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
             failed[contender] = f"{type(error).__name__}: {error}"[:300]
             del contenders[contender]
     times: dict[str, list[float]] = {n: [] for n in contenders}
+    alone: dict[str, list[float]] = {n: [] for n in contenders}
     for call in range(options.calls + 2 if device == "cuda" else 1):
         for contender in [*contenders][call % 2 :] + [*contenders][: call % 2]:
-            took = timed(contenders[contender], device)
+            took = timed(contenders[contender], device, IN_A_ROW), timed(contenders[contender], device)
             if call >= 2 or device == "cpu":
-                times[contender].append(took)
+                times[contender].append(took[0])
+                alone[contender].append(took[1])
     medians = {n: statistics.median(t) for n, t in times.items()}
     head = (model.head_dim.qk + model.head_dim.v) * 2
     return {
@@ -192,6 +206,7 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
         "heads": [heads, kv_heads],
         "sharding": plan.sharding,
         "milliseconds": {n: round(t, 4) for n, t in medians.items()},
+        "alone": {n: round(statistics.median(t), 4) for n, t in alone.items()},
         **({"failed": failed} if failed else {}),
         "efficiency": round(medians["one"] / (ranks * medians["ranks"]), 4),
         "bytes_received": [plan.plan.received(rank) * head * kv_heads for rank in range(ranks)],
@@ -199,8 +214,8 @@ def run(name: str, spec: str, length: int, options: Any, adapters: Path) -> dict
     }
 
 
-def timed(call: Callable[[], Any], device: str) -> float:
-    """Milliseconds until the last rank is done."""
+def timed(call: Callable[[], Any], device: str, times: int = 1) -> float:
+    """Milliseconds of a call, of so many in a row, until the last rank is done."""
     import torch
     import torch.distributed as dist
 
@@ -208,10 +223,11 @@ def timed(call: Callable[[], Any], device: str) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    call()
+    for _ in range(times):
+        call()
     if device == "cuda":
         torch.cuda.synchronize()
-    took = torch.tensor([1000 * (time.perf_counter() - begin)], device=device)
+    took = torch.tensor([1000 * (time.perf_counter() - begin) / times], device=device)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,29 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .planning import Interval, Pair, Plan, merged
-
-
-class Gradient:
-    """A sum of gradients of runs of rows, in float32 where there is more than one."""
-
-    def __init__(self, like: Tensor, axis: int) -> None:
-        self.like, self.axis = like, axis
-        self.sum: Tensor | None = None
-
-    def add(self, rows: Interval, gradient: Tensor) -> None:
-        """Of some rows."""
-        if self.sum is None and rows == (0, self.like.shape[self.axis]):
-            self.sum = gradient
-            return
-        if self.sum is None:
-            self.sum = torch.zeros_like(self.like, dtype=torch.float32)
-        elif self.sum.dtype != torch.float32:
-            self.sum = self.sum.float()
-        run_of(self.sum, self.axis, rows).add_(gradient)
-
-    def result(self) -> Tensor:
-        """Of all rows, in the dtype of what it is the gradient of."""
-        return torch.zeros_like(self.like) if self.sum is None else self.sum.to(self.like.dtype)
+from .sums import Gradient, run_of
 
 
 class Home:
@@ -48,7 +28,8 @@ class Home:
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
         """Gradients of another's keys are going to be added."""
-        sums = [(Gradient(k, self.axis), Gradient(v, self.axis)) for k, v in keys]
+        few = len(self.plan.pairs_of(self.rank, kv_rank)) <= 2
+        sums = [(Gradient(k, self.axis, few), Gradient(v, self.axis, few)) for k, v in keys]
         self.open[kv_rank] = intervals, sums
 
     def add(self, pair: Pair, dk: Tensor, dv: Tensor) -> None:
@@ -102,31 +83,81 @@ class Home:
                 self.own[i].add(self.plan.kv.rows(self.rank, *interval), summed)
 
 
+# --- beside what computes ------------------------
+
+
+class Beside:
+    """Transfers on a stream beside the one that computes, behind what that one had to do when this began."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.device = x.device
+        self.begun = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Where tensors of transfers are made, and transfers begin."""
+        if self.begun is None:
+            yield
+            return
+        beside = _stream_beside(self.device)
+        beside.wait_event(self.begun)
+        with torch.cuda.stream(beside):
+            yield
+
+    def wait(self, works: list[Any], received: list[Tensor]) -> None:
+        """What computes goes on after these, with what they bring."""
+        if self.begun is None:
+            for work in works:
+                work.wait()
+            return
+        beside, here = _stream_beside(self.device), torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(beside):  # whose memory they have: it is not given away before they are over
+            for work in works:
+                work.wait()
+        here.wait_stream(beside)
+        for x in received:
+            x.record_stream(here)
+
+
+@functools.cache
+def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
 # --- steps ------------------------
 
 
 def steps(
-    plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, home: Home | None = None
+    plan: Plan,
+    group: dist.ProcessGroup,
+    axis: int,
+    k: Tensor,
+    v: Tensor,
+    agreed: Callable[[], None],
+    home: Home | None = None,
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """Pairs of this rank with their keys and values: first its own, then those of others.
 
-    What a step takes was asked for before the step ahead of it, so that it comes while that one computes. `home` gets
-    the gradients of a step as soon as it is over.
+    Nothing is sent before all have `agreed`, which is heard while this rank is at its own. What a step takes was asked
+    for before the step ahead of it, so that it comes while that one computes. `home` gets the gradients of a step as
+    soon as it is over.
     """
     rank, ranks = dist.get_rank(group), plan.ranks
-    if plan.gathered:
-        yield from _gathered_steps(plan, group, axis, k, v, home)
-        return
-    shared = _Shared(plan, group, axis, k, v)
-    next_step = _Step(plan, group, axis, k, v, 1) if ranks > 1 else None
+    beside = Beside(k)
     for pair in plan.pairs_of(rank, rank):
         rows = plan.kv.rows(rank, *pair.kv)
         yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
+    agreed()
+    if plan.gathered:
+        yield from _gathered_pairs(plan, group, axis, k, v, beside, home)
+        return
+    shared = _Shared(plan, group, axis, k, v, beside)
+    next_step = _Step(plan, group, axis, k, v, beside, 1) if ranks > 1 else None
     yield from shared.pairs(home)
     for number in range(1, ranks):
         step = next_step
         assert step is not None
-        next_step = _Step(plan, group, axis, k, v, number + 1) if number + 1 < ranks else None
+        next_step = _Step(plan, group, axis, k, v, beside, number + 1) if number + 1 < ranks else None
         yield from step.pairs(home)
         if home is not None:
             home.send(number, k, v)
@@ -136,25 +167,33 @@ class _Step:
     """The exchange of keys in one step: to the rank that many behind this one, from the one as many ahead."""
 
     def __init__(
-        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, number: int
+        self,
+        plan: Plan,
+        group: dist.ProcessGroup,
+        axis: int,
+        k: Tensor,
+        v: Tensor,
+        beside: Beside,
+        number: int,
     ) -> None:
         rank, ranks = dist.get_rank(group), plan.ranks
-        self.plan, self.axis, self.rank = plan, axis, rank
+        self.plan, self.axis, self.rank, self.beside = plan, axis, rank, beside
         self.source, target = (rank - number) % ranks, (rank + number) % ranks
-        sent = []
-        for interval in plan.sent(rank, target):
-            rows = plan.kv.rows(rank, *interval)
-            sent += [run_of(x, axis, rows).contiguous() for x in (k, v)]
         self.intervals = plan.sent(self.source, rank)
-        self.keys = [tuple(like(x, axis, hi - lo) for x in (k, v)) for lo, hi in self.intervals]
-        # What is sent must live until it has left.
-        self.sent = sent
-        self.works = _exchanged(group, target, sent, self.source, [x for pair in self.keys for x in pair])
+        with beside.stream():
+            # What is sent must live until it has left.
+            self.sent = [
+                run_of(x, axis, plan.kv.rows(rank, *interval)).contiguous()
+                for interval in plan.sent(rank, target)
+                for x in (k, v)
+            ]
+            self.keys = [tuple(like(x, axis, hi - lo) for x in (k, v)) for lo, hi in self.intervals]
+            self.received = [x for pair in self.keys for x in pair]
+            self.works = _exchanged(group, target, self.sent, self.source, self.received)
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
-        for work in self.works:
-            work.wait()
+        self.beside.wait(self.works, self.received)
         yield from _pairs_in(self.plan, self.axis, self.rank, self.source, self.intervals, self.keys, home)
 
 
@@ -174,24 +213,26 @@ def _pairs_in(
 class _Shared:
     """Keys that all ranks need, sent to all at once."""
 
-    def __init__(self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor) -> None:
-        self.plan, self.axis, self.rank = plan, axis, dist.get_rank(group)
+    def __init__(
+        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, beside: Beside
+    ) -> None:
+        self.plan, self.axis, self.rank, self.beside = plan, axis, dist.get_rank(group), beside
         self.here, self.works = [], []
-        for source, (lo, hi) in plan.shared:
-            if source == self.rank:
-                rows = plan.kv.rows(source, lo, hi)
-                keys = tuple(run_of(x, axis, rows).contiguous() for x in (k, v))
-            else:
-                keys = tuple(like(x, axis, hi - lo) for x in (k, v))
-            for x in keys:
-                root = dist.get_global_rank(group, source)
-                self.works.append(dist.broadcast(x, root, group=group, async_op=True))
-            self.here.append((source, (lo, hi), keys))
+        with beside.stream():
+            for source, (lo, hi) in plan.shared:
+                if source == self.rank:
+                    rows = plan.kv.rows(source, lo, hi)
+                    keys = tuple(run_of(x, axis, rows).contiguous() for x in (k, v))
+                else:
+                    keys = tuple(like(x, axis, hi - lo) for x in (k, v))
+                for x in keys:
+                    root = dist.get_global_rank(group, source)
+                    self.works.append(dist.broadcast(x, root, group=group, async_op=True))
+                self.here.append((source, (lo, hi), keys))
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of them, once they are there."""
-        for work in self.works:
-            work.wait()
+        self.beside.wait(self.works, [x for _, _, keys in self.here for x in keys])
         for source in dict.fromkeys(source for source, _, _ in self.here):
             mine = [(interval, keys) for s, interval, keys in self.here if s == source]
             intervals = [interval for interval, _ in mine]
@@ -205,20 +246,17 @@ class _Shared:
                 home.open.pop(source, None)
 
 
-def _gathered_steps(
-    plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, home: Home | None
+def _gathered_pairs(
+    plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, beside: Beside, home: Home | None
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
-    """All keys at once: one call for a run of queries and a run of keys, whoever has them."""
+    """All keys at once: one call for a run of queries and a run of keys of others, whoever has them."""
     rank, ranks = dist.get_rank(group), plan.ranks
     local = [plan.kv.local(other) for other in range(ranks)]
-    parts = [gathered(group, axis, x, local) for x in (k, v)]
-    for pair in plan.pairs_of(rank, rank):
-        rows = plan.kv.rows(rank, *pair.kv)
-        yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
+    with beside.stream():
+        parts = [gathered(group, axis, x, local) for x in (k, v)]
+    beside.wait([work for _, work in parts], [x for there, _ in parts for x in there])
     whole = []
-    for there, work in parts:
-        if work is not None:
-            work.wait()
+    for there, _ in parts:
         pieces = {
             own: run_of(there[other], axis, plan.kv.rows(other, *own))
             for other in range(ranks)
@@ -274,11 +312,6 @@ def _exchanged(
     ops += [dist.P2POp(dist.irecv, x, come, group) for x in received if x.numel()]
     works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
     return works
-
-
-def run_of(x: Tensor, axis: int, rows: Interval) -> Tensor:
-    """Some rows of a tensor, as a view."""
-    return x.narrow(axis, rows[0], rows[1] - rows[0])
 
 
 def like(x: Tensor, axis: int, length: int) -> Tensor:

@@ -13,6 +13,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Gradient, Home, run_of, steps
-from .merging import merge
-from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs
-
-LOG2 = math.log(2)
+from .exchange import Home, steps
+from .merging import products
+from .planning import Mask, Pair, Plan, Rows, Sharding, decoded, encoded, planned, runs
+from .sums import LOG2, Attended, Gradient, run_of
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,20 @@ class Call:
     plan: Plan
     group: dist.ProcessGroup
     given: dict[str, Any]
+    agreed: Callable[[], None]
+    """Raises `Disagreement` on all ranks where they differ."""
 
     @property
     def rank(self) -> int:
         """This one."""
         return int(dist.get_rank(self.group))
+
+    @property
+    def few(self) -> bool:
+        """Whether no row of this rank has more than two parts of its output, or of a gradient."""
+        rank, pairs = self.rank, self.plan.pairs
+        mine = [p for p in pairs if p.q_rank == rank], [p for p in pairs if p.kv_rank == rank]
+        return not self.plan.shared and max(map(len, mine)) <= 2
 
     @property
     def learned(self) -> list[str]:
@@ -136,9 +145,18 @@ class Call:
         named_gradients = zip(self.kernels.learned, gradients, strict=True)
         return dq, dk, dv, [(*places[name], gradient) for name, gradient in named_gradients]
 
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """What is wrong here is said where ranks agree in it; else that they do not is."""
+        try:
+            yield
+        except Exception:
+            self.agreed()
+            raise
+
     def steps(self, k: Tensor, v: Tensor, home: Home | None = None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """Pairs of this rank with their keys and values: first its own, then those of others."""
-        return steps(self.plan, self.group, self.kernels.axis, k, v, home)
+        return steps(self.plan, self.group, self.kernels.axis, k, v, self.agreed, home)
 
 
 # --- forward ------------------------
@@ -146,49 +164,12 @@ class Call:
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
-    total = _Sum((*q.shape[:-1], v.shape[-1]), q, call.kernels.axis)
-    if sinks is not None:
-        total.begin(sinks)
-    for pair, keys, values in call.steps(k, v):
-        rows = call.plan.q.rows(call.rank, *pair.q)
-        total.add(rows, *call.forward(pair, run_of(q, call.kernels.axis, rows), keys, values))
-    return total.result()
-
-
-class _Sum:
-    """Outputs of parts of the keys, merged: a mean, weighted by their sums of exponentials."""
-
-    def __init__(self, shape: Sequence[int], like: Tensor, axis: int) -> None:
-        self.shape, self.like, self.axis = tuple(shape), like, axis
-        self.out: Tensor | None = None
-        self.lse: Tensor | None = None
-
-    def add(self, rows: Interval, out: Tensor, lse: Tensor) -> None:
-        """Merge what some rows make of some keys."""
-        if self.out is None and rows == (0, self.shape[self.axis]):
-            self.out, self.lse = out, lse
-            return
-        if self.out is None:
-            self.begin()
-        elif self.out.dtype != torch.float32:
-            self.out = self.out.float()
-        merge(run_of(self.out, self.axis, rows), run_of(self.lse, -1, rows), out, lse)
-
-    def begin(self, sinks: Tensor | None = None) -> None:
-        """With nothing, or with the logits [H] that join the softmax of each row."""
-        self.out = self.like.new_zeros(self.shape, dtype=torch.float32)
-        rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
-        self.lse = self.like.new_full(rows, -math.inf, dtype=torch.float32)
-        if sinks is not None:
-            self.lse.copy_((sinks.float() / LOG2)[:, None].expand(rows))
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Of all keys; zeros and -inf where there were none."""
-        if self.out is None:
-            self.begin()
-        assert self.out is not None
-        assert self.lse is not None
-        return self.out.to(self.like.dtype), self.lse
+    total = Attended((*q.shape[:-1], v.shape[-1]), q, call.kernels.axis, call.few)
+    with call.agreeing():
+        for pair, keys, values in call.steps(k, v):
+            rows = call.plan.q.rows(call.rank, *pair.q)
+            total.add(rows, *call.forward(pair, run_of(q, call.kernels.axis, rows), keys, values))
+    return total.attended(sinks)
 
 
 # --- backward ------------------------
@@ -203,20 +184,21 @@ def backward(
     lse is base-2, and dlse is of that.
     """
     axis, given = call.kernels.axis, call.given
-    total_dq = Gradient(q, axis)
-    own = Gradient(k, axis), Gradient(v, axis)
+    total_dq = Gradient(q, axis, call.few)
+    own = Gradient(k, axis, call.few), Gradient(v, axis, call.few)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
     home = Home(call.plan, call.group, axis, own)
-    for pair, keys, values in call.steps(k, v, home):
-        rows = call.plan.q.rows(call.rank, *pair.q)
-        dq, dk, dv, others = call.backward(
-            pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows), run_of(out, axis, rows),
-            run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
-        )  # fmt: skip
-        total_dq.add(rows, dq)
-        home.add(pair, dk, dv)
-        for buffer, place, gradient in others:
-            learned[buffer][place] += gradient
+    with call.agreeing():
+        for pair, keys, values in call.steps(k, v, home):
+            rows = call.plan.q.rows(call.rank, *pair.q)
+            dq, dk, dv, others = call.backward(
+                pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows),
+                run_of(out, axis, rows), run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
+            )  # fmt: skip
+            total_dq.add(rows, dq)
+            home.add(pair, dk, dv)
+            for buffer, place, gradient in others:
+                learned[buffer][place] += gradient
     home.settle()
     if sinks is not None:
         learned["sinks"] = _gradient_of_sinks(sinks, dout, dlse, out, lse)
@@ -228,8 +210,7 @@ def backward(
 def _gradient_of_sinks(sinks: Tensor, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> Tensor:
     """[H] float32: a sink has no value, so it takes from every row what the row has."""
     share = (sinks.float() / LOG2)[:, None].sub(lse).exp2().masked_fill(lse == -math.inf, 0.0)
-    delta = (dout.float() * out.float()).sum(-1)
-    delta = delta.transpose(0, 1) if delta.dim() == 2 else delta
+    delta = products(out, dout)
     if dlse is not None:
         delta = delta - dlse / LOG2
     taken = -(share * delta)
@@ -260,27 +241,39 @@ def called(
     ranks = dist.distributed_c10d._resolve_process_group(group)
     axis = kernels.axis
     shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
-    said = {
-        "q, k and v of": (shapes, str(q.dtype)),
-        "the plan": None if numbers is None else tuple(numbers.tolist()),
-        "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
-        "buffers of": [(buffer, tuple(given[buffer].shape)) for _, buffer, _ in kernels.views],
-    }
-    lengths = agreed(ranks, (q.shape[axis], k.shape[axis]), said)
-    if numbers is not None:
-        plan = decoded_once(tuple(numbers.tolist()))
-        if plan.ranks != len(lengths):
-            raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(lengths)}")
-        wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
-        if wanted != lengths:
-            raise Disagreement(
-                f"the plan is for queries and keys of {wanted}, by rank, and there are {lengths}"
-            )
-    else:
-        q_sharding, kv_sharding = (runs([pair[i] for pair in lengths]) for i in (0, 1))
+    plan = None if numbers is None else decoded_once(tuple(numbers.tolist()))
+    lengths = q.shape[axis], k.shape[axis]
+    words = Words(
+        ranks,
+        lengths,
+        {
+            "q, k and v of": (shapes, str(q.dtype)),
+            "the plan": plan and _named(plan),
+            "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
+            "buffers of": [(buffer, tuple(given[buffer].shape)) for _, buffer, _ in kernels.views],
+        },
+    )
+    if plan is None:
+        q_sharding, kv_sharding = (runs([pair[i] for pair in words.heard()]) for i in (0, 1))
         plan = _by_default(kernels, q_sharding, kv_sharding, q, k, given)
+        _check(kernels, plan, given)
+        return Call(kernels, plan, ranks, given, lambda: None)
+
+    def agreed() -> None:
+        heard = words.heard()
+        if plan.ranks != len(heard):
+            raise ValueError(f"the plan is for {plan.ranks} ranks, and the group has {len(heard)}")
+        wanted = [(plan.q.local(r), plan.kv.local(r)) for r in range(plan.ranks)]
+        if wanted != heard:
+            raise Disagreement(
+                f"the plan is for queries and keys of {wanted}, by rank, and there are {heard}"
+            )
+
+    rank = dist.get_rank(ranks)
+    if rank >= plan.ranks or (plan.q.local(rank), plan.kv.local(rank)) != lengths:
+        agreed()
     _check(kernels, plan, given)
-    return Call(kernels, plan, ranks, given)
+    return Call(kernels, plan, ranks, given, agreed)
 
 
 def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
@@ -326,6 +319,12 @@ def _planned_once(
 decoded_once = functools.lru_cache(256)(decoded)
 
 
+@functools.lru_cache(256)
+def _named(plan: Plan) -> int:
+    """A number that other plans do not have."""
+    return _digest(tuple(encoded(plan)))
+
+
 def mask_of(
     kernels: Kernels, given: dict[str, Any], lengths: tuple[int, int], batches: int, heads: int, kv_heads: int
 ) -> Mask:
@@ -364,29 +363,46 @@ def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return talk
 
 
-def agreed(
-    group: dist.ProcessGroup, lengths: tuple[int, int], said: Mapping[str, object]
-) -> list[tuple[int, int]]:
-    """The numbers of queries and keys of all ranks, which call with the same `said`.
+class Words:
+    """What a rank says of its call: the numbers of its queries and keys, and what all have to say alike.
 
-    Raises `Disagreement` on all ranks where one says something else, or is gone.
+    It goes out at once, and what the others say is heard later.
     """
-    words = torch.tensor([*lengths, *map(_digest, said.values())], dtype=torch.int64)
-    heard = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
+
+    def __init__(
+        self, group: dist.ProcessGroup, lengths: tuple[int, int], said: Mapping[str, object]
+    ) -> None:
+        self.said = said
+        words = torch.tensor([*lengths, *map(_digest, said.values())], dtype=torch.int64)
+        self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
+        with _missing():
+            self.work = dist.all_gather(self.others, words, group=_talk(group), async_op=True)
+
+    def heard(self) -> list[tuple[int, int]]:
+        """The numbers of queries and keys of all ranks.
+
+        Raises `Disagreement` on all ranks where one says something else, or is gone.
+        """
+        with _missing():
+            self.work.wait()
+        rows = [x.tolist() for x in self.others]
+        for i, (name, value) in enumerate(self.said.items(), 2):
+            if len({row[i] for row in rows}) > 1:
+                alike = [
+                    [r for r, row in enumerate(rows) if row[i] == one]
+                    for one in dict.fromkeys(row[i] for row in rows)
+                ]
+                parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
+                raise Disagreement(f"{name} {value} here: {parts} differ")
+        return [(row[0], row[1]) for row in rows]
+
+
+@contextmanager
+def _missing() -> Iterator[None]:
     try:
-        dist.all_gather(heard, words, group=_talk(group))
+        yield
     except RuntimeError as error:
         raise Disagreement(f"not every rank of the group is there: {error}") from error
-    rows = [x.tolist() for x in heard]
-    for i, (name, value) in enumerate(said.items(), 2):
-        if len({row[i] for row in rows}) > 1:
-            alike = [
-                [r for r, row in enumerate(rows) if row[i] == one]
-                for one in dict.fromkeys(row[i] for row in rows)
-            ]
-            parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
-            raise Disagreement(f"{name} {value} here: {parts} differ")
-    return [(row[0], row[1]) for row in rows]
 
 
 def _digest(value: object) -> int:
