@@ -45,7 +45,7 @@ def fuzz(
         typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
     ] = None,
 ) -> None:
-    """Render random specs, spell them in other words, and run their kernels against float64, in the interpreters or on a GPU.
+    """Render random specs, spell them in other words, and run their kernels against float64.
 
     What fails is made smaller and printed; exit 1 if anything did.
     """

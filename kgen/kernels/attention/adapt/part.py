@@ -97,6 +97,8 @@ class PartSpec:
                 params[name] = {"type": "int", "runtime": True}
         labels = {_at(Q_IDX, "q_start", self.packed): "q_at", _at(KV_IDX, "kv_start", self.packed): "kv_at"}
         fields: dict[str, Any] = {"varlen": True} if self.packed else {"align": "start"}
+        if self.variant.spec.sinks:
+            fields["sinks"] = True
         if self.variant.spec.block_mask != "auto":
             fields["block_mask"] = self.variant.spec.block_mask
         passes = tuple(p for p in self.variant.spec.passes if p != "decode")

@@ -61,8 +61,7 @@ def _of_ranks(plan: Plan, mask: Mask, length: int, head: int) -> Iterator[Block]
         )
     yield Table(("rank", "positions", "pairs to look at", "bytes received"), tuple(rows))
     if plan.gathered:
-        yield Prose(quoting("All keys go to all ranks at once, which few keys favour."))
-        return
+        yield Prose(quoting("What a rank needs of all others comes at once."))
     links = [
         (source, target, sum(hi - lo for lo, hi in plan.sent(source, target)))
         for source in range(plan.ranks)

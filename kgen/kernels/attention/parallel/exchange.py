@@ -25,16 +25,19 @@ class Home:
         self.rank = dist.get_rank(group)
         self.open: dict[int, tuple[list[Interval], list[tuple[Gradient, Gradient]]]] = {}
         self.coming: list[tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]] = []
+        self.gathered: tuple[Gradient, Gradient] | None = None
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
         """Gradients of another's keys are going to be added."""
-        few = len(self.plan.pairs_of(self.rank, kv_rank)) <= 2
+        few = len(self.plan.pairs_of(self.rank, kv_rank)) <= 3
         sums = [(Gradient(k, self.axis, few), Gradient(v, self.axis, few)) for k, v in keys]
         self.open[kv_rank] = intervals, sums
 
     def add(self, pair: Pair, dk: Tensor, dv: Tensor) -> None:
         """Of a pair."""
-        if pair.kv_rank == self.rank:
+        if self.gathered is not None:
+            at, sums = pair.kv, self.gathered
+        elif pair.kv_rank == self.rank:
             at, sums = self.plan.kv.rows(self.rank, *pair.kv), self.own
         else:
             intervals, all_sums = self.open[pair.kv_rank]
@@ -53,10 +56,40 @@ class Home:
             (interval, *(like(x, self.axis, interval[1] - interval[0]) for x in (k, v)))
             for interval in self.plan.sent(self.rank, target)
         ]
-        works = _exchanged(self.group, source, sent, target, [x for _, *pair in coming for x in pair])
+        received = [(target, x) for _, *pair in coming for x in pair]
+        works = _exchanged(self.group, [(source, x) for x in sent], received)
         self.settle()
         # What is sent must live until it has left.
         self.coming.append((works, sent, coming))
+
+    def scatter(self) -> None:
+        """What was added to keys that were gathered goes home."""
+        assert self.gathered is not None
+        axis, (sums, self.gathered) = self.axis, (self.gathered, None)
+        others = [rank for rank in range(self.plan.ranks) if rank != self.rank]
+        sent = [
+            (other, rows_first(total.rows(interval), axis))
+            for other in others
+            for interval in self.plan.sent(other, self.rank)
+            for total in sums
+        ]
+        coming = [
+            (
+                other,
+                interval,
+                [empty_rows_first(total.like, axis, interval[1] - interval[0]) for total in sums],
+            )
+            for other in others
+            for interval in self.plan.sent(self.rank, other)
+        ]
+        received = [(other, x) for other, _, pair in coming for x in pair]
+        works = _exchanged(self.group, sent, received)
+        for run in self.plan.kv.parts[self.rank]:
+            for own, total in zip(self.own, sums, strict=True):
+                if total.free(run) != [run]:
+                    own.add(self.plan.kv.rows(self.rank, *run), total.rows(run))
+        arrived = [(interval, *(x.movedim(0, axis) for x in pair)) for _, interval, pair in coming]
+        self.coming.append((works, [x for _, x in sent], arrived))
 
     def settle(self) -> None:
         """Add what has come."""
@@ -144,13 +177,13 @@ def steps(
     """
     rank, ranks = dist.get_rank(group), plan.ranks
     beside = Beside(k)
+    if plan.gathered:
+        yield from _gathered_pairs(plan, group, axis, k, v, beside, agreed, home)
+        return
     for pair in plan.pairs_of(rank, rank):
         rows = plan.kv.rows(rank, *pair.kv)
         yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
     agreed()
-    if plan.gathered:
-        yield from _gathered_pairs(plan, group, axis, k, v, beside, home)
-        return
     shared = _Shared(plan, group, axis, k, v, beside)
     next_step = _Step(plan, group, axis, k, v, beside, 1) if ranks > 1 else None
     yield from shared.pairs(home)
@@ -189,7 +222,9 @@ class _Step:
             ]
             self.keys = [tuple(like(x, axis, hi - lo) for x in (k, v)) for lo, hi in self.intervals]
             self.received = [x for pair in self.keys for x in pair]
-            self.works = _exchanged(group, target, self.sent, self.source, self.received)
+            self.works = _exchanged(
+                group, [(target, x) for x in self.sent], [(self.source, x) for x in self.received]
+            )
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
@@ -247,45 +282,62 @@ class _Shared:
 
 
 def _gathered_pairs(
-    plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, beside: Beside, home: Home | None
+    plan: Plan,
+    group: dist.ProcessGroup,
+    axis: int,
+    k: Tensor,
+    v: Tensor,
+    beside: Beside,
+    agreed: Callable[[], None],
+    home: Home | None,
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
-    """All keys at once: one call for a run of queries and a run of keys of others, whoever has them."""
+    """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
     rank, ranks = dist.get_rank(group), plan.ranks
-    local = [plan.kv.local(other) for other in range(ranks)]
+    first, rest = plan.calls(rank)
     with beside.stream():
-        parts = [gathered(group, axis, x, local) for x in (k, v)]
-    beside.wait([work for _, work in parts], [x for there, _ in parts for x in there])
-    whole = []
-    for there, _ in parts:
-        pieces = {
-            own: run_of(there[other], axis, plan.kv.rows(other, *own))
-            for other in range(ranks)
-            for own in plan.kv.parts[other]
-        }
-        whole.append(torch.cat([pieces[own] for own in sorted(pieces)], axis))
-    everything = (0, plan.kv.length)
-    sums = Gradient(whole[0], axis), Gradient(whole[1], axis)
-    if home is not None:
-        for other in range(ranks):
-            if other != rank:
-                home.open[other] = [everything], [sums]
-    for run in plan.q.parts[rank]:
-        needed = [
-            (p.q, p.kv) for other in range(ranks) if other != rank for p in plan.pairs_of(rank, other)
-            if run[0] <= p.q[0] and p.q[1] <= run[1]
-        ]  # fmt: skip
-        for keys in merged(kv for _, kv in needed):
-            seen = [q for q, kv in needed if keys[0] <= kv[0] and kv[1] <= keys[1]]
-            queries = min(lo for lo, _ in seen), max(hi for _, hi in seen)
-            other = next(o for o in range(ranks) if o != rank)
-            yield Pair(rank, other, queries, keys), run_of(whole[0], axis, keys), run_of(whole[1], axis, keys)
-    if home is None:
-        return
-    for i, total in enumerate(sums):
-        summed = total.result().float().contiguous()
-        dist.all_reduce(summed, group=group)
+        whole = [empty_rows_first(x, axis, plan.kv.length) for x in (k, v)]
         for own in plan.kv.parts[rank]:
-            home.own[i].add(plan.kv.rows(rank, *own), run_of(summed, axis, own))
+            for x, everything in zip((k, v), whole, strict=True):
+                rows = run_of(x, axis, plan.kv.rows(rank, *own))
+                run_of(everything, 0, own).copy_(rows.movedim(axis, 0))
+    if home is not None:
+        few = plan.most_parts(rank) <= 3
+        placed = [x.movedim(0, axis) for x in whole]
+        home.gathered = Gradient(placed[0], axis, few), Gradient(placed[1], axis, few)
+    for pair in first:
+        rows = plan.kv.rows(rank, *pair.kv)
+        yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
+    agreed()
+    others = [other for other in range(ranks) if other != rank]
+    sent, received = (
+        [
+            (other, run_of(x, 0, interval))
+            for other in others
+            for interval in plan.sent(*((rank, other) if away else (other, rank)))
+            for x in whole
+        ]
+        for away in (True, False)
+    )
+    with beside.stream():
+        works = _exchanged(group, sent, received)
+    beside.wait(works, whole)
+    for queries, keys in rest:
+        # Whose keys these are is of no matter.
+        yield Pair(rank, rank, queries, keys), *(run_of(x, 0, keys).movedim(0, axis) for x in whole)
+    if home is not None:
+        home.scatter()
+
+
+def empty_rows_first(x: Tensor, axis: int, length: int) -> Tensor:
+    """So many rows of a tensor like this one, each row in one piece: runs of them travel as they are."""
+    shape = [*x.shape]
+    del shape[axis]
+    return x.new_empty((length, *shape))
+
+
+def rows_first(x: Tensor, axis: int) -> Tensor:
+    """The same with each row in one piece."""
+    return x.movedim(axis, 0).contiguous()
 
 
 def gathered(
@@ -304,12 +356,14 @@ def gathered(
 
 
 def _exchanged(
-    group: dist.ProcessGroup, target: int, sent: list[Tensor], source: int, received: list[Tensor]
+    group: dist.ProcessGroup, sent: list[tuple[int, Tensor]], received: list[tuple[int, Tensor]]
 ) -> list[Any]:
-    """Tensors on their way to one rank, and from one."""
-    to, come = dist.get_global_rank(group, target), dist.get_global_rank(group, source)
-    ops = [dist.P2POp(dist.isend, x, to, group) for x in sent if x.numel()]
-    ops += [dist.P2POp(dist.irecv, x, come, group) for x in received if x.numel()]
+    """Tensors on their way to ranks, and from ranks."""
+    ops = []
+    for do, tensors in ((dist.isend, sent), (dist.irecv, received)):
+        for rank, x in tensors:
+            if x.numel():
+                ops.append(dist.P2POp(do, x, dist.get_global_rank(group, rank), group))
     works: list[Any] = dist.batch_isend_irecv(ops) if ops else []
     return works
 

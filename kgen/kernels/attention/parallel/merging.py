@@ -1,4 +1,4 @@
-"""The kernels beside those of attention: they merge what parts of the keys give, and say what sinks take."""
+"""The kernel that merges what parts of the keys give."""
 
 from __future__ import annotations
 
@@ -26,45 +26,6 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
             out, lse, part, part_lse, *out.stride(), *lse.stride(), *part.stride(), *part_lse.stride(),
             heads, rows, D=columns, BLOCK_S=block, BLOCK_D=triton.next_power_of_2(columns), num_warps=4,
         )  # fmt: skip
-
-
-def products(out: Tensor, dout: Tensor) -> Tensor:
-    """The sum of out * dout of each row, float32: [B, H, S] of [B, H, S, D], [H, T] of [T, H, D]."""
-    packed = out.dim() == 3
-    if packed:
-        out, dout = out.transpose(0, 1)[None], dout.transpose(0, 1)[None]
-    batch, heads, rows, columns = out.shape
-    found = out.new_empty((batch, heads, rows), dtype=torch.float32)
-    block = 16 if out.device.type == "cuda" else 256
-    programs = triton.cdiv(rows, block) * heads * batch
-    if programs:
-        with torch.cuda.device_of(out):
-            _products_kernel[(programs,)](
-                out, dout, found, *out.stride(), *dout.stride(), heads, rows,
-                D=columns, BLOCK_S=block, BLOCK_D=triton.next_power_of_2(columns), num_warps=4,
-            )  # fmt: skip
-    return found[0] if packed else found
-
-
-@triton.jit(do_not_specialize=["H", "S"])  # type: ignore[untyped-decorator]
-def _products_kernel(  # type: ignore[no-untyped-def]
-    out_ptr, dout_ptr, found_ptr,
-    stride_ob, stride_oh, stride_os, stride_od, stride_gb, stride_gh, stride_gs, stride_gd,
-    H, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    tiles = tl.cdiv(S, BLOCK_S)
-    pid = tl.program_id(0)
-    tile, head = pid % tiles, (pid // tiles).to(tl.int64)
-    b, h = head // H, head % H
-    s = (tile * BLOCK_S + tl.arange(0, BLOCK_S)).to(tl.int64)
-    d = tl.arange(0, BLOCK_D)
-    live = s < S
-    both = live[:, None] & (d < D)[None, :]
-    out_tile = out_ptr + b * stride_ob + h * stride_oh + s[:, None] * stride_os + d[None, :] * stride_od
-    dout_tile = dout_ptr + b * stride_gb + h * stride_gh + s[:, None] * stride_gs + d[None, :] * stride_gd
-    out = tl.load(out_tile, mask=both, other=0.0).to(tl.float32)
-    dout = tl.load(dout_tile, mask=both, other=0.0).to(tl.float32)
-    tl.store(found_ptr + head * S + s, tl.sum(out * dout, 1), mask=live)
 
 
 @triton.jit(do_not_specialize=["H", "S"])  # type: ignore[untyped-decorator]

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 Interval = tuple[int, int]
@@ -187,8 +187,8 @@ class Pair:
 class Plan:
     """Who attends to what, and how keys come to where they are needed.
 
-    `gathered`: all keys go to all ranks at once. Else a rank takes from each other what it needs of its keys, one after
-    the other; `shared` are keys that all need, each sent once to all.
+    `gathered`: a rank takes what it needs of all others at once, each key to its place in the sequence. Else it takes
+    from one after the other; `shared` are keys that all need, each sent once to all.
     """
 
     q: Sharding
@@ -208,7 +208,7 @@ class Plan:
 
     def sent(self, kv_rank: int, q_rank: int) -> list[Interval]:
         """The keys that go from one rank to another alone."""
-        if kv_rank == q_rank or self.gathered:
+        if kv_rank == q_rank:
             return []
         return without(merged(p.kv for p in self.pairs_of(q_rank, kv_rank)), self.shared_by(kv_rank))
 
@@ -218,10 +218,45 @@ class Plan:
 
     def received(self, rank: int) -> int:
         """How many keys come to a rank."""
-        if self.gathered:
-            return self.kv.length - self.kv.local(rank)
         own = sum(hi - lo for other in range(self.ranks) for lo, hi in self.sent(other, rank))
         return own + sum(hi - lo for other, (lo, hi) in self.shared if other != rank)
+
+    def calls(self, rank: int) -> tuple[list[Pair], list[tuple[Interval, Interval]]]:
+        """Where keys are gathered: the pairs that a rank begins with, of its first run and its own keys, while others
+        come; and as few runs of queries and of keys, whoever has them, as the rest can be."""
+        if rank not in self._calls:
+            runs = self.q.parts[rank]
+            mine = [p for p in self.pairs if p.q_rank == rank]
+            first = [p for p in mine if p.kv_rank == rank and runs[0][0] <= p.q[0] and p.q[1] <= runs[0][1]]
+            rest = []
+            for lo, hi in runs:
+                of_run = [p for p in mine if lo <= p.q[0] and p.q[1] <= hi and p not in first]
+                for keys in merged(p.kv for p in of_run):
+                    seen = [p.q for p in of_run if keys[0] <= p.kv[0] and p.kv[1] <= keys[1]]
+                    rest.append(((min(a for a, _ in seen), max(z for _, z in seen)), keys))
+            self._calls[rank] = first, rest
+        return self._calls[rank]
+
+    def most_parts(self, rank: int) -> int:
+        """The most parts that a row of a rank has, of its output or of a gradient."""
+        if rank not in self._most_parts:
+            first, rest = self.calls(rank) if self.gathered else (self.pairs_of(rank, rank), [])
+            others = [p for p in self.pairs if p.q_rank == rank and p.kv_rank != rank]
+            queries = [p.q for p in first] + (
+                [q for q, _ in rest] if self.gathered else [p.q for p in others]
+            )
+            keys = [p.kv for p in first] + [keys for _, keys in rest]
+            senders = {p.q_rank for p in self.pairs if p.kv_rank == rank} - {rank}
+            self._most_parts[rank] = max(overlap(queries), overlap(keys) + len(senders))
+        return self._most_parts[rank]
+
+    @cached_property
+    def _calls(self) -> dict[int, tuple[list[Pair], list[tuple[Interval, Interval]]]]:
+        return {}
+
+    @cached_property
+    def _most_parts(self) -> dict[int, int]:
+        return {}
 
     @cached_property
     def _by_ranks(self) -> dict[tuple[int, int], list[Pair]]:
@@ -231,9 +266,15 @@ class Plan:
         return found
 
 
+def overlap(intervals: Sequence[Interval]) -> int:
+    """The most of them that have one position in common."""
+    ends = sorted([(lo, 1) for lo, _ in intervals] + [(hi, -1) for _, hi in intervals])
+    return max(accumulate(step for _, step in ends), default=0)
+
+
 def planned(q: Sharding, kv: Sharding, mask: Mask, few: int = 4096) -> Plan:
-    """The plan of a mask. Where ranks need most keys of most others, and there are `few` at each, they are gathered:
-    then what it takes to begin a transfer counts for more than how much is sent.
+    """The plan of a mask. Where ranks need most keys of most others, they are gathered if there are two ranks, or `few`
+    keys at each: then fewer and larger calls count for more than memory, and than beginning with what is there.
 
     Raises `ValueError` for shardings of different numbers of ranks.
     """
@@ -247,7 +288,8 @@ def planned(q: Sharding, kv: Sharding, mask: Mask, few: int = 4096) -> Plan:
     if q.ranks > 2 and 2 * needed <= most:
         return Plan(q, kv, pairs, shared=tuple(_shared(plan)))
     longest = max((kv.local(rank) for rank in ranks), default=0)
-    return Plan(q, kv, pairs, gathered=q.ranks > 1 and 2 * needed > most and longest <= few)
+    at_once = q.ranks == 2 or (q.ranks > 2 and longest <= few)
+    return Plan(q, kv, pairs, gathered=at_once and 2 * needed > most)
 
 
 def _pairs(q: Sharding, kv: Sharding, mask: Mask) -> Iterator[Pair]:

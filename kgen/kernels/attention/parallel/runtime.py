@@ -10,11 +10,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .exchange import Home, steps
-from .merging import products
-from .planning import Mask, Pair, Plan, Rows, Sharding, decoded, encoded, planned, runs
+from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, encoded, planned, runs, without
 from .sums import LOG2, Attended, Gradient, run_of
 
 
@@ -34,7 +32,8 @@ class Kernels:
     `module(q, v)` is the emitted file for such tensors, `name` its function. `views` are (name, buffer, sides): by
     dimension whose slice of a buffer it is, "q" or "kv", None where it is whole. `tensors` and `numbers` are what its
     operators take, in order; `places` those of them that say where the part stands. `learned` names the views with a
-    gradient, in the order of gradients. `keys` and `queries` are the ranges of a `Mask`, which read `reads`.
+    gradient, in the order of gradients. `keys` and `queries` are the ranges of a `Mask`, which read `reads`;
+    `sinks`: logits join the softmax, which one part of each row is handed.
     """
 
     module: Callable[[Tensor, Tensor], Any]
@@ -49,6 +48,7 @@ class Kernels:
     keys: Callable[..., Any]
     queries: Callable[..., Any] | None
     reads: tuple[str, ...]
+    sinks: bool = False
 
     @property
     def axis(self) -> int:
@@ -74,10 +74,8 @@ class Call:
 
     @property
     def few(self) -> bool:
-        """Whether no row of this rank has more than two parts of its output, or of a gradient."""
-        rank, pairs = self.rank, self.plan.pairs
-        mine = [p for p in pairs if p.q_rank == rank], [p for p in pairs if p.kv_rank == rank]
-        return not self.plan.shared and max(map(len, mine)) <= 2
+        """Whether no row of this rank has more than three parts of its output, or of a gradient."""
+        return not self.plan.shared and self.plan.most_parts(self.rank) <= 3
 
     @property
     def learned(self) -> list[str]:
@@ -104,9 +102,23 @@ class Call:
                 places[f"{side}_length"] = starts.diff()
         return packed, named | {name: places[name] for name in kernels.places}
 
-    def forward(self, pair: Pair, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def apart(self, pair: Pair, free: Sequence[Interval]) -> Iterator[tuple[Pair, Interval, bool]]:
+        """A pair, with its rows, and whether sinks join them: those rows of it do that are `free` of parts so far."""
+        rows = self.plan.q.rows(self.rank, *pair.q)
+        if not self.kernels.sinks:
+            yield pair, rows, False
+            return
+        ahead = pair.q[0] - rows[0]
+        for some, joined in ((free, True), (without([rows], free), False)):
+            for lo, hi in some:
+                yield replace(pair, q=(lo + ahead, hi + ahead)), (lo, hi), joined
+
+    def forward(
+        self, pair: Pair, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """out and the base-2 log-sum-exp of a pair."""
         packed, named = self.arguments(pair)
+        named |= {} if sinks is None else {"sinks": sinks}
         function = getattr(self.kernels.module(q, v), self.kernels.name)
         with torch.no_grad():
             out, lse = function(q, k, v, *packed, **named, scale=self.given["scale"], return_lse=True)
@@ -122,8 +134,9 @@ class Call:
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        sinks: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
-        """dq, dk and dv of a pair; and buffers with where in them a gradient is, and that gradient."""
+        """dq, dk and dv of a pair; and buffers with where in them a gradient is, and that gradient. Sinks are one."""
         packed, named = self.arguments(pair)
         module = self.kernels.module(q, v)
         lists: Sequence[Tensor] = ()
@@ -133,7 +146,7 @@ class Call:
             batch, heads, queries, _ = q.shape
             sizes = {"B": batch, "HQ": heads, "HKV": k.shape[1], "SQ": queries, "SK": k.shape[2]}
             lists = make(**{n: x for n, x in {**sizes, **named}.items() if n in asked})[1:]
-        tensors = [named[name] for name in self.kernels.tensors]
+        tensors = [*(named[name] for name in self.kernels.tensors), *([] if sinks is None else [sinks])]
         numbers = [named[name] for name in self.kernels.numbers]
         dq, dk, dv, *gradients = module._backward_op(
             dout, dlse, out, lse, q, k, v, *packed, *tensors, *lists, self.given["scale"], *numbers
@@ -142,7 +155,10 @@ class Call:
         places = {
             name: (buffer, tuple(runs[side] for side in sides)) for name, buffer, sides in self.kernels.views
         }
-        named_gradients = zip(self.kernels.learned, gradients, strict=True)
+        learned = self.kernels.learned
+        if sinks is not None:
+            learned, places = (*learned, "sinks"), {**places, "sinks": ("sinks", (slice(None),))}
+        named_gradients = zip(learned, gradients, strict=True)
         return dq, dk, dv, [(*places[name], gradient) for name, gradient in named_gradients]
 
     @contextmanager
@@ -164,12 +180,28 @@ class Call:
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
-    total = Attended((*q.shape[:-1], v.shape[-1]), q, call.kernels.axis, call.few)
+    axis, sunk = call.kernels.axis, _by_joining(sinks)
+    total = Attended((*q.shape[:-1], v.shape[-1]), q, axis, call.few)
     with call.agreeing():
-        for pair, keys, values in call.steps(k, v):
-            rows = call.plan.q.rows(call.rank, *pair.q)
-            total.add(rows, *call.forward(pair, run_of(q, call.kernels.axis, rows), keys, values))
-    return total.attended(sinks)
+        for whole, keys, values in call.steps(k, v):
+            free = total.free(call.plan.q.rows(call.rank, *whole.q))
+            for pair, rows, joined in call.apart(whole, free):
+                found = call.forward(pair, run_of(q, axis, rows), keys, values, sunk[joined])
+                total.add(rows, *found)
+    out, lse = total.attended()
+    if sinks is not None:
+        for rows in total.free((0, q.shape[axis])):
+            run_of(lse, -1, rows).copy_((sinks.float() / LOG2)[:, None].expand_as(run_of(lse, -1, rows)))
+    return out, lse
+
+
+def _by_joining(sinks: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """What kernels of parts are handed as sinks: logits that count for nothing, and those that there are."""
+    return (None, None) if sinks is None else (torch.full_like(sinks, NOTHING), sinks)
+
+
+NOTHING = -1e30
+"""A logit beside which every other is all: kernels have no softmax of nothing but minus infinity."""
 
 
 # --- backward ------------------------
@@ -183,38 +215,34 @@ def backward(
 
     lse is base-2, and dlse is of that.
     """
-    axis, given = call.kernels.axis, call.given
+    axis, given, sunk = call.kernels.axis, call.given, _by_joining(sinks)
     total_dq = Gradient(q, axis, call.few)
     own = Gradient(k, axis, call.few), Gradient(v, axis, call.few)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
     home = Home(call.plan, call.group, axis, own)
-    with call.agreeing():
-        for pair, keys, values in call.steps(k, v, home):
-            rows = call.plan.q.rows(call.rank, *pair.q)
-            dq, dk, dv, others = call.backward(
-                pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows),
-                run_of(out, axis, rows), run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
-            )  # fmt: skip
-            total_dq.add(rows, dq)
-            home.add(pair, dk, dv)
-            for buffer, place, gradient in others:
-                learned[buffer][place] += gradient
-    home.settle()
     if sinks is not None:
-        learned["sinks"] = _gradient_of_sinks(sinks, dout, dlse, out, lse)
+        learned["sinks"] = torch.zeros_like(sinks, dtype=torch.float32)
+    with call.agreeing():
+        for whole, keys, values in call.steps(k, v, home):
+            free = total_dq.free(call.plan.q.rows(call.rank, *whole.q))
+            for pair, rows, joined in call.apart(whole, free):
+                dq, dk, dv, others = call.backward(
+                    pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows),
+                    run_of(out, axis, rows), run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
+                    sunk[joined],
+                )  # fmt: skip
+                total_dq.add(rows, dq)
+                home.add(pair, dk, dv)
+                for buffer, place, gradient in others:
+                    learned[buffer][place] += gradient
+    home.settle()
+    if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is
+        for rows in total_dq.free((0, q.shape[axis])):
+            alone = run_of(dlse, -1, rows) / LOG2
+            learned["sinks"] += alone.sum(-1) if alone.dim() == 2 else alone.sum((0, 2))
     for gradient in learned.values() if reduce else ():
         dist.all_reduce(gradient, group=call.group)
     return total_dq.result(), own[0].result(), own[1].result(), learned
-
-
-def _gradient_of_sinks(sinks: Tensor, dout: Tensor, dlse: Tensor | None, out: Tensor, lse: Tensor) -> Tensor:
-    """[H] float32: a sink has no value, so it takes from every row what the row has."""
-    share = (sinks.float() / LOG2)[:, None].sub(lse).exp2().masked_fill(lse == -math.inf, 0.0)
-    delta = products(out, dout)
-    if dlse is not None:
-        delta = delta - dlse / LOG2
-    taken = -(share * delta)
-    return taken.sum(-1) if taken.dim() == 2 else taken.sum((0, 2))
 
 
 # --- agreement ------------------------

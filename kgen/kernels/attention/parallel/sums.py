@@ -30,8 +30,8 @@ class _Piece:
 class Sum:
     """A tensor of this shape, and of the dtype and device of `like`, that parts of its rows along `axis` add up to.
 
-    Rows that several parts cover are added up in float32; where `few` says that there are two at most, in their own
-    dtype, which then rounds as often.
+    Rows that several parts cover are added up in float32; where `few` says that there are three at most, in their own
+    dtype, which rounds once more, as each part was.
     """
 
     def __init__(self, shape: Sequence[int], like: Tensor, axis: int, few: bool = False) -> None:
@@ -64,13 +64,25 @@ class Sum:
 
     def result(self) -> Tensor:
         """All rows; zeros where no part was."""
-        total = self.whole
-        if total is None:
-            missing = self.free((0, self.shape[self.axis]))
-            total = (self.like.new_zeros if missing else self.like.new_empty)(self.shape)
+        if self.whole is None:
+            return self.rows((0, self.shape[self.axis]))
         for piece in self.pieces:
             if not piece.in_place:
-                run_of(total, self.axis, piece.rows).copy_(piece.tensor)
+                run_of(self.whole, self.axis, piece.rows).copy_(piece.tensor)
+        return self.whole
+
+    def rows(self, rows: Interval) -> Tensor:
+        """Some rows; a view where one part has them all."""
+        inside = [(max(p.rows[0], rows[0]), min(p.rows[1], rows[1]), p) for p in self.pieces]
+        pieces = [piece.cut((lo, hi), self.axis) for lo, hi, piece in inside if lo < hi]
+        if len(pieces) == 1 and pieces[0].rows == rows:
+            return pieces[0].tensor.to(self.like.dtype)
+        shape = [*self.shape]
+        shape[self.axis] = rows[1] - rows[0]
+        total = (self.like.new_zeros if self.free(rows) else self.like.new_empty)(shape)
+        for piece in pieces:
+            lo, hi = piece.rows
+            run_of(total, self.axis, (lo - rows[0], hi - rows[0])).copy_(piece.tensor)
         return total
 
 
@@ -111,15 +123,9 @@ class Attended(Sum):
             self.lse = self.like.new_full(rows, -math.inf, dtype=torch.float32)
         return self.lse
 
-    def attended(self, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Of all keys, and of the logits [H] that join the softmax of each row; zeros and -inf where there are none."""
-        out, lse = self.result(), self._lse()
-        if sinks is None:
-            return out, lse
-        total = torch.logaddexp2(lse, (sinks.float() / LOG2)[:, None])
-        weight = (lse - total).exp2().masked_fill(total == -math.inf, 0.0)
-        out.mul_((weight.t() if out.dim() == 3 else weight)[..., None])
-        return out, total
+    def attended(self) -> tuple[Tensor, Tensor]:
+        """Of all keys; zeros and -inf where there are none."""
+        return self.result(), self._lse()
 
 
 def run_of(x: Tensor, axis: int, rows: Interval) -> Tensor:

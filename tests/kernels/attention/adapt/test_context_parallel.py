@@ -42,6 +42,7 @@ SPECS = {
     "bias": "buffers: {bias: {shape: [HQ, SQ, SK], dtype: fp32, grad: true}}\n"
     "score_mod: score + bias[h, q_idx, kv_idx]",
     "sinks": "gqa: 2\nsinks: true\nparams: {cap: 5.0}\nscore_mod: cap * tanh(score / cap)\nmask_mod: q_idx >= kv_idx",
+    "sunk": "sinks: true\nmask_mod: q_idx > kv_idx + 40",
     "ends": "align: end\nmask_mod: q_idx >= kv_idx\nscore_mod: score * (1 + SK / 1000)",
     "packed": "varlen: true\ngqa: any\nmask_mod: q_idx + SK - SQ >= kv_idx",
     "cache": "passes: [forward]\nlengths: {kv: {per_batch: true}}\nmask_mod: q_idx >= kv_idx",
@@ -58,6 +59,7 @@ CALLS = [
     ("learned", 2, {}, {"gathered": True}),
     ("bias", 2, {}, {"gathered": False}),
     ("sinks", 3, {}, {"gathered": False}),
+    ("sunk", 3, {}, {"sharding": "head_tail", "gathered": True}),
     ("ends", 2, {"sq": 50, "sk": 70}, {"gathered": False}),
     ("packed", 3, {"packed": PACKED}, {"sharding": "by_cost", "gathered": False}),
     ("cache", 2, {"sq": 40, "sk": 70}, {}),
@@ -129,7 +131,7 @@ def test_ranks_give_what_one_gives(number: int, calls: list[list[dict[str, Any]]
     name = CALLS[number][0]
     rows = calls[number]
     wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
-    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}, "sinks": {"dsinks"}}.get(name, set())
+    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}, "sinks": {"dsinks"}, "sunk": {"dsinks"}}.get(name, set())
     assert {row["name"] for row in rows} == wanted
     assert all(row["ok"] for row in rows), rows
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -95,12 +96,35 @@ def test_every_pair_that_is_allowed_is_attended_to_once(
         assert plan.q.rows(pair.q_rank, *pair.q)
         assert plan.kv.rows(pair.kv_rank, *pair.kv)
     assert decoded(encoded(plan)) == plan
-    if not plan.gathered:  # what is sent is what is attended to
-        for source, target in itertools.permutations(range(ranks), 2):
-            there = merged([*plan.sent(source, target), *plan.shared_by(source)])
-            wanted = merged(p.kv for p in plan.pairs_of(target, source))
-            assert not without(wanted, there)
-            assert not without(plan.sent(source, target), wanted)
+    for source, target in itertools.permutations(range(ranks), 2):  # what is sent is what is attended to
+        there = merged([*plan.sent(source, target), *plan.shared_by(source)])
+        wanted = merged(p.kv for p in plan.pairs_of(target, source))
+        assert not without(wanted, there)
+        assert not without(plan.sent(source, target), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks, st.integers(1, 90), st.integers(2, 5), st.sampled_from(SHARDINGS))
+def test_calls_of_gathered_keys_are_of_keys_that_are_there(
+    mask: Mask, length: int, ranks: int, name: str
+) -> None:
+    sharding = sharded(name, mask, length, ranks)
+    plan = replace(planned(sharding, sharding, mask), gathered=True, shared=())
+    seen = np.zeros((length, length), int)
+    for rank in range(ranks):
+        first, rest = plan.calls(rank)
+        there = merged([*sharding.parts[rank], *(x for o in range(ranks) for x in plan.sent(o, rank))])
+        rows = np.zeros((2, length), int)
+        for q, kv in [(p.q, p.kv) for p in first] + rest:
+            assert plan.q.rows(rank, *q)
+            assert not without([kv], there)
+            seen[slice(*q), slice(*kv)] += 1
+            rows[0, slice(*q)] += 1
+            rows[1, slice(*kv)] += 1
+        own = [x for run in sharding.parts[rank] for x in range(*run)]
+        assert max(rows[0].max(), rows[1, own].max(initial=0)) <= plan.most_parts(rank)
+    assert seen.max(initial=0) <= 1
+    assert (seen >= allowed(mask, length)).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -154,9 +178,11 @@ def test_what_all_need_is_sent_once() -> None:
 
 
 def test_few_keys_that_all_need_are_gathered() -> None:
-    for length, gathered in ((4 * 4096, True), (4 * 4097, False)):
-        sharding = head_tail(length, 4)
+    for length, ranks, gathered in ((4 * 4096, 4, True), (4 * 4097, 4, False), (99999, 2, True)):
+        sharding = head_tail(length, ranks)
         assert planned(sharding, sharding, CAUSAL).gathered is gathered
+    # Of head and tail only the tail sees what comes: one call, and none for what is sent in pieces.
+    assert planned(head_tail(400, 2), head_tail(400, 2), CAUSAL).calls(0)[1] == [((300, 400), (0, 400))]
     assert not planned(contiguous(100, 1), contiguous(100, 1), CAUSAL).gathered
 
 
