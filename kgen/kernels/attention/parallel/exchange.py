@@ -171,60 +171,57 @@ def steps(
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """Pairs of this rank with their keys and values: first its own, then those of others.
 
-    Nothing is sent before all have `agreed`, which is heard while this rank is at its own. What a step takes was asked
-    for before the step ahead of it, so that it comes while that one computes. `home` gets the gradients of a step as
-    soon as it is over.
+    Nothing is sent before all have `agreed`. What a step takes was asked for before the step ahead of it, so that it
+    comes while that one computes: kernels that have all of a GPU leave nothing to a transfer that begins after them.
+    `home` gets the gradients of a step as soon as it is over.
     """
     rank, ranks = dist.get_rank(group), plan.ranks
-    beside = Beside(k)
     if plan.gathered:
-        yield from _gathered_pairs(plan, group, axis, k, v, beside, agreed, home)
+        yield from _gathered_pairs(plan, group, axis, k, v, agreed, home)
         return
+    others = [other for other in range(ranks) if other != rank]
+    leaving = {
+        interval: [run_of(x, axis, plan.kv.rows(rank, *interval)).contiguous() for x in (k, v)]
+        for interval in [*plan.shared_by(rank), *(run for other in others for run in plan.sent(rank, other))]
+    }
+    agreed()
+    beside = Beside(k)
+    shared = _Shared(plan, group, axis, k, v, leaving, beside)
+    next_step = _Step(plan, group, axis, k, v, leaving, beside, 1) if ranks > 1 else None
     for pair in plan.pairs_of(rank, rank):
         rows = plan.kv.rows(rank, *pair.kv)
         yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
-    agreed()
-    shared = _Shared(plan, group, axis, k, v, beside)
-    next_step = _Step(plan, group, axis, k, v, beside, 1) if ranks > 1 else None
     yield from shared.pairs(home)
     for number in range(1, ranks):
         step = next_step
         assert step is not None
-        next_step = _Step(plan, group, axis, k, v, beside, number + 1) if number + 1 < ranks else None
+        further = number + 1 < ranks
+        next_step = _Step(plan, group, axis, k, v, leaving, beside, number + 1) if further else None
         yield from step.pairs(home)
         if home is not None:
             home.send(number, k, v)
+
+
+Leaving = dict[Interval, list[Tensor]]
+"""Keys and values of a rank, in one piece each."""
 
 
 class _Step:
     """The exchange of keys in one step: to the rank that many behind this one, from the one as many ahead."""
 
     def __init__(
-        self,
-        plan: Plan,
-        group: dist.ProcessGroup,
-        axis: int,
-        k: Tensor,
-        v: Tensor,
-        beside: Beside,
-        number: int,
-    ) -> None:
+        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, leaving: Leaving,
+        beside: Beside, number: int,
+    ) -> None:  # fmt: skip
         rank, ranks = dist.get_rank(group), plan.ranks
         self.plan, self.axis, self.rank, self.beside = plan, axis, rank, beside
         self.source, target = (rank - number) % ranks, (rank + number) % ranks
         self.intervals = plan.sent(self.source, rank)
+        sent = [(target, x) for interval in plan.sent(rank, target) for x in leaving[interval]]
         with beside.stream():
-            # What is sent must live until it has left.
-            self.sent = [
-                run_of(x, axis, plan.kv.rows(rank, *interval)).contiguous()
-                for interval in plan.sent(rank, target)
-                for x in (k, v)
-            ]
             self.keys = [tuple(like(x, axis, hi - lo) for x in (k, v)) for lo, hi in self.intervals]
             self.received = [x for pair in self.keys for x in pair]
-            self.works = _exchanged(
-                group, [(target, x) for x in self.sent], [(self.source, x) for x in self.received]
-            )
+            self.works = _exchanged(group, sent, [(self.source, x) for x in self.received])
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
@@ -249,17 +246,15 @@ class _Shared:
     """Keys that all ranks need, sent to all at once."""
 
     def __init__(
-        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, beside: Beside
-    ) -> None:
+        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, leaving: Leaving,
+        beside: Beside,
+    ) -> None:  # fmt: skip
         self.plan, self.axis, self.rank, self.beside = plan, axis, dist.get_rank(group), beside
         self.here, self.works = [], []
         with beside.stream():
             for source, (lo, hi) in plan.shared:
-                if source == self.rank:
-                    rows = plan.kv.rows(source, lo, hi)
-                    keys = tuple(run_of(x, axis, rows).contiguous() for x in (k, v))
-                else:
-                    keys = tuple(like(x, axis, hi - lo) for x in (k, v))
+                own = source == self.rank
+                keys = tuple(leaving[lo, hi] if own else (like(x, axis, hi - lo) for x in (k, v)))
                 for x in keys:
                     root = dist.get_global_rank(group, source)
                     self.works.append(dist.broadcast(x, root, group=group, async_op=True))
@@ -287,19 +282,29 @@ def _gathered_pairs(
     axis: int,
     k: Tensor,
     v: Tensor,
-    beside: Beside,
     agreed: Callable[[], None],
     home: Home | None,
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
     rank, ranks = dist.get_rank(group), plan.ranks
     first, rest = plan.calls(rank)
+    others = [other for other in range(ranks) if other != rank]
+    leaving = [(other, interval) for other in others for interval in plan.sent(rank, other)]
+    coming = [(other, interval) for other in others for interval in plan.sent(other, rank)]
+    whole = [empty_rows_first(x, axis, plan.kv.length) for x in (k, v)]
+    used = merged([*(keys for _, keys in rest), *(interval for _, interval in leaving)])
+    for own in (run for part in plan.kv.parts[rank] for run in merged(used, *part)):
+        for x, everything in zip((k, v), whole, strict=True):
+            rows = run_of(x, axis, plan.kv.rows(rank, *own))
+            run_of(everything, 0, own).copy_(rows.movedim(axis, 0))
+    agreed()
+    beside = Beside(k)
     with beside.stream():
-        whole = [empty_rows_first(x, axis, plan.kv.length) for x in (k, v)]
-        for own in plan.kv.parts[rank]:
-            for x, everything in zip((k, v), whole, strict=True):
-                rows = run_of(x, axis, plan.kv.rows(rank, *own))
-                run_of(everything, 0, own).copy_(rows.movedim(axis, 0))
+        sent, received = (
+            [(other, run_of(x, 0, interval)) for other, interval in which for x in whole]
+            for which in (leaving, coming)
+        )
+        works = _exchanged(group, sent, received)
     if home is not None:
         few = plan.most_parts(rank) <= 3
         placed = [x.movedim(0, axis) for x in whole]
@@ -307,20 +312,7 @@ def _gathered_pairs(
     for pair in first:
         rows = plan.kv.rows(rank, *pair.kv)
         yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
-    agreed()
-    others = [other for other in range(ranks) if other != rank]
-    sent, received = (
-        [
-            (other, run_of(x, 0, interval))
-            for other in others
-            for interval in plan.sent(*((rank, other) if away else (other, rank)))
-            for x in whole
-        ]
-        for away in (True, False)
-    )
-    with beside.stream():
-        works = _exchanged(group, sent, received)
-    beside.wait(works, whole)
+    beside.wait(works, [])
     for queries, keys in rest:
         # Whose keys these are is of no matter.
         yield Pair(rank, rank, queries, keys), *(run_of(x, 0, keys).movedim(0, axis) for x in whole)

@@ -64,13 +64,9 @@ class Call:
     plan: Plan
     group: dist.ProcessGroup
     given: dict[str, Any]
+    rank: int
     agreed: Callable[[], None]
     """Raises `Disagreement` on all ranks where they differ."""
-
-    @property
-    def rank(self) -> int:
-        """This one."""
-        return int(dist.get_rank(self.group))
 
     @property
     def few(self) -> bool:
@@ -172,7 +168,9 @@ class Call:
 
     def steps(self, k: Tensor, v: Tensor, home: Home | None = None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """Pairs of this rank with their keys and values: first its own, then those of others."""
-        return steps(self.plan, self.group, self.kernels.axis, k, v, self.agreed, home)
+        # Who is gone in backward is noticed at its end: all else was agreed upon in forward.
+        agreed = self.agreed if home is None else lambda: None
+        return steps(self.plan, self.group, self.kernels.axis, k, v, agreed, home)
 
 
 # --- forward ------------------------
@@ -235,7 +233,8 @@ def backward(
                 home.add(pair, dk, dv)
                 for buffer, place, gradient in others:
                     learned[buffer][place] += gradient
-    home.settle()
+        home.settle()
+        call.agreed()
     if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is
         for rows in total_dq.free((0, q.shape[axis])):
             alone = run_of(dlse, -1, rows) / LOG2
@@ -267,7 +266,7 @@ def called(
     Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)
-    axis = kernels.axis
+    axis, rank = kernels.axis, dist.get_rank(ranks)
     shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
     plan = None if numbers is None else decoded_once(tuple(numbers.tolist()))
     lengths = q.shape[axis], k.shape[axis]
@@ -285,7 +284,7 @@ def called(
         q_sharding, kv_sharding = (runs([pair[i] for pair in words.heard()]) for i in (0, 1))
         plan = _by_default(kernels, q_sharding, kv_sharding, q, k, given)
         _check(kernels, plan, given)
-        return Call(kernels, plan, ranks, given, lambda: None)
+        return Call(kernels, plan, ranks, given, rank, lambda: None)
 
     def agreed() -> None:
         heard = words.heard()
@@ -297,11 +296,10 @@ def called(
                 f"the plan is for queries and keys of {wanted}, by rank, and there are {heard}"
             )
 
-    rank = dist.get_rank(ranks)
     if rank >= plan.ranks or (plan.q.local(rank), plan.kv.local(rank)) != lengths:
         agreed()
     _check(kernels, plan, given)
-    return Call(kernels, plan, ranks, given, agreed)
+    return Call(kernels, plan, ranks, given, rank, agreed)
 
 
 def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
@@ -394,7 +392,7 @@ def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
 class Words:
     """What a rank says of its call: the numbers of its queries and keys, and what all have to say alike.
 
-    It goes out at once, and what the others say is heard later.
+    It goes out at once, and what the others say is heard when it has to be.
     """
 
     def __init__(
