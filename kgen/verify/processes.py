@@ -148,11 +148,16 @@ def _tail(stderr: Any, size: int = 1500) -> str:
     return f": {text}" if text else ""
 
 
+def importing_from(*paths: object) -> str:
+    """PYTHONPATH of these that are there."""
+    return os.pathsep.join(str(path) for path in paths if path)
+
+
 def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     environment = dict(os.environ)
     # `-m kgen...` must find this kgen, installed or not.
     root = str(Path(kgen.__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(p for p in (root, environment.get("PYTHONPATH")) if p)
+    environment["PYTHONPATH"] = importing_from(root, environment.get("PYTHONPATH"))
     for name, value in changes.items():
         if value is None:
             environment.pop(name, None)

@@ -33,7 +33,9 @@ def fuzz(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="A GPU, or the interpreters of Triton and Gluon.")
     ] = "cpu",
-    record: Annotated[bool, typer.Option(help="Enter them in tests/fuzzing/seeds.json, or seeds_cuda.json.")] = True,
+    record: Annotated[
+        bool, typer.Option(help="Enter them in tests/fuzzing/seeds.json, or seeds_cuda.json.")
+    ] = True,
     ray: Ray = None,
     shard: PartOf = None,
     output: Annotated[

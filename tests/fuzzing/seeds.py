@@ -14,7 +14,7 @@ from fuzzing.drawing import drawn
 from fuzzing.running import LIMIT, Outcome, smaller, tried, written
 from kgen.verify.farm.tasks import Messages, Task
 from kgen.verify.interpreter import ENVIRONMENT
-from kgen.verify.processes import WorkerError, messages, serve
+from kgen.verify.processes import WorkerError, importing_from, messages, serve
 
 OF_A_TASK = 50
 """Seeds: a process takes seconds to import torch and triton, and does not give back all of its memory."""
@@ -47,7 +47,7 @@ def outcomes(job: Seeds, instead: Messages | None = None) -> Iterator[dict[str, 
     """A row for each seed; one that takes its process along is a crash, and another process goes on after it."""
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
     interpreted = ENVIRONMENT if job.device == "cpu" else {}
-    environment = {**interpreted, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = {**interpreted, "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH"))}
     left = list(job.seeds)
     while left:
         trouble = "ended before its last seed"

@@ -14,7 +14,7 @@ from typing import IO, Any
 import kgen
 from kgen.verify.farm.tasks import Messages, Task
 from kgen.verify.interpreter import ENVIRONMENT
-from kgen.verify.processes import WorkerError, messages, serve
+from kgen.verify.processes import WorkerError, importing_from, messages, serve
 from mutating.operators import Mutant
 from mutating.reasons import reason
 from mutating.running import ERROR, File, Outcome, compiled, tried
@@ -48,7 +48,7 @@ def tasks(file: File, drawn: Sequence[Mutant]) -> list[Task]:
 def outcomes(job: Mutants, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
     """A row for each mutant. Those of a worker that is lost are `lost`: a mutant runs in a process of its own."""
     paths = (Path(kgen.__file__).parents[1], Path(__file__).parents[1])
-    environment = {**ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    environment = {**ENVIRONMENT, "PYTHONPATH": importing_from(*paths, os.environ.get("PYTHONPATH"))}
     said, trouble = 0, "ended before its last mutant"
     try:
         for message in (instead or messages)("mutating.mutants", job, 6.0 * SECONDS, environment):

@@ -25,6 +25,7 @@ from kgen.render.environment import template_root
 from kgen.verify.farm.address import ADDRESS, AUTO, is_address
 from kgen.verify.farm.packing import PACKAGE, Packed, Refused, pack, package_digest, unpack
 from kgen.verify.farm.tasks import NODE, Done, Heard, Row, Task, lost, nobody
+from kgen.verify.processes import importing_from
 from kgen.verify.toolchain import require
 
 LOST = 3
@@ -162,8 +163,7 @@ def _do(packed: Packed) -> tuple[tuple[str, ...], str, list[Row], str]:
         place = str(_beside() / name)
         if place not in sys.path:
             sys.path.insert(0, place)
-            paths = (place, os.environ.get("PYTHONPATH"))
-            os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+            os.environ["PYTHONPATH"] = importing_from(place, os.environ.get("PYTHONPATH"))
     with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
         try:
             task = unpack(packed, Path(folder))

@@ -131,7 +131,9 @@ def test_ranks_give_what_one_gives(number: int, calls: list[list[dict[str, Any]]
     name = CALLS[number][0]
     rows = calls[number]
     wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
-    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}, "sinks": {"dsinks"}, "sunk": {"dsinks"}}.get(name, set())
+    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}, "sinks": {"dsinks"}, "sunk": {"dsinks"}}.get(
+        name, set()
+    )
     assert {row["name"] for row in rows} == wanted
     assert all(row["ok"] for row in rows), rows
 
