@@ -6,7 +6,7 @@ scaled_dot_product_attention. All take turns in one process group, as often as `
 in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. `alone` are
 times of a call that the GPUs had to wait for. Prints medians, efficiency (time on one / ranks x time over ranks), and
 the bytes that ranks took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`.
-`--device cpu` is a dry run of short sequences in Triton's interpreter.
+`--device cpu` is a dry run of short sequences in Triton's interpreter. `--plot FILE` draws what was measured before.
 """
 
 from __future__ import annotations
@@ -57,7 +57,13 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--calls", type=int, default=10)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help="A context_parallel.json: draw it, run nothing."
+    )
     options = parser.parse_args()
+    if options.plot:
+        plot(options.plot)
+        return
     if options.device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     import torch
@@ -94,6 +100,32 @@ def write(rows: list[dict[str, Any]], output: Path) -> None:
     found = {"device": device, "ranks": dist.get_world_size(), "versions": versions}
     kept = [row for row in before if row["run"] not in now]
     path.write_text(json.dumps({**found, "rows": kept + rows}, indent=1) + "\n")
+
+
+def plot(path: Path) -> None:
+    """How many times as fast as one GPU ranks are, by run, beside the figures."""
+    from kgen.bench.plotting import bars, pyplot, save
+
+    found = json.loads(path.read_text())
+    names = {"ranks": "kgen", "context_parallel": "PyTorch's context_parallel"}
+    series = {
+        label: {
+            row["run"]: row["milliseconds"]["one"] / row["milliseconds"][name]
+            for row in found["rows"]
+            if name in row["milliseconds"]
+        }
+        for name, label in names.items()
+    }
+    groups = [row["run"] for row in found["rows"]]
+    figure, axis = pyplot().subplots(figsize=(10, 3.6))
+    bars(axis, groups, series, "%.2f")
+    axis.axhline(found["ranks"], color="grey", linewidth=0.8, linestyle="--")
+    axis.set_xticks(range(len(groups)), groups, fontsize=8)
+    axis.set_ylabel(f"x one GPU, {found['ranks']} ranks")
+    axis.set_title(f"Context parallel, forward and backward, on {found['device']}", fontsize=10)
+    axis.legend(fontsize=8, frameon=False, loc="upper center", ncols=2)
+    axis.set_ylim(0, found["ranks"] * 1.2)
+    save(figure, path.with_suffix(".png"))
 
 
 def shared_folder() -> Path:
