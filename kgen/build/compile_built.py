@@ -5,7 +5,6 @@ JOB is a pickled `BuildJob`. Standard output carries a JSON line for each cubin,
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 import traceback
@@ -76,15 +75,11 @@ def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
         for i, (name, kind) in enumerate(source.signature.items())
     ]
     registers, spills = resources(cubin)
-    digest = hashlib.sha256(cubin).hexdigest()
-    file = f"cubins/{launch.function.fn.__name__.strip('_')}-{digest[:16]}.cubin"
     row = {
         "kernel": launch.function.fn.__name__,
         "arch": build.job.arch,
         "capability": build.job.capability,
-        "file": file,
-        "sha256": digest,
-        "bytes": len(cubin),
+        **build.keep(launch.function.fn.__name__, cubin),
         "symbol": meta.name,
         "options": {n: v for n, v in launch.options.items() if n != "enable_fp_fusion"},
         "arguments": arguments,
@@ -104,9 +99,6 @@ def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
     sizes = [struct.calcsize(form) for form in Cubin(build.folder, row).forms]
     if sizes != [size for _, size in row["parameters"]]:
         raise AssertionError(f"arguments of {sizes} bytes for parameters {row['parameters']}")
-    path = build.folder / file
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(cubin)
     return row
 
 

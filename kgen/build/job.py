@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kgen.verify.compiling import CompileJob
 
@@ -16,3 +18,12 @@ class BuildJob:
     job: CompileJob
     sizes: Mapping[str, Sequence[int]]
     folder: Path
+
+    def keep(self, kernel: str, cubin: bytes) -> dict[str, Any]:
+        """Write machine code to the folder; what a manifest says of the file."""
+        digest = hashlib.sha256(cubin).hexdigest()
+        file = f"cubins/{kernel.strip('_')}-{digest[:16]}.cubin"
+        path = self.folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cubin)
+        return {"file": file, "sha256": digest, "bytes": len(cubin)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,16 @@ from typing import Any
 from kgen.build.job import BuildJob
 from kgen.build.native import FOLDER, native_of, write_native
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.render.rendering import render_package
 from kgen.targets import sources
 from kgen.targets.native import Native
 from kgen.verify import ledger
 from kgen.verify.compiling import CompileJob, capability
-from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.emitted import Emitted, parts, require_emitted
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, require, versions
+from kgen.verify.verifying import altered, manifest_of
 
 ARCHS = ("sm_80", "sm_90a")
 SIZES: Mapping[str, Sequence[int]] = {
@@ -31,17 +33,24 @@ SIZES: Mapping[str, Sequence[int]] = {
 }
 """Of what a spec leaves open: query heads for a KV head, sequences that decode at a time (rounded up to a power of
 two), the width of a norm, its heads."""
-SOURCES = ("triton.py", "hopper.py")
-RUNTIME = Path(__file__).parent / "runtime.py"
+COMPILERS = {"triton": "kgen.build.compile_built", "cuda": "kgen.build.compile_cuda"}
+"""The targets whose files are built, and what makes machine code of one: `python -m`."""
+RUNTIMES = {"triton": ("runtime.py", "_runtime.py"), "cuda": ("runtime_cuda.py", "_runtime_cuda.py")}
+"""What loads and launches it, here and in a package."""
+SOURCES = "sources"
+"""The folder of a package that has the emitted files."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
-_INIT = '''"""{name}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."""
+_INIT = (
+    """{name}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."""
+)
+_LAUNCHER = '''"""What sources/{stem}.py offers, whose kernels are machine code here: see manifest.json."""
 
 from pathlib import Path
 
-from ._runtime import Package
+from .{runtime} import Package
 
-_launcher = Package(__name__, Path(__file__).parent).load()
+_launcher = Package(__package__, Path(__file__).parent).load()
 {exports}
 
 __all__ = [{quoted}]
@@ -58,23 +67,28 @@ def build_specs(
     timeout: float = 600.0,
     progress: Progress | None = None,
     *,
+    targets: Collection[str] | None = None,
     c: bool = False,
 ) -> list[dict[str, Any]]:
-    """Build a package of each spec under `out`, of the Triton files as they were rendered; no GPU is needed. With `c`
-    it has calls from C, too.
+    """Build a package of each spec under `out`, of its files in Triton and CUDA as they were rendered; no GPU is
+    needed. `targets` leaves out the files of others. With `c` it has calls from C, too.
 
     Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
     kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was
-    there. `timeout` is in seconds, for one kernel. Raises `KgenError` for a spec that is not rendered or has no Triton
-    file or no calls from C, and for an unknown architecture, `MissingError` without torch and triton.
+    there. `timeout` is in seconds, for one kernel. Raises `KgenError` for a spec that is not rendered or has no file
+    to build or no calls from C, and for an unknown architecture, `MissingError` without torch, triton or the package
+    of a target.
     """
     archs = list(dict.fromkeys(archs))
     for arch in archs:
         capability(arch)
     require("torch", "triton")
-    files = [(one, _file(generated, one)) for one in loaded]
-    natives = {one.folder: native_of(one, sizes) for one in loaded if c}
-    tasks = [(one, file, arch) for one, file in files for arch in archs]
+    specs = [(one, _files(generated, one, targets)) for one in loaded]
+    for runtime in {file.runtime: None for _, files in specs for file in files}:
+        if runtime.needs:
+            require(runtime.needs, extra=runtime.extra)
+    natives = {one.folder: native_of(one, sizes) for one, files in specs if c and _for_c(one, files)}
+    tasks = [(one, file, arch) for one, files in specs for arch in archs for file in files]
     done: list[int] = []
 
     def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
@@ -82,17 +96,20 @@ def build_specs(
         rows = list(_compiled(one, file, arch, sizes, _unfinished(out, one.folder), timeout))
         done.append(1)
         if progress is not None:
-            progress(len(done), len(tasks), f"{one.folder} {arch}")
+            progress(len(done), len(tasks), f"{one.folder} {file.stem} {arch}")
         return rows
 
-    for one, _ in files:
+    for one, _ in specs:
         shutil.rmtree(_unfinished(out, one.folder), ignore_errors=True)
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     with threads(jobs) as pool:
-        found = dict(zip([(one.folder, arch) for one, _, arch in tasks], pool.map(run, tasks), strict=True))
-    for one, file in files:
+        for (one, _, arch), rows in zip(tasks, pool.map(run, tasks), strict=True):
+            found.setdefault((one.folder, arch), []).extend(rows)
+    for one, files in specs:
         rows = [row for arch in archs for row in found[one.folder, arch]]
         if not any(row["error"] for row in rows):
-            _write(one, file, rows, archs, sizes, out, natives.get(one.folder))
+            asked = {"archs": archs, "sizes": sizes, "targets": targets}
+            _write(one, files, rows, asked, out, natives.get(one.folder))
         shutil.rmtree(_unfinished(out, one.folder), ignore_errors=True)
     return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
 
@@ -101,39 +118,47 @@ def stale(loaded: Sequence[Any], generated: Path, out: Path) -> list[str]:
     """Which packages are not there, or not of what is rendered and installed now, each as a sentence."""
     said = []
     for one in loaded:
-        folder = out / one.folder
-        if not (folder / "manifest.json").exists():
+        if not (out / one.folder / "manifest.json").exists():
             said.append(f"{one.folder}: not built")
             continue
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        said += [f"{one.folder}: {why}" for why in _stale(manifest, folder, _file(generated, one))]
+        manifest = manifest_of(out, one.folder)
+        files = _files(generated, one, manifest.get("targets"))
+        said += [f"{one.folder}: {why}" for why in _stale(manifest, files)]
+        said += [f"{one.folder}: {name} is not what was built" for name in altered(out, one.folder)]
     return said
 
 
-def _stale(manifest: Mapping[str, Any], folder: Path, file: Emitted) -> Iterator[str]:
-    if manifest["sources"] != _hashes(file.path.parent):
+def _stale(manifest: Mapping[str, Any], files: Sequence[Emitted]) -> Iterator[str]:
+    if manifest["sources"] != _hashes(files):
         yield "built from other files"
-    if manifest["runtime"] != _sha256(RUNTIME):
+    if manifest.get("runtimes") != _runtimes(files):
         yield "built by another kgen"
-    if manifest["compilers"] != _compilers():
-        yield f"built with Triton {manifest['triton']}, and here is {_compilers()['triton']}"
-    for row in manifest["kernels"]:
-        path = folder / row["file"]
-        if not path.exists() or _sha256(path) != row["sha256"]:
-            yield f"{row['file']} is not what was built"
-    for name, digest in manifest["files"].items():
-        if not (folder / name).exists() or _sha256(folder / name) != digest:
-            yield f"{name} is not what was built"
+    here = _compilers(files)
+    for tool, version in manifest["compilers"].items():
+        if version != here.get(tool):
+            yield f"built with {tool} {version}, and here is {here.get(tool, 'none')}"
 
 
-def _file(generated: Path, loaded: Any) -> Emitted:
-    for file in require_emitted(generated, loaded):
-        if file.path.name == "triton.py":
-            return file
-    message = f"spec `{loaded.folder}` has no Triton file to build"
-    raise KgenError(
-        Diagnostic("nothing-to-build", message, file=str(loaded.path), hint="add `triton` to `targets`")
-    )
+def _files(generated: Path, loaded: Any, targets: Collection[str] | None) -> list[Emitted]:
+    """The emitted files of a spec that are built. Raises `KgenError` where there is none."""
+    files = [
+        file
+        for file in require_emitted(generated, loaded)
+        if file.target in COMPILERS and (targets is None or file.target in targets)
+    ]
+    if files:
+        return files
+    message = f"spec `{loaded.folder}` has no file to build of the targets {', '.join(targets or COMPILERS)}"
+    hint = f"targets that are built: {', '.join(COMPILERS)}"
+    raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
+
+
+def _for_c(loaded: Any, files: Sequence[Emitted]) -> bool:
+    """Raises `KgenError` where there are no kernels that C launches: these are Triton's."""
+    if any(file.target == "triton" for file in files):
+        return True
+    message, hint = f"`{loaded.spec.name}` has no kernels in Triton, which C launches", "leave `--c` out"
+    raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint=hint))
 
 
 def _unfinished(out: Path, name: str) -> Path:
@@ -143,51 +168,53 @@ def _unfinished(out: Path, name: str) -> Path:
 def _compiled(
     loaded: Any, file: Emitted, arch: str, sizes: Mapping[str, Sequence[int]], folder: Path, timeout: float
 ) -> Iterator[Mapping[str, Any]]:
-    job = CompileJob(problem_of(loaded), replace(file, path=file.path.resolve()), arch)
+    job = CompileJob(problem_of(loaded, file.target), replace(file, path=file.path.resolve()), arch)
     build = BuildJob(job, sizes, folder.resolve())
     # Places of files are no part of what is built.
     environment = {"TRITON_INTERPRET": None, "TRITON_DISABLE_LINE_INFO": "1"}
     found = 0
     try:
-        for row in messages("kgen.build.compile_built", build, timeout, environment):
+        for row in messages(COMPILERS[file.target], build, timeout, environment):
             found += 1
-            yield row
+            yield {"target": file.target, **row}
     except WorkerError as error:
         yield {"error": str(error)}
         return
     if not found:
-        yield {"error": "launches no kernel"}
+        yield {"error": f"{file.path.name} launches no kernel"}
 
 
 def _write(
     loaded: Any,
-    file: Emitted,
+    files: Sequence[Emitted],
     rows: Sequence[Mapping[str, Any]],
-    archs: Sequence[str],
-    sizes: Mapping[str, Sequence[int]],
+    asked: Mapping[str, Any],
     out: Path,
     native: Native | None,
 ) -> None:
     folder = _unfinished(out, loaded.folder)
-    for source in SOURCES:
-        if (file.path.parent / source).exists():
-            shutil.copy(file.path.parent / source, folder / source)
-    shutil.copy(RUNTIME, folder / "_runtime.py")
-    (folder / "__init__.py").write_text(_init(loaded, problem_of(loaded).name), encoding="utf-8")
+    emitted = [part for file in files for part in parts(file.path)]
+    (folder / SOURCES).mkdir()
+    for path in emitted:
+        shutil.copy(path, folder / SOURCES / path.name)
+    for file in files:
+        here, there = RUNTIMES[file.target]
+        shutil.copy(Path(__file__).parent / here, folder / there)
+        (folder / file.path.name).write_text(_launcher(loaded, file, there), encoding="utf-8")
+    (folder / "__init__.py").write_text(_init(loaded, files), encoding="utf-8")
     kernels = sorted(({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps)
     if native is not None:
-        write_native(loaded, native, kernels, folder)
-    written = [*folder.glob("*.py"), *folder.glob(f"{FOLDER}/*")]
-    hopper = (folder / "hopper.py").exists() and "sm_90a" in archs
+        write_native(loaded, native, [row for row in kernels if row["target"] == "triton"], folder)
+    written = [*folder.glob("*.py"), *folder.glob(f"{SOURCES}/*"), *folder.glob(f"{FOLDER}/*")]
     manifest = {
         "spec": loaded.folder,
-        "sources": _hashes(file.path.parent),
-        "compiled": ["triton.py", *["hopper.py"] * hopper],
-        "runtime": _sha256(RUNTIME),
-        "triton": _compilers()["triton"],
-        "compilers": _compilers(),
-        "archs": list(archs),
-        "sizes": {name: list(numbers) for name, numbers in sizes.items()},
+        "sources": _hashes(files),
+        "compiled": [p.name for p in emitted if p.name != "hopper.py" or "sm_90a" in asked["archs"]],
+        "runtimes": _runtimes(files),
+        "compilers": _compilers(files),
+        "archs": list(asked["archs"]),
+        "sizes": {name: list(numbers) for name, numbers in asked["sizes"].items()},
+        "targets": None if asked["targets"] is None else sorted(asked["targets"]),
         "files": {p.relative_to(folder).as_posix(): _sha256(p) for p in sorted(written)},
         "kernels": kernels,
     }
@@ -196,11 +223,22 @@ def _write(
     folder.rename(out / loaded.folder)
 
 
-def _init(loaded: Any, name: str) -> str:
-    (offers,) = (source.offers for source in sources(loaded, "triton") if source.filename == "triton.py")
-    names = (name, *offers)
+def _init(loaded: Any, files: Sequence[Emitted]) -> str:
+    """What the emitted folder has, for the files that are built."""
+    text = render_package(loaded, [file.path.name for file in files])
+    code = text.split('"""', 2)[2] if text else "\n"
+    return f'"""{_INIT.format(name=loaded.spec.name)}"""{code}'
+
+
+def _launcher(loaded: Any, file: Emitted, runtime: str) -> str:
+    """What is imported in place of an emitted file."""
+    (offers,) = (s.offers for s in sources(loaded, file.target) if s.filename == file.path.name)
+    names = (problem_of(loaded, file.target).name, *offers)
     exports = "\n".join(f"{one} = _launcher.{one}" for one in names)
-    return _INIT.format(name=name, exports=exports, quoted=", ".join(f'"{one}"' for one in names))
+    quoted = ", ".join(f'"{one}"' for one in names)
+    return _LAUNCHER.format(
+        stem=file.stem, runtime=runtime.removesuffix(".py"), exports=exports, quoted=quoted
+    )
 
 
 def _summary(folder: str, arch: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -217,12 +255,20 @@ def _summary(folder: str, arch: str, rows: Sequence[Mapping[str, Any]]) -> dict[
     }
 
 
-def _hashes(folder: Path) -> dict[str, str]:
-    return {name: ledger.file_hash(folder / name) for name in SOURCES if (folder / name).exists()}
+def _hashes(files: Sequence[Emitted]) -> dict[str, str]:
+    """As the ledger knows the files, each with what belongs to it."""
+    return {file.path.name: ledger.file_hash(file.path) for file in files}
 
 
-def _compilers() -> dict[str, str]:
-    return {"triton": versions()["triton"]}
+def _runtimes(files: Sequence[Emitted]) -> dict[str, str]:
+    named = {file.target: RUNTIMES[file.target] for file in files}
+    return {there: _sha256(Path(__file__).parent / here) for here, there in named.values()}
+
+
+def _compilers(files: Sequence[Emitted]) -> dict[str, str]:
+    """The versions of what made machine code of files."""
+    tools = [tool for file in files for tool in file.runtime.tools]
+    return {tool: version for tool, version in versions(tools).items() if tool in tools}
 
 
 def _sha256(path: Path) -> str:

@@ -13,6 +13,7 @@ import functools
 import importlib.util
 import inspect
 import json
+import os
 import struct
 import sys
 import threading
@@ -50,6 +51,9 @@ FORMATS = {
     "fp32": "f",
 }
 BITS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
+SOURCES = "sources"
+NO_COMPILER = "KGEN_NO_COMPILER"
+"""Where the environment has it, what no machine code fits raises: nothing is compiled."""
 MAP_BYTES = 128
 """Of what TMA is told of a tensor, which begins at a multiple of 64 bytes."""
 
@@ -381,7 +385,7 @@ class StandIn:
     """Any module of Triton, and what is in it: a few things that launchers use, and otherwise nothing in particular."""
 
     def __init__(self, package: Package) -> None:
-        self.__version__ = package.manifest["triton"]
+        self.__version__ = package.manifest["compilers"]["triton"]
         self.__file__ = str(package.folder / "triton.py")
         self._known = {
             "jit": functools.partial(_jit, package),
@@ -433,9 +437,10 @@ class Package:
         why = "for these arguments" if arch in chips else f"for sm_{arch}"
         flag = "name their sizes to `kgen build`, as `--gqa` or `--width`"
         hint = flag if arch in chips else f"`kgen build --arch sm_{arch}` makes it"
-        if importlib.util.find_spec("triton") is None:
+        lacks = f"{NO_COMPILER} is set" if os.environ.get(NO_COMPILER) else "no Triton here"
+        if os.environ.get(NO_COMPILER) or importlib.util.find_spec("triton") is None:
             raise RuntimeError(
-                f"{self.name}: no machine code of {kernel.__name__} {why}, and no Triton here: {hint}"
+                f"{self.name}: no machine code of {kernel.__name__} {why}, and {lacks}: {hint}"
             )
         if arch:
             _say_once(f"{self.name}: no machine code of {kernel.__name__} {why}: Triton compiles it; {hint}")
@@ -443,14 +448,14 @@ class Package:
 
     @functools.cache  # noqa: B019
     def _source(self) -> ModuleType:
-        return _imported(f"{self.name}._source", self.folder / "triton.py", {})
+        return _imported(f"{self.name}._source", self.folder / SOURCES / "triton.py", {})
 
     def load(self) -> ModuleType:
         """The emitted file, with machine code for kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
-        module = _imported(f"{self.name}.triton", self.folder / "triton.py", here)
+        module = _imported(f"{self.name}.triton", self.folder / SOURCES / "triton.py", here)
         if "hopper.py" in self.manifest["compiled"]:
-            _imported(f"{self.name}.hopper", self.folder / "hopper.py", here)
+            _imported(f"{self.name}.hopper", self.folder / SOURCES / "hopper.py", here)
         else:
             sys.modules[f"{self.name}.hopper"] = None  # type: ignore[assignment]
         return module

@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
-from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, output_to
+from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, Targets, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import judge, load_specs, verb
 from kgen.diagnostics import EXIT_WRONG
@@ -43,6 +43,7 @@ def build(
     c: Annotated[
         bool, typer.Option("--c", help="With C and C++ that launch the kernels, in the package's folder `c`.")
     ] = False,
+    target: Targets = None,
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
         bool, typer.Option("--check", help="Write nothing; say what is not of what is rendered now.")
@@ -65,5 +66,16 @@ def build(
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
     sizes = {**SIZES} | {name: numbers for name, numbers in asked.items() if numbers}
     with terminal.progress_bar() as progress:
-        rows = build_specs(loaded, generated, output, arch or ARCHS, sizes, jobs, timeout, progress, c=c)
+        rows = build_specs(
+            loaded,
+            generated,
+            output,
+            arch or ARCHS,
+            sizes,
+            jobs,
+            timeout,
+            progress,
+            targets=target,
+            c=c,
+        )
     return judge(rows, COLUMNS, "built", form)

@@ -253,7 +253,9 @@ def verify(
     ] = None,
     built: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="DIR", help="Run the packages there, of `kgen build`; not recorded."),
+        typer.Option(
+            metavar="DIR", help="Run the packages there, of `kgen build`; recorded with `--record` alone."
+        ),
     ] = None,
     ray: Ray = None,
     shard: PartOf = None,

@@ -98,6 +98,18 @@ def render_source(variants: Sequence[Loaded], source: Source) -> str:
         return _file(environment.environment(environment.template_root()), variants, source)
 
 
+def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
+    """`__init__.py` of a folder that has these of the spec's files and no others; None where none has the spec's
+    function."""
+    from kgen.targets.package import package
+
+    with _blaming(loaded):
+        env = environment.environment(environment.template_root())
+        settled = _settled(env, loaded, None, single=False)
+        whole = package(loaded, [source for name, source in settled.items() if name in files])
+        return _file(env, [loaded], whole) if whole else None
+
+
 def render_text(loaded: Loaded, template: str, context: dict[str, object]) -> str:
     """A file of the user's to start from, without a header."""
     with _blaming(loaded):

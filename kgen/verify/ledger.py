@@ -4,7 +4,8 @@ A file is known by the hash of its code, so a record can never speak for other c
 made of the code, and docstrings are no part of it. Each hash has a record per device and versions of what ran it
 (`NVIDIA H200, torch 2.11.0, triton 3.6.0`); Triton's interpreter is the device `interpreter`. `compiled sm_90` says
 that it compiled for that architecture, and `racecheck NVIDIA H200` that this tool of compute-sanitizer found nothing
-there. `proof` has what is proved of its index work. A machine without a GPU reads here what a machine with one has
+there. `package sm_90a by triton 3.6.0, NVIDIA H200, torch 2.11.0` is of machine code that `kgen build` made of the
+file. `proof` has what is proved of its index work. A machine without a GPU reads here what a machine with one has
 found. What an earlier text of a file was found to be stays until the present one was tried at the same place.
 """
 
@@ -117,8 +118,42 @@ def record(
     Rows that failed take away what was claimed of these before. A quick run does not replace the record of a full
     one.
     """
-    place = f"{device}, {toolchain}"
+    where = {"device": device, "capability": capability, "versions": dict(versions)}
+    _enter_run(generated, path, digest, rows, f"{device}, {toolchain}", where, quick=quick)
 
+
+def record_package(
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    arch: str,
+    compilers: Mapping[str, str],
+    device: str,
+    capability: str,
+    versions: Mapping[str, str],
+    quick: bool,
+) -> None:
+    """Enter the same of the machine code that a package has of one file: for an architecture, by these compilers. It
+    speaks for the package alone, and what ran in place of the file is not the file."""
+    made = " and ".join(f"{tool} {version}" for tool, version in sorted(compilers.items()))
+    place = f"package {arch} by {made}, {device}, torch {versions['torch']}"
+    where = {"device": device, "capability": capability, "versions": dict(versions)}
+    where["package"] = {"arch": arch, "compilers": dict(compilers)}
+    _enter_run(generated, path, digest, rows, place, where, quick=quick)
+
+
+def _enter_run(
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Mapping[str, Any]],
+    place: str,
+    where: Mapping[str, Any],
+    *,
+    quick: bool,
+) -> None:
     def change(files: Ledger) -> None:
         records = _records(files, generated, path, digest)
         if not rows or not all(row["ok"] for row in rows):
@@ -127,9 +162,7 @@ def record(
         if quick and not records.get(place, {"quick": True})["quick"]:
             return
         records[place] = {
-            "device": device,
-            "capability": capability,
-            "versions": dict(versions),
+            **where,
             "passes": sorted({str(row["pass"]) for row in rows}),
             "cases": len(rows),
             "quick": quick,
@@ -346,8 +379,9 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
 
 
 def _ran(records: Mapping[str, Any]) -> dict[str, Any]:
-    """The records of what ran, without those of what compiled or was looked through by a sanitizer."""
-    return {place: found for place, found in records.items() if "worst" in found}
+    """The records of where the file itself ran, without those of what compiled or was looked through by a sanitizer,
+    and of packages."""
+    return {place: found for place, found in records.items() if "worst" in found and "package" not in found}
 
 
 def records_of(path: Path, generated: Path) -> dict[str, Any]:

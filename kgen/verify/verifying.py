@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
+from kgen.files import read_json
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
@@ -58,21 +60,19 @@ def verify_specs(
     if cases is not None and record:
         message = "only a run of every case is recorded"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
-    if built is not None and record:
-        message = "what is recorded is of emitted files, not of packages"
-        raise KgenError(Diagnostic("usage", message, hint="leave out `--record`"))
     hands = Here(jobs) if hands is None else hands
-    only = targets if built is None else ["triton"]
-    device, work = files_to_run(loaded, generated, device, skipped, only, hands, shard)
-    if built is not None:
-        work = [(problem, _package(built, file)) for problem, file in work]
+    device, work = files_to_run(loaded, generated, device, skipped, targets, hands, shard, built)
     quick = device == "cpu" if quick is None else quick
     record = device == "cuda" and cases is None and built is None if record is None else record
+    # Hash before running: a file that changes meanwhile must not inherit the verdict.
+    hashes = {file: ledger.file_hash(file.path) for _, file in work}
+    if built is not None and record:
+        _require_recordable(built, device, hashes)
     # A process takes seconds to import torch and triton: worth it only where another runs beside it. What is recorded
     # of a file is of one device: elsewhere it is one task.
     whole = hands.far or hands.beside == 1
     jobs_to_do = [
-        _job(problem, file, groups, device, quick)
+        _job(problem, file if built is None else _in_package(built, file), groups, device, quick)
         for problem, file in work
         for groups in ([_groups(problem)] if whole else [(group,) for group in _groups(problem)])
     ]
@@ -97,9 +97,7 @@ def verify_specs(
         if progress is not None:
             progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
 
-    # Hash before running: a file that changes meanwhile must not inherit the verdict.
-    hashes = {file: ledger.file_hash(file.path) for _, file in work}
-    do = partial(run_job, timeout=timeout, beside=hands.beside)
+    do = partial(run_job, timeout=timeout, beside=hands.beside, compiles=not (built and record))
     found = hands.run([_task(job, do) for job in jobs_to_do], heard)
     files = [_Found(file) for _, file in work]
     for one in found:
@@ -108,9 +106,9 @@ def verify_specs(
     _tell_unable(files, skipped)
     for file in files if record else []:
         if file.where is not None:
-            ledger.record(
-                generated, file.emitted.path, hashes[file.emitted], file.rows, quick=quick, **file.where
-            )
+            emitted = file.emitted
+            enter = ledger.record if built is None else partial(_record_package, built, emitted)
+            enter(generated, emitted.path, hashes[emitted], file.rows, quick=quick, **file.where)
     return [row for one in found for row in one.rows if "case" in row]
 
 
@@ -142,14 +140,15 @@ def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
 
 
 def run_job(
-    job: Job, messages: Messages | None = None, *, timeout: float, beside: int
+    job: Job, messages: Messages | None = None, *, timeout: float, beside: int, compiles: bool = True
 ) -> Iterator[dict[str, Any]]:
     """The rows of a job, where it is done, and in the end `where` that was, as the ledger names it; or one row that
-    says why its file is `unable` to run there. What `messages` stands for was done nowhere."""
+    says why its file is `unable` to run there. What `messages` stands for was done nowhere. Unless it `compiles`,
+    packages take no compiler for what they have no machine code for."""
     if messages is None and (why := job.emitted.unable(job.device)):
         yield {"unable": why}
         return
-    yield from _rows(job, timeout, beside, messages)
+    yield from _rows(job, timeout, beside, messages, compiles)
     if messages is not None:
         return
     tools = job.emitted.runtime.tools
@@ -164,15 +163,19 @@ def files_to_run(
     targets: Collection[str] | None,
     hands: Hands,
     shard: Shard,
+    built: Path | None = None,
 ) -> tuple[str, list[tuple[Any, Emitted]]]:
     """The device, and the emitted files of specs that run there, each with its problem.
 
-    Which files other machines cannot run shows there. Says and raises what `verify_specs` does.
+    Which files other machines cannot run shows there. With `built`, they are those that the packages there are made of.
+    Says and raises what `verify_specs` does.
     """
     for one in loaded:
         problem_of(one)  # a family without a reference is the first thing to say
     files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     files = [(problem, file) for problem, file in files if targets is None or file.target in targets]
+    if built is not None:
+        files = [one for one in files if one[1].path.name in manifest_of(built, one[1].spec)["sources"]]
     if loaded and not files:
         message = f"no file is for the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
@@ -185,13 +188,73 @@ def files_to_run(
     return device, [one for one, of in zip(files, found, strict=True) if not of.unable]
 
 
-def _package(built: Path, file: Emitted) -> Emitted:
-    """What `kgen build` made of a file. Raises `KgenError` where it did not."""
-    path = Path(built) / file.spec / "__init__.py"
+def manifest_of(built: Path, spec: str) -> Any:
+    """What the package of a spec says of itself. Raises `KgenError` where `kgen build` made none."""
+    path, hint = Path(built) / spec / "manifest.json", f"kgen build {spec} -o {built}"
     if not path.is_file():
-        message, hint = f"`{path}` does not exist", f"kgen build {file.spec} -o {built}"
-        raise KgenError(Diagnostic("not-built", message, hint=hint))
-    return replace(file, path=path)
+        raise KgenError(Diagnostic("not-built", f"`{path}` does not exist", hint=hint))
+    return read_json(path, "bad-package", hint)
+
+
+def altered(built: Path, spec: str) -> list[str]:
+    """The files of a package that are not what was built."""
+    manifest = manifest_of(built, spec)
+    files = manifest["files"] | {row["file"]: row["sha256"] for row in manifest["kernels"]}
+    paths = {name: Path(built) / spec / name for name in files}
+    return [
+        name
+        for name, path in paths.items()
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != files[name]
+    ]
+
+
+def _in_package(built: Path, file: Emitted) -> Emitted:
+    """What stands for a file in the package of its spec."""
+    return replace(file, path=Path(built) / file.spec / file.path.name)
+
+
+def _require_recordable(built: Path, device: str, hashes: Mapping[Emitted, str]) -> None:
+    """Raise `KgenError` where what runs is not the machine code of emitted files as they are now."""
+    if device == "cpu":
+        message, hint = "a package has no machine code for the CPU", "leave out `--record`"
+        raise KgenError(Diagnostic("usage", message, hint=hint))
+    for file, digest in hashes.items():
+        hint = f"kgen build {file.spec} -o {built}"
+        if manifest_of(built, file.spec)["sources"][file.path.name] != digest:
+            message = f"the package `{file.spec}` is not of `{file.path}` as it is now"
+            raise KgenError(Diagnostic("stale-package", message, hint=hint))
+        if names := altered(built, file.spec):
+            message = f"{names[0]} of the package `{file.spec}` is not what was built"
+            raise KgenError(Diagnostic("stale-package", message, hint=hint))
+
+
+def _record_package(
+    built: Path,
+    file: Emitted,
+    generated: Path,
+    path: Path,
+    digest: str,
+    rows: Sequence[Row],
+    *,
+    capability: str,
+    toolchain: str,
+    **where: Any,
+) -> None:
+    """As `ledger.record`, of a file in a package. Where that has no machine code for the device, all its cases have
+    failed, and there is nothing to take back."""
+    manifest = manifest_of(built, file.spec)
+    compilers = {
+        tool: version for tool, version in manifest["compilers"].items() if tool in file.runtime.tools
+    }
+    archs = {
+        row["arch"]
+        for row in manifest["kernels"]
+        if (row["target"], row["capability"]) == (file.target, int(capability.replace(".", "")))
+    }
+    for arch in sorted(archs):
+        ledger.record_package(
+            generated, path, digest, rows, arch=arch, compilers=compilers, capability=capability, **where
+        )
 
 
 def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:
@@ -223,12 +286,16 @@ def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick:
     return Job(problem, replace(file, path=file.path.resolve()), device, found)
 
 
-def _rows(job: Job, timeout: float, jobs: int, instead: Messages | None = None) -> Iterator[dict[str, Any]]:
+def _rows(
+    job: Job, timeout: float, jobs: int, instead: Messages | None = None, compiles: bool = True
+) -> Iterator[dict[str, Any]]:
     """The rows of a job; a worker that is lost costs one case, and another takes over after it."""
     cores = max(1, (os.cpu_count() or 1) // jobs)
     environment: dict[str, str | None] = {"TRITON_INTERPRET": None, "OMP_NUM_THREADS": str(cores)}
     if job.device == "cpu":
         environment = {**ENVIRONMENT}
+    if not compiles:
+        environment["KGEN_NO_COMPILER"] = "1"  # of `kgen.build.runtime`
     if jobs > 1:
         # By itself torch.compile begins a process for each core, in every worker.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

@@ -177,7 +177,7 @@ def test_verify_runs_a_package(built: Path) -> None:
     assert "3 right, 0 failed" in done.stdout
     missing = CliRunner().invoke(app, [*arguments, "--built", str(built / "nowhere")])
     assert missing.exit_code == 2
-    assert "small/__init__.py` does not exist" in missing.output
+    assert "small/manifest.json` does not exist" in missing.output
 
 
 def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
