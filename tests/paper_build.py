@@ -115,9 +115,7 @@ def build(out: Path, specs: list[str]) -> None:
             path.write_text(text, encoding="utf-8")
         with mock.patch("kgen.build.package.messages", worker):
             archs = ARCHS[getattr(loaded.spec, "quantize", None) is not None :]
-            rows = build_specs(
-                [loaded], out / "generated", out, archs, SIZES, targets=["triton"], c=True
-            )
+            rows = build_specs([loaded], out / "generated", out, archs, SIZES, targets=["triton"], c=True)
         assert all(row["ok"] for row in rows), rows
 
 

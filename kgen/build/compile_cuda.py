@@ -37,6 +37,8 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
             traceback.print_exc()
             say({"error": f"{name}: {type(error).__name__}: {error}"[:2000]})
 
+    # Names of internal symbols would have a number of the process otherwise: equal inputs give equal bytes.
+    module.ProgramOptions = partial(module.ProgramOptions, frandom_seed="0")
     # What the chip has decides what is launched; what it is compiled for may be more exact (sm_90a).
     module._arch = lambda device: f"sm_{job.capability}"
     module._launch = launch
