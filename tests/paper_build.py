@@ -70,7 +70,7 @@ def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) 
 
 def worker(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
     """In place of the process that compiles."""
-    from kgen.build import compile_built
+    from kgen.build import compile_triton
 
     rows: list[Any] = []
     sizes: list[int] = []
@@ -78,7 +78,7 @@ def worker(module: str, build: Any, timeout: float, environment: Mapping[str, An
     def parameters(image: bytes) -> list[tuple[int, int]]:
         return [(0, size) for size in sizes]
 
-    row = compile_built._row
+    row = compile_triton._row
 
     def row_of(job: Any, launch: Any, kernel: Any) -> dict[str, Any]:
         sizes[:] = [struct.calcsize(form) for form in forms_of(kernel)]
@@ -87,17 +87,17 @@ def worker(module: str, build: Any, timeout: float, environment: Mapping[str, An
     with (
         mock.patch("triton.compile", compiled),
         mock.patch("triton.compiler.compile", compiled),
-        mock.patch.object(compile_built, "resources", return_value=(0, 0)),
-        mock.patch.object(compile_built, "parameters", parameters),
-        mock.patch.object(compile_built, "_row", row_of),
+        mock.patch.object(compile_triton, "resources", return_value=(0, 0)),
+        mock.patch.object(compile_triton, "parameters", parameters),
+        mock.patch.object(compile_triton, "_row", row_of),
     ):
-        compile_built.build_all(build, lambda said: rows.append(dict(said)))
+        compile_triton.build_all(build, lambda said: rows.append(dict(said)))
     yield from rows
 
 
 def forms_of(kernel: Any) -> list[str]:
     """Of each parameter."""
-    from kgen.build import runtime
+    from kgen.build import runtime_triton as runtime
 
     kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
     return [form for kind in kinds for form in runtime._forms(kind)] + ["Q", "Q"]

@@ -33,17 +33,14 @@ SIZES: Mapping[str, Sequence[int]] = {
 }
 """Of what a spec leaves open: query heads for a KV head, sequences that decode at a time (rounded up to a power of
 two), the width of a norm, its heads."""
-COMPILERS = {"triton": "kgen.build.compile_built", "cuda": "kgen.build.compile_cuda"}
-"""The targets whose files are built, and what makes machine code of one: `python -m`."""
-RUNTIMES = {"triton": ("runtime.py", "_runtime.py"), "cuda": ("runtime_cuda.py", "_runtime_cuda.py")}
-"""What loads and launches it, here and in a package."""
+TARGETS = sorted(path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py"))
+"""Whose files are built: those that a module here compiles, `compile_NAME.py`. In a package `runtime_NAME.py` loads and
+launches what came of it."""
 SOURCES = "sources"
 """The folder of a package that has the emitted files."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
-_INIT = (
-    """{name}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."""
-)
+_INIT = "{name}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."
 _LAUNCHER = '''"""What sources/{stem}.py offers, whose kernels are machine code here: see manifest.json."""
 
 from pathlib import Path
@@ -144,12 +141,12 @@ def _files(generated: Path, loaded: Any, targets: Collection[str] | None) -> lis
     files = [
         file
         for file in require_emitted(generated, loaded)
-        if file.target in COMPILERS and (targets is None or file.target in targets)
+        if file.target in TARGETS and (targets is None or file.target in targets)
     ]
     if files:
         return files
-    message = f"spec `{loaded.folder}` has no file to build of the targets {', '.join(targets or COMPILERS)}"
-    hint = f"targets that are built: {', '.join(COMPILERS)}"
+    message = f"spec `{loaded.folder}` has no file to build of the targets {', '.join(targets or TARGETS)}"
+    hint = f"targets that are built: {', '.join(TARGETS)}"
     raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
 
 
@@ -174,7 +171,7 @@ def _compiled(
     environment = {"TRITON_INTERPRET": None, "TRITON_DISABLE_LINE_INFO": "1"}
     found = 0
     try:
-        for row in messages(COMPILERS[file.target], build, timeout, environment):
+        for row in messages(f"kgen.build.compile_{file.target}", build, timeout, environment):
             found += 1
             yield {"target": file.target, **row}
     except WorkerError as error:
@@ -198,9 +195,8 @@ def _write(
     for path in emitted:
         shutil.copy(path, folder / SOURCES / path.name)
     for file in files:
-        here, there = RUNTIMES[file.target]
-        shutil.copy(Path(__file__).parent / here, folder / there)
-        (folder / file.path.name).write_text(_launcher(loaded, file, there), encoding="utf-8")
+        shutil.copy(_runtime(file), folder / f"_{_runtime(file).name}")
+        (folder / file.path.name).write_text(_launcher(loaded, file), encoding="utf-8")
     (folder / "__init__.py").write_text(_init(loaded, files), encoding="utf-8")
     kernels = sorted(({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps)
     if native is not None:
@@ -230,15 +226,14 @@ def _init(loaded: Any, files: Sequence[Emitted]) -> str:
     return f'"""{_INIT.format(name=loaded.spec.name)}"""{code}'
 
 
-def _launcher(loaded: Any, file: Emitted, runtime: str) -> str:
+def _launcher(loaded: Any, file: Emitted) -> str:
     """What is imported in place of an emitted file."""
     (offers,) = (s.offers for s in sources(loaded, file.target) if s.filename == file.path.name)
     names = (problem_of(loaded, file.target).name, *offers)
     exports = "\n".join(f"{one} = _launcher.{one}" for one in names)
     quoted = ", ".join(f'"{one}"' for one in names)
-    return _LAUNCHER.format(
-        stem=file.stem, runtime=runtime.removesuffix(".py"), exports=exports, quoted=quoted
-    )
+    runtime = f"_{_runtime(file).stem}"
+    return _LAUNCHER.format(stem=file.stem, runtime=runtime, exports=exports, quoted=quoted)
 
 
 def _summary(folder: str, arch: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -260,9 +255,13 @@ def _hashes(files: Sequence[Emitted]) -> dict[str, str]:
     return {file.path.name: ledger.file_hash(file.path) for file in files}
 
 
+def _runtime(file: Emitted) -> Path:
+    """What loads and launches the machine code of a file."""
+    return Path(__file__).parent / f"runtime_{file.target}.py"
+
+
 def _runtimes(files: Sequence[Emitted]) -> dict[str, str]:
-    named = {file.target: RUNTIMES[file.target] for file in files}
-    return {there: _sha256(Path(__file__).parent / here) for here, there in named.values()}
+    return {file.target: _sha256(_runtime(file)) for file in files}
 
 
 def _compilers(files: Sequence[Emitted]) -> dict[str, str]:

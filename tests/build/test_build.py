@@ -13,7 +13,7 @@ import pytest
 from apart import interpreted
 from typer.testing import CliRunner
 
-from kgen.build import runtime
+from kgen.build import runtime_triton as runtime
 from kgen.build.package import build_specs, stale
 from kgen.cli import app
 from kgen.render.rendering import render_spec
