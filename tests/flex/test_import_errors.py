@@ -70,6 +70,13 @@ WHOLE = {
         "mods.py:8:16",
         "`.sum()` is a reduction",
     ),
+    "infinite factor": (
+        "def mod(s, b, h, q, k):\n    return s + (q < k).float() * torch.finfo(s.dtype).min\n",
+        ["--score", "mod"],
+        "not-in-language",
+        "mods.py:7:16",
+        "a product with infinity",
+    ),
     "dot": (
         BIAS + "def mod(s, b, h, q, k):\n    return s + torch.dot(bias[q], bias[k])\n",
         ["--score", "mod"],
