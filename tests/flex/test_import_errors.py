@@ -413,7 +413,7 @@ def test_a_long_mod_ends_soon(folder: Path) -> None:
     (folder / "mods.py").write_text(
         text + f"    return {' | '.join(f'(x{i} & x{i + 1})' for i in range(60))}\n"
     )
-    with within(2), pytest.raises(SystemExit):
+    with within(3), pytest.raises(SystemExit):
         app(["import", "mods.py", "--mask", "mod", "--name", "long"], prog_name="kgen")
 
 
