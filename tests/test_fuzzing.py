@@ -22,6 +22,7 @@ from kgen.expr.nodes import Call, walk
 from kgen.kernels.attention.verify import reference
 from kgen.render.rendering import render_spec
 from kgen.spec.load import loads
+from kgen.verify.families import problem_of
 from kgen.verify.farm.sharding import Shard
 from kgen.verify.farm.tasks import lost
 from kgen.verify.processes import WorkerError
@@ -44,7 +45,8 @@ FIELDS = {
 @pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)
 def test_what_was_found_stays_mended(path: Path, verdict: Any) -> None:
     spec = YAML(typ="safe").load(path.read_text())
-    verdict(None, path)
+    loaded = loads(path.read_text(), path.name)
+    verdict(problem_of(loaded), path, *render_spec(loaded, single=True).values())
     for seed in SEEDS.get(path.stem, (0, 1, 2)):
         outcome = interpreted(tried, seed, spec)
         assert outcome.what == "right", outcome.message

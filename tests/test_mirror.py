@@ -21,6 +21,7 @@ OF_THE_REPOSITORY = {
     "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
+    "sampling": "tests/sampling.py",
     "settings": "kgen/settings.py, which is in no package",
     "release": "the project as others meet it: versions, workflows, the site",
     "signatures": "emitted files of every family, as their callers see them",

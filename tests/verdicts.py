@@ -28,6 +28,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from sampling import mark
 
 from kgen.render.header import without_asides
 
@@ -54,6 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without `--all`, of the tests marked `thorough` those stay that have their verdict on record."""
+    mark(items)
     if not config.getoption("--all"):
         left_out = [x for x in items if _thorough(x) and "verdict" not in getattr(x, "fixturenames", ())]
         config.hook.pytest_deselected(items=left_out)
@@ -139,11 +141,16 @@ def _name(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[2]
 
 
+def _key(item: pytest.Item) -> str:
+    """In the file of verdicts: names of tests are of one file each."""
+    return f"{item.path.stem}::{_name(item)}"
+
+
 def _known(item: pytest.Item, digest: str) -> bool:
     if _thorough(item):
         with open(item.config.rootpath / FILE, encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH)
-            return bool(json.load(file).get(_name(item)) == digest)
+            return bool(json.load(file).get(_key(item)) == digest)
     cache = _cache(item)
     # What was cut off while it was written is as good as nothing.
     return cache is not None and cache.get(f"{KEPT}/{digest}", False) is True
@@ -163,7 +170,7 @@ def _keep(item: pytest.Item, digest: str) -> None:
         return
     with open(item.config.rootpath / FILE, "r+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        found = json.load(file) | {_name(item): digest}
+        found = json.load(file) | {_key(item): digest}
         file.seek(0)
         file.write(json.dumps(found, indent=1, sort_keys=True) + "\n")
         file.truncate()

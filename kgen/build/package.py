@@ -40,7 +40,7 @@ SOURCES = "sources"
 """The folder of a package that has the emitted files."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
-_INIT = "{name}, as machine code: see manifest.json. Needs torch and a GPU, neither a compiler nor Triton."
+_INIT = '"""{name}, as machine code: see manifest.json. None of its files has the function."""\n'
 _LAUNCHER = '''"""What sources/{stem}.py offers, whose kernels are machine code here: see manifest.json."""
 
 from pathlib import Path
@@ -221,9 +221,7 @@ def _write(
 
 def _init(loaded: Any, files: Sequence[Emitted]) -> str:
     """What the emitted folder has, for the files that are built."""
-    text = render_package(loaded, [file.path.name for file in files])
-    code = text.split('"""', 2)[2] if text else "\n"
-    return f'"""{_INIT.format(name=loaded.spec.name)}"""{code}'
+    return render_package(loaded, [file.path.name for file in files]) or _INIT.format(name=loaded.spec.name)
 
 
 def _launcher(loaded: Any, file: Emitted) -> str:

@@ -50,6 +50,10 @@ def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         whole = next(a for a in args if isinstance(a, Tensor))
         message = f"{tensors.called(whole)} is a whole tensor here"
         place.refuse("whole-tensor", message, "index it, so that one element is left")
+    if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
+        # As a factor of a mask, `torch.finfo(...).min` is a finite number in PyTorch, and infinity is NaN beside zero.
+        hint = 'write `torch.where(allowed, score, -float("inf"))`'
+        place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
     return Term(fn, [operand(ev, a, place) for a in args], place)
 
 

@@ -15,8 +15,8 @@ from pace import pace, within
 from kgen.cli import app
 
 SECONDS, BYTES = 1.0, 1 << 30
-STARTING = 1.0
-"""Seconds that a command may take before it reads anything: sympy alone takes half of one."""
+STARTING = 2.0
+"""Seconds that a command may take before it reads anything: sympy alone takes half of one, more beside other work."""
 PLACED = re.compile(r"^ *--> .*\.yaml:[1-9]\d*:[1-9]\d*$", re.MULTILINE)
 
 

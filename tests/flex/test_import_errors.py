@@ -70,6 +70,13 @@ WHOLE = {
         "mods.py:8:16",
         "`.sum()` is a reduction",
     ),
+    "infinite factor": (
+        "def mod(s, b, h, q, k):\n    return s + (q < k).float() * torch.finfo(s.dtype).min\n",
+        ["--score", "mod"],
+        "not-in-language",
+        "mods.py:7:16",
+        "a product with infinity",
+    ),
     "dot": (
         BIAS + "def mod(s, b, h, q, k):\n    return s + torch.dot(bias[q], bias[k])\n",
         ["--score", "mod"],
@@ -406,7 +413,7 @@ def test_a_long_mod_ends_soon(folder: Path) -> None:
     (folder / "mods.py").write_text(
         text + f"    return {' | '.join(f'(x{i} & x{i + 1})' for i in range(60))}\n"
     )
-    with within(2), pytest.raises(SystemExit):
+    with within(3), pytest.raises(SystemExit):
         app(["import", "mods.py", "--mask", "mod", "--name", "long"], prog_name="kgen")
 
 

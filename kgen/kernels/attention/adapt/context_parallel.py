@@ -102,6 +102,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "runtime_params": [f"{n}: {kinds[p.type]}" for n, p in runtime.items()],
         "given": "{" + ", ".join(f'"{n}": {x}' for n, x in given.items()) + "}",
         "sinks": "sinks" if spec.sinks else "None",
+        "has_sinks": bool(spec.sinks),
         "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
         "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
         "derived": own.backward,

@@ -1,0 +1,18 @@
+"""Samples name what there is."""
+
+from __future__ import annotations
+
+import pytest
+from sampling import SAMPLES
+
+
+def test_what_is_in_a_sample_is_there(request: pytest.FixtureRequest) -> None:
+    """Where all of a test was collected; and it stays."""
+    found: dict[str, set[str]] = {}
+    for item in request.session.items:
+        place, _, value = item.nodeid.removeprefix("tests/").partition("[")
+        if item.get_closest_marker("thorough") is None:
+            found.setdefault(place, set()).add(value.removesuffix("]"))
+    for name in SAMPLES.keys() & found.keys():
+        assert found[name] == SAMPLES[name]
+    assert len(request.session.items) < 3000 or SAMPLES.keys() <= found.keys()
