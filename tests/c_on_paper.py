@@ -250,7 +250,7 @@ def loaded_package(folder: Path, name: str) -> ModuleType:
     """The launcher of a package, as Python has it."""
     package = runtime.Package(name, folder)
     sys.modules[name] = mock.MagicMock(__path__=[str(folder)])
-    return package.load()
+    return package.load("triton")
 
 
 class Library:

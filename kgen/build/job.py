@@ -19,11 +19,11 @@ class BuildJob:
     sizes: Mapping[str, Sequence[int]]
     folder: Path
 
-    def keep(self, kernel: str, cubin: bytes) -> dict[str, Any]:
+    def keep(self, kernel: str, code: bytes, suffix: str = ".cubin") -> dict[str, Any]:
         """Write machine code to the folder; what a manifest says of the file."""
-        digest = hashlib.sha256(cubin).hexdigest()
-        file = f"cubins/{kernel.strip('_')}-{digest[:16]}.cubin"
+        digest = hashlib.sha256(code).hexdigest()
+        file = f"cubins/{kernel.strip('_')}-{digest[:16]}{suffix}"
         path = self.folder / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(cubin)
-        return {"file": file, "sha256": digest, "bytes": len(cubin)}
+        path.write_bytes(code)
+        return {"file": file, "sha256": digest, "bytes": len(code)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from pathlib import Path
 
 from .{runtime} import Package
 
-_launcher = Package(__package__, Path(__file__).parent).load()
+_launcher = Package(__package__, Path(__file__).parent).load("{stem}")
 {exports}
 
 __all__ = [{quoted}]
@@ -66,9 +66,11 @@ def build_specs(
     *,
     targets: Collection[str] | None = None,
     c: bool = False,
+    skipped: Callable[[Emitted, str], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Build a package of each spec under `out`, of its files in Triton and CUDA as they were rendered; no GPU is
-    needed. `targets` leaves out the files of others. With `c` it has calls from C, too.
+    """Build a package of each spec under `out`, of its files in Triton, CUDA and CuTe as they were rendered; no GPU is
+    needed. `targets` leaves out the files of others; without it, those whose package is not installed go to `skipped`,
+    with why. A file that is for one architecture is built for that. With `c` it has calls from C, too.
 
     Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
     kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was
@@ -80,12 +82,18 @@ def build_specs(
     for arch in archs:
         capability(arch)
     require("torch", "triton")
-    specs = [(one, _files(generated, one, targets)) for one in loaded]
+    specs = [(one, _files(generated, one, targets, archs, skipped)) for one in loaded]
     for runtime in {file.runtime: None for _, files in specs for file in files}:
         if runtime.needs:
             require(runtime.needs, extra=runtime.extra)
     natives = {one.folder: native_of(one, sizes) for one, files in specs if c and _for_c(one, files)}
-    tasks = [(one, file, arch) for one, files in specs for arch in archs for file in files]
+    tasks = [
+        (one, file, arch)
+        for one, files in specs
+        for arch in archs
+        for file in files
+        if file.arch in (None, arch)
+    ]
     done: list[int] = []
 
     def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
@@ -103,7 +111,7 @@ def build_specs(
         for (one, _, arch), rows in zip(tasks, pool.map(run, tasks), strict=True):
             found.setdefault((one.folder, arch), []).extend(rows)
     for one, files in specs:
-        rows = [row for arch in archs for row in found[one.folder, arch]]
+        rows = [row for arch in archs for row in found.get((one.folder, arch), [])]
         if not any(row["error"] for row in rows):
             asked = {"archs": archs, "sizes": sizes, "targets": targets}
             _write(one, files, rows, asked, out, natives.get(one.folder))
@@ -119,7 +127,7 @@ def stale(loaded: Sequence[Any], generated: Path, out: Path) -> list[str]:
             said.append(f"{one.folder}: not built")
             continue
         manifest = manifest_of(out, one.folder)
-        files = _files(generated, one, manifest.get("targets"))
+        files = _files(generated, one, manifest.get("targets"), manifest["archs"])
         said += [f"{one.folder}: {why}" for why in _stale(manifest, files)]
         said += [f"{one.folder}: {name} is not what was built" for name in altered(out, one.folder)]
     return said
@@ -136,16 +144,27 @@ def _stale(manifest: Mapping[str, Any], files: Sequence[Emitted]) -> Iterator[st
             yield f"built with {tool} {version}, and here is {here.get(tool, 'none')}"
 
 
-def _files(generated: Path, loaded: Any, targets: Collection[str] | None) -> list[Emitted]:
+def _files(
+    generated: Path,
+    loaded: Any,
+    targets: Collection[str] | None,
+    archs: Collection[str],
+    skipped: Callable[[Emitted, str], None] | None = None,
+) -> list[Emitted]:
     """The emitted files of a spec that are built. Raises `KgenError` where there is none."""
-    files = [
-        file
-        for file in require_emitted(generated, loaded)
-        if file.target in TARGETS and (targets is None or file.target in targets)
-    ]
+    files = []
+    for file in require_emitted(generated, loaded):
+        if file.target not in (targets or TARGETS) or file.arch not in (None, *archs):
+            continue
+        if targets is None and (package := file.missing_package()):
+            if skipped is not None:
+                skipped(file, f"needs `{package}`")
+            continue
+        files.append(file)
     if files:
         return files
-    message = f"spec `{loaded.folder}` has no file to build of the targets {', '.join(targets or TARGETS)}"
+    asked = f"the targets {', '.join(targets or TARGETS)} and {', '.join(archs)}"
+    message = f"spec `{loaded.folder}` has no file to build for {asked}"
     hint = f"targets that are built: {', '.join(TARGETS)}"
     raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
 

@@ -32,10 +32,10 @@ class Package:
     name: str
     folder: Path
 
-    def load(self) -> ModuleType:
+    def load(self, stem: str) -> ModuleType:
         """The emitted file, with machine code for kernels."""
-        path = self.folder / SOURCES / "cuda.py"
-        spec = importlib.util.spec_from_file_location(f"{self.name}.cuda", path)
+        path = self.folder / SOURCES / f"{stem}.py"
+        spec = importlib.util.spec_from_file_location(f"{self.name}.{stem}", path)
         assert spec is not None
         assert spec.loader is not None
         module: Any = importlib.util.module_from_spec(spec)

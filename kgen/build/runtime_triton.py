@@ -450,10 +450,10 @@ class Package:
     def _source(self) -> ModuleType:
         return _imported(f"{self.name}._source", self.folder / SOURCES / "triton.py", {})
 
-    def load(self) -> ModuleType:
+    def load(self, stem: str) -> ModuleType:
         """The emitted file, with machine code for kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
-        module = _imported(f"{self.name}.triton", self.folder / SOURCES / "triton.py", here)
+        module = _imported(f"{self.name}.{stem}", self.folder / SOURCES / f"{stem}.py", here)
         if "hopper.py" in self.manifest["compiled"]:
             _imported(f"{self.name}.hopper", self.folder / SOURCES / "hopper.py", here)
         else:

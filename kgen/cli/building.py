@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -26,7 +27,11 @@ def build(
     ] = None,
     gqa: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option(min=1, help="Query heads for each KV head, where a spec allows any. Repeatable."),
+        typer.Option(
+            min=1,
+            help="Query heads for each KV head, or in CuTe value heads for each of q and k, "
+            "where a spec allows any. Repeatable.",
+        ),
     ] = None,
     batch: Annotated[
         Optional[list[int]],  # noqa: UP045
@@ -38,7 +43,9 @@ def build(
     ] = None,
     heads: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
+        typer.Option(
+            min=1, help="Of a norm, or of q and k for files in CuTe, where a spec allows any. Repeatable."
+        ),
     ] = None,
     c: Annotated[
         bool, typer.Option("--c", help="With C and C++ that launch the kernels, in the package's folder `c`.")
@@ -77,5 +84,6 @@ def build(
             progress,
             targets=target,
             c=c,
+            skipped=lambda file, why: terminal.line(f"not built: {file.path} {why}", sys.stderr),
         )
     return judge(rows, COLUMNS, "built", form)

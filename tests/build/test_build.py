@@ -66,7 +66,7 @@ def _verified(folder: Path, names: list[str]) -> tuple[list[str], list[str], lis
     interpreter.mend()
     package = runtime.Package("small_built", folder / "out" / "small")
     sys.modules["small_built"] = mock.MagicMock(__path__=[str(package.folder)])
-    launcher = package.load()
+    launcher = package.load("triton")
     driver = Driver(runtime, package)
     problem = problem_of(load(folder / "small.yaml"))
     family = family_of(problem)
@@ -140,7 +140,7 @@ def _another_chip(folder: Path) -> tuple[list[str], str]:
     interpreter.mend()
     package = runtime.Package("small_other", folder / "out" / "small")
     sys.modules["small_other"] = mock.MagicMock(__path__=[str(package.folder)])
-    launcher: Any = package.load()
+    launcher: Any = package.load("triton")
     q, k = torch.randn(1, 10, 8, 32).half(), torch.randn(1, 2, 8, 32).half()
     with warnings.catch_warnings(record=True) as said, Driver(runtime, package).installed(launcher, 86):
         warnings.simplefilter("always")

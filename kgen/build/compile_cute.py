@@ -1,0 +1,90 @@
+"""Object files of an emitted `cute_<arch>.py` for its architecture: `python -m kgen.build.compile_cute JOB`.
+
+JOB is a pickled `BuildJob`. Standard output carries a JSON line for each object file, which lies in the job's folder:
+the kernels for one set of constants, and the code of this machine that describes tensors to TMA and launches them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import json
+import platform
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from typing import IO, Any
+
+from kgen.build.job import BuildJob
+from kgen.build.runtime_cute import words
+from kgen.verify.compile_cute import INDICES
+from kgen.verify.processes import serve
+from kgen.verify.resources import usages
+from kgen.verify.toolchain import import_file
+
+
+def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None:
+    """Compile the kernels for each set of constants that the launcher may ask for, of these sizes."""
+    module: Any = import_file(build.job.emitted.path, f"kgen_emitted_{build.job.problem.name}")
+    # Without a driver the DSL does not load what its code for the host is linked with.
+    for library in module.cute.runtime.find_runtime_libraries(enable_tvm_ffi=False):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    for constants in _constants(module, build):
+        try:
+            say(_row(build, module, constants) | {"error": None})
+        except Exception as error:  # the others are to be heard of, too
+            traceback.print_exc()
+            given = ", ".join(f"{name} {word}" for name, word in words(constants).items())
+            say({"error": f"_kernel, {given}: {type(error).__name__}: {error}"[:2000]})
+
+
+def _constants(module: Any, build: BuildJob) -> Iterator[dict[str, Any]]:
+    """What `_compiled` of the emitted file takes: what the spec fixes, and otherwise the sizes asked for."""
+    problem, sizes = build.job.problem, build.sizes
+    names = [n for n in inspect.signature(module._compiled.__wrapped__).parameters if n != "options"]
+    packed = (
+        "given" in names
+    )  # whether the chunks of packed sequences are given; the lengths are of either type
+    choices: dict[str, Sequence[Any]] = {
+        "index": (module.Int32, module.Int64) if packed else (module.Int32,),
+        "given": (False, True),
+        "H": [problem.heads] if problem.heads else sizes["heads"],
+        "GROUP": [problem.group] if problem.group else sizes["gqa"],
+    }
+    for values in product(*(choices[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _row(build: BuildJob, module: Any, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """What a package says of an object file, which is written to its folder."""
+    name, arch = build.job.problem.name, build.job.arch
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--gpu-arch {arch} --keep-cubin --dump-dir {folder}"
+        compiled = module._compiled(*constants.values(), options)
+        compiled.export_to_c(folder, name, name)
+        code = (Path(folder) / f"{name}.o").read_bytes()
+        used = usages(compiled.__cubin__)
+    ((registers, spills, _),) = (found for kernel, found in used.items() if INDICES not in kernel)
+    return {
+        "kernel": "_kernel",
+        "constants": words(constants),
+        "host": platform.machine(),
+        "arch": arch,
+        "capability": build.job.capability,
+        **build.keep(name, code, ".o"),
+        "symbol": name,
+        "shared": int(module.Shared.size_in_bytes()),
+        "registers": registers,
+        "spills": spills,
+    }
+
+
+def main(build: BuildJob, lines: IO[str]) -> None:
+    """Run a job."""
+    build_all(build, lambda row: print(json.dumps(row), file=lines, flush=True))
+
+
+if __name__ == "__main__":
+    serve(main)
