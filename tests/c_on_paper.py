@@ -18,7 +18,7 @@ from unittest import mock
 
 import torch
 
-from kgen.build import runtime_triton as runtime
+from kgen.build.runtime import triton as runtime
 
 SOURCE = Path(__file__).with_name("paper_cuda.c")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")

@@ -97,7 +97,7 @@ def worker(module: str, build: Any, timeout: float, environment: Mapping[str, An
 
 def forms_of(kernel: Any) -> list[str]:
     """Of each parameter."""
-    from kgen.build import runtime_triton as runtime
+    from kgen.build.runtime import triton as runtime
 
     kinds = [kind for kind in kernel.src.signature.values() if kind != "constexpr"]
     return [form for kind in kinds for form in runtime._forms(kind)] + ["Q", "Q"]

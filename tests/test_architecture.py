@@ -24,6 +24,8 @@ STAGES = (
     *("diagnostics", "files", "settings", "sizes", "pages", "family", "expr", "spec", "targets", "render"),
     *("flex", "verify", "build", "prove", "bench", "reports", "tuning", "kernels", "cli", "__main__"),
 )
+AS_THEY_ARE = ("kgen.kernels.attention.parallel", "kgen.build.runtime")
+"""Folders whose files are emitted as they are, and import each other wherever they lie."""
 OWN_STAGES = {
     "spec": "spec",
     "plan": "spec",
@@ -82,9 +84,9 @@ def imports(module: str) -> Iterator[str]:
             assert node.module is not None
             place = node.module
             if node.level:
-                # Files that are emitted as they are import each other wherever they lie.
-                assert own(module)[1] == "parallel", f"{module} imports relatively"
-                place = f"{module.rpartition('.')[0]}.{place}"
+                folder = module.rpartition(".")[0]
+                assert folder in AS_THEY_ARE, f"{module} imports relatively"
+                place = f"{folder}.{place}"
             yield from (f"{place}.{alias.name}" for alias in node.names)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kgen.build.job import BuildJob
 from kgen.build.native import FOLDER, native_of, write_native
+from kgen.build.runtime.folder import SOURCES
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render.rendering import render_package
 from kgen.targets import sources
@@ -34,10 +35,10 @@ SIZES: Mapping[str, Sequence[int]] = {
 """Of what a spec leaves open: query heads for a KV head, sequences that decode at a time (rounded up to a power of
 two), the width of a norm, its heads."""
 TARGETS = sorted(path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py"))
-"""Whose files are built: those that a module here compiles, `compile_NAME.py`. In a package `runtime_NAME.py` loads and
-launches what came of it."""
-SOURCES = "sources"
-"""The folder of a package that has the emitted files."""
+"""Whose files are built: those that a module here compiles, `compile_NAME.py`. In a package `_runtime/NAME.py`
+loads and launches what came of it."""
+RUNTIME = "_runtime"
+"""The folder of a package that has what loads its machine code, as `kgen.build.runtime` here."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
 _INIT = '"""{name}, as machine code: see manifest.json. None of its files has the function."""\n'
@@ -45,7 +46,7 @@ _LAUNCHER = '''"""What sources/{stem}.py offers, whose kernels are machine code 
 
 from pathlib import Path
 
-from .{runtime} import Package
+from .{runtime}.{target} import Package
 
 _launcher = Package(__package__, Path(__file__).parent).load("{stem}")
 {exports}
@@ -213,14 +214,20 @@ def _write(
     (folder / SOURCES).mkdir()
     for path in emitted:
         shutil.copy(path, folder / SOURCES / path.name)
+    (folder / RUNTIME).mkdir()
+    for path in _runtime(files):
+        shutil.copy(path, folder / RUNTIME / path.name)
     for file in files:
-        shutil.copy(_runtime(file), folder / f"_{_runtime(file).name}")
         (folder / file.path.name).write_text(_launcher(loaded, file), encoding="utf-8")
     (folder / "__init__.py").write_text(_init(loaded, files), encoding="utf-8")
     kernels = sorted(({k: v for k, v in row.items() if k != "error"} for row in rows), key=json.dumps)
     if native is not None:
         write_native(loaded, native, [row for row in kernels if row["target"] == "triton"], folder)
-    written = [*folder.glob("*.py"), *folder.glob(f"{SOURCES}/*"), *folder.glob(f"{FOLDER}/*")]
+    written = [
+        path
+        for place in ("*.py", *(f"{name}/*" for name in (RUNTIME, SOURCES, FOLDER)))
+        for path in folder.glob(place)
+    ]
     manifest = {
         "spec": loaded.folder,
         "sources": _hashes(files),
@@ -249,8 +256,9 @@ def _launcher(loaded: Any, file: Emitted) -> str:
     names = (problem_of(loaded, file.target).name, *offers)
     exports = "\n".join(f"{one} = _launcher.{one}" for one in names)
     quoted = ", ".join(f'"{one}"' for one in names)
-    runtime = f"_{_runtime(file).stem}"
-    return _LAUNCHER.format(stem=file.stem, runtime=runtime, exports=exports, quoted=quoted)
+    return _LAUNCHER.format(
+        stem=file.stem, runtime=RUNTIME, target=file.target, exports=exports, quoted=quoted
+    )
 
 
 def _summary(folder: str, arch: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -272,13 +280,14 @@ def _hashes(files: Sequence[Emitted]) -> dict[str, str]:
     return {file.path.name: ledger.file_hash(file.path) for file in files}
 
 
-def _runtime(file: Emitted) -> Path:
-    """What loads and launches the machine code of a file."""
-    return Path(__file__).parent / f"runtime_{file.target}.py"
+def _runtime(files: Sequence[Emitted]) -> list[Path]:
+    """What loads and launches the machine code of files."""
+    here = Path(__file__).parent / "runtime"
+    return [here / f"{name}.py" for name in ("__init__", "folder", *sorted({file.target for file in files}))]
 
 
 def _runtimes(files: Sequence[Emitted]) -> dict[str, str]:
-    return {file.target: _sha256(_runtime(file)) for file in files}
+    return {path.name: _sha256(path) for path in _runtime(files)}
 
 
 def _compilers(files: Sequence[Emitted]) -> dict[str, str]:

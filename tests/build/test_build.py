@@ -13,8 +13,8 @@ import pytest
 from apart import interpreted
 from typer.testing import CliRunner
 
-from kgen.build import runtime_triton as runtime
 from kgen.build.package import build_specs, stale
+from kgen.build.runtime import triton as runtime
 from kgen.cli import app
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from kgen.build import compile_cute
 from kgen.build.package import build_specs
-from kgen.build.runtime_cute import words
+from kgen.build.runtime.cute import words
 from kgen.cli import app
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
@@ -141,7 +141,7 @@ def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path,
 def test_machine_code_of_another_place_is_not_loaded(
     built: Path, tmp_path: Path, change: dict[str, Any], why: str
 ) -> None:
-    from kgen.build.runtime_cute import Package
+    from kgen.build.runtime.cute import Package
 
     manifest = json.loads((built / "out" / "small_output" / "manifest.json").read_text())
     manifest["kernels"][0] |= change

@@ -63,7 +63,7 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
 
 
 def _errors(folder: Path, layout: str) -> dict[str, float]:
-    from kgen.build import runtime_triton as runtime
+    from kgen.build.runtime import triton as runtime
     from kgen.verify import interpreter
 
     interpreter.mend()

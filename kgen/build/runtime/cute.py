@@ -8,22 +8,13 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
 import inspect
-import json
-import os
 import platform
-import sys
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-SOURCES = "sources"
-NO_COMPILER = "KGEN_NO_COMPILER"
-"""Where the environment has it, what there is no machine code for raises: nothing is compiled."""
+from .folder import NO_COMPILER, Folder, may_compile, say_once
+
 TOOL = "nvidia-cutlass-dsl"
 
 
@@ -32,25 +23,14 @@ def words(constants: Mapping[str, Any]) -> dict[str, Any]:
     return {name: getattr(value, "__name__", value) for name, value in constants.items()}
 
 
-@dataclass(frozen=True)
-class Package:
-    """A folder that `kgen build` made, as a package of that name."""
+class Package(Folder):
+    """A folder that `kgen build` made."""
 
-    name: str
-    folder: Path
-
-    def load(self, stem: str) -> ModuleType:
+    def load(self, stem: str) -> Any:
         """The emitted file, with machine code for kernels."""
-        path = self.folder / SOURCES / f"{stem}.py"
-        spec = importlib.util.spec_from_file_location(f"{self.name}.{stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module: Any = importlib.util.module_from_spec(spec)
-        sys.modules[module.__name__] = module
-        spec.loader.exec_module(module)
+        module = self.emitted(stem)
         module._compiled = functools.cache(functools.partial(self._read, module, module._compiled))
-        found: ModuleType = module
-        return found
+        return module
 
     def _read(self, module: Any, compiled: Callable[..., Any], *constants: Any) -> Any:
         """What launches the kernels for some constants. Raises RuntimeError where there is no machine code of them, and
@@ -62,15 +42,15 @@ class Package:
             row = next(row for row in self._rows(module) if row["constants"] == given)
             loaded = module.cute.runtime.load_module(str(self.folder / row["file"]))
             return getattr(loaded, row["symbol"])
-        if os.environ.get(NO_COMPILER):
+        if not may_compile():
             raise RuntimeError(f"{self.name}: {why}, and {NO_COMPILER} is set")
-        _say_once(f"{self.name}: {why}: CuTe DSL compiles its kernels")
+        say_once(f"{self.name}: {why}: CuTe DSL compiles its kernels")
         return compiled(*constants)
 
     def _rows(self, module: Any) -> list[Mapping[str, Any]]:
         return [
             row
-            for row in self._manifest["kernels"]
+            for row in self.manifest["kernels"]
             if row["target"] == "cute" and row["arch"] in module.ARCHS and row["host"] == platform.machine()
         ]
 
@@ -80,19 +60,10 @@ class Package:
         if not rows:
             return f"no machine code for {arch} beside {platform.machine()}"
         # The code for the host calls functions of that package.
-        made, here = self._manifest["compilers"][TOOL], importlib.metadata.version(TOOL)
+        made, here = self.manifest["compilers"][TOOL], importlib.metadata.version(TOOL)
         if made != here:
             return f"machine code of {TOOL} {made}, and here is {here}"
         if not any(row["constants"] == given for row in rows):
             sizes = ", ".join(f"{name} {word}" for name, word in given.items())
             return f"no machine code for {sizes}; `--heads` and `--gqa` of `kgen build` name sizes"
         return ""
-
-    @functools.cached_property
-    def _manifest(self) -> Any:
-        return json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=2)

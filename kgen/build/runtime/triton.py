@@ -12,19 +12,17 @@ import ctypes
 import functools
 import importlib.util
 import inspect
-import json
-import os
 import struct
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
+
+from .folder import NO_COMPILER, Folder, may_compile, say_once
 
 DTYPES = {
     torch.bfloat16: "bf16",
@@ -51,9 +49,6 @@ FORMATS = {
     "fp32": "f",
 }
 BITS = {"i8": 7, "i16": 15, "i32": 31, "i64": 63}
-SOURCES = "sources"
-NO_COMPILER = "KGEN_NO_COMPILER"
-"""Where the environment has it, what no machine code fits raises: nothing is compiled."""
 MAP_BYTES = 128
 """Of what TMA is told of a tensor, which begins at a multiple of 64 bytes."""
 
@@ -411,17 +406,8 @@ def _jit(package: Package, function: Any = None, **options: Any) -> Any:
     return Kernel(function, package) if function else functools.partial(_jit, package, **options)
 
 
-@dataclass(frozen=True, eq=False)
-class Package:
+class Package(Folder):
     """A folder that `kgen build` made."""
-
-    name: str
-    folder: Path
-
-    @functools.cached_property
-    def manifest(self) -> Any:
-        """What was compiled, and from what."""
-        return json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
 
     @functools.cache  # noqa: B019
     def cubins(self, kernel: str, arch: int) -> list[Cubin]:
@@ -437,33 +423,28 @@ class Package:
         why = "for these arguments" if arch in chips else f"for sm_{arch}"
         flag = "name their sizes to `kgen build`, as `--gqa` or `--width`"
         hint = flag if arch in chips else f"`kgen build --arch sm_{arch}` makes it"
-        lacks = f"{NO_COMPILER} is set" if os.environ.get(NO_COMPILER) else "no Triton here"
-        if os.environ.get(NO_COMPILER) or importlib.util.find_spec("triton") is None:
+        lacks = "no Triton here" if may_compile() else f"{NO_COMPILER} is set"
+        if not may_compile() or importlib.util.find_spec("triton") is None:
             raise RuntimeError(
                 f"{self.name}: no machine code of {kernel.__name__} {why}, and {lacks}: {hint}"
             )
         if arch:
-            _say_once(f"{self.name}: no machine code of {kernel.__name__} {why}: Triton compiles it; {hint}")
+            say_once(f"{self.name}: no machine code of {kernel.__name__} {why}: Triton compiles it; {hint}")
         return getattr(self._source(), kernel.__name__)
 
     @functools.cache  # noqa: B019
-    def _source(self) -> ModuleType:
-        return _imported(f"{self.name}._source", self.folder / SOURCES / "triton.py", {})
+    def _source(self) -> Any:
+        return self.emitted("triton", "_source")
 
-    def load(self, stem: str) -> ModuleType:
+    def load(self, stem: str) -> Any:
         """The emitted file, with machine code for kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
-        module = _imported(f"{self.name}.{stem}", self.folder / SOURCES / f"{stem}.py", here)
+        module = self.emitted(stem, scope=here)
         if "hopper.py" in self.manifest["compiled"]:
-            _imported(f"{self.name}.hopper", self.folder / SOURCES / "hopper.py", here)
+            self.emitted("hopper", scope=here)
         else:
             sys.modules[f"{self.name}.hopper"] = None  # type: ignore[assignment]
         return module
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=5)
 
 
 def _importer(standin: StandIn) -> Callable[..., Any]:
@@ -477,14 +458,3 @@ def _importer(standin: StandIn) -> Callable[..., Any]:
         return builtins.__import__(name, globals, locals, fromlist, level)
 
     return imported
-
-
-def _imported(name: str, path: Path, scope: Mapping[str, Any]) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    vars(module).update(scope)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
