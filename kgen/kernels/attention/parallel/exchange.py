@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -91,11 +91,16 @@ class Home:
         arrived = [(interval, *(x.movedim(0, axis) for x in pair)) for _, interval, pair in coming]
         self.coming.append((works, [x for _, x in sent], arrived))
 
-    def settle(self) -> None:
-        """Add what has come."""
-        for works, _, gradients in self.coming:
+    def wait(self) -> None:
+        """Until all that is under way has come."""
+        for works, _, _ in self.coming:
             for work in works:
                 work.wait()
+
+    def settle(self) -> None:
+        """Add what has come."""
+        self.wait()
+        for _, _, gradients in self.coming:
             for interval, dk, dv in gradients:
                 self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)
         self.coming.clear()
@@ -138,18 +143,22 @@ class Beside:
             yield
 
     def wait(self, works: list[Any], received: list[Tensor]) -> None:
-        """What computes goes on after these, with what they bring."""
+        """What computes goes on after these, with what they bring. They are over: nobody waits for them again."""
         if self.begun is None:
-            for work in works:
-                work.wait()
+            _wait(works)
             return
         beside, here = _stream_beside(self.device), torch.cuda.current_stream(self.device)
         with torch.cuda.stream(beside):  # whose memory they have: it is not given away before they are over
-            for work in works:
-                work.wait()
+            _wait(works)
         here.wait_stream(beside)
         for x in received:
             x.record_stream(here)
+
+
+def _wait(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
+    works.clear()
 
 
 @functools.cache
@@ -160,6 +169,12 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
 # --- steps ------------------------
 
 
+Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
+"""Pairs of a rank, with their keys and values."""
+UnderWay = list[list[Any]]
+"""What transfers are waited for by, those that were begun together in one list."""
+
+
 def steps(
     plan: Plan,
     group: dist.ProcessGroup,
@@ -168,17 +183,35 @@ def steps(
     v: Tensor,
     agreed: Callable[[], None],
     home: Home | None = None,
-) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+) -> Steps:
     """Pairs of this rank with their keys and values: first its own, then those of others.
 
     Nothing is sent before all have `agreed`. What a step takes was asked for before the step ahead of it, so that it
     comes while that one computes: kernels that have all of a GPU leave nothing to a transfer that begins after them.
-    `home` gets the gradients of a step as soon as it is over.
+    `home` gets the gradients of a step as soon as it is over. Whoever stops ahead of the last pair waits for what is
+    under way.
     """
+    under_way: UnderWay = []
+    found = _gathered_pairs if plan.gathered else _pairs_by_steps
+    try:
+        yield from found(plan, group, axis, k, v, agreed, home, under_way)
+    finally:
+        for works in under_way:
+            _wait(works)
+
+
+def _pairs_by_steps(
+    plan: Plan,
+    group: dist.ProcessGroup,
+    axis: int,
+    k: Tensor,
+    v: Tensor,
+    agreed: Callable[[], None],
+    home: Home | None,
+    under_way: UnderWay,
+) -> Steps:
+    """Pairs of keys that come from one rank after the other."""
     rank, ranks = dist.get_rank(group), plan.ranks
-    if plan.gathered:
-        yield from _gathered_pairs(plan, group, axis, k, v, agreed, home)
-        return
     others = [other for other in range(ranks) if other != rank]
     leaving = {
         interval: [run_of(x, axis, plan.kv.rows(rank, *interval)).contiguous() for x in (k, v)]
@@ -187,7 +220,8 @@ def steps(
     agreed()
     beside = Beside(k)
     shared = _Shared(plan, group, axis, k, v, leaving, beside)
-    next_step = _Step(plan, group, axis, k, v, leaving, beside, 1) if ranks > 1 else None
+    under_way.append(shared.works)
+    next_step = _Step(plan, group, axis, k, v, leaving, beside, 1, under_way) if ranks > 1 else None
     for pair in plan.pairs_of(rank, rank):
         rows = plan.kv.rows(rank, *pair.kv)
         yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
@@ -196,7 +230,9 @@ def steps(
         step = next_step
         assert step is not None
         further = number + 1 < ranks
-        next_step = _Step(plan, group, axis, k, v, leaving, beside, number + 1) if further else None
+        next_step = (
+            _Step(plan, group, axis, k, v, leaving, beside, number + 1, under_way) if further else None
+        )
         yield from step.pairs(home)
         if home is not None:
             home.send(number, k, v)
@@ -211,7 +247,7 @@ class _Step:
 
     def __init__(
         self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, leaving: Leaving,
-        beside: Beside, number: int,
+        beside: Beside, number: int, under_way: UnderWay,
     ) -> None:  # fmt: skip
         rank, ranks = dist.get_rank(group), plan.ranks
         self.plan, self.axis, self.rank, self.beside = plan, axis, rank, beside
@@ -222,6 +258,7 @@ class _Step:
             self.keys = [tuple(like(x, axis, hi - lo) for x in (k, v)) for lo, hi in self.intervals]
             self.received = [x for pair in self.keys for x in pair]
             self.works = _exchanged(group, sent, [(self.source, x) for x in self.received])
+        under_way.append(self.works)
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
@@ -284,7 +321,8 @@ def _gathered_pairs(
     v: Tensor,
     agreed: Callable[[], None],
     home: Home | None,
-) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+    under_way: UnderWay,
+) -> Steps:
     """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
     rank, ranks = dist.get_rank(group), plan.ranks
     first, rest = plan.calls(rank)
@@ -305,6 +343,7 @@ def _gathered_pairs(
             for which in (leaving, coming)
         )
         works = _exchanged(group, sent, received)
+    under_way.append(works)
     if home is not None:
         few = plan.most_parts(rank) <= 3
         placed = [x.movedim(0, axis) for x in whole]

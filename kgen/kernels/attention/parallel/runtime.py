@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Home, steps
+from .exchange import Home, Steps, steps
 from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, encoded, planned, runs, without
 from .sums import LOG2, Attended, Gradient, run_of
 
@@ -141,6 +141,7 @@ class Call:
             asked = inspect.signature(make).parameters
             batch, heads, queries, _ = q.shape
             sizes = {"B": batch, "HQ": heads, "HKV": k.shape[1], "SQ": queries, "SK": k.shape[2]}
+            sizes["device"] = q.device
             lists = make(**{n: x for n, x in {**sizes, **named}.items() if n in asked})[1:]
         tensors = [*(named[name] for name in self.kernels.tensors), *([] if sinks is None else [sinks])]
         numbers = [named[name] for name in self.kernels.numbers]
@@ -158,15 +159,21 @@ class Call:
         return dq, dk, dv, [(*places[name], gradient) for name, gradient in named_gradients]
 
     @contextmanager
-    def agreeing(self) -> Iterator[None]:
-        """What is wrong here is said where ranks agree in it; else that they do not is."""
+    def agreeing(self, steps: Steps, home: Home | None = None) -> Iterator[None]:
+        """What is wrong here is said where ranks agree in it; else that they do not is.
+
+        Transfers that are under way come to their end: gloo would wait for one that was dropped at all that follows.
+        """
         try:
             yield
         except Exception:
             self.agreed()
+            steps.close()
+            if home is not None:
+                home.wait()
             raise
 
-    def steps(self, k: Tensor, v: Tensor, home: Home | None = None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
+    def steps(self, k: Tensor, v: Tensor, home: Home | None = None) -> Steps:
         """Pairs of this rank with their keys and values: first its own, then those of others."""
         # Who is gone in backward is noticed at its end: all else was agreed upon in forward.
         agreed = self.agreed if home is None else lambda: None
@@ -180,8 +187,9 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
     """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
     axis, sunk = call.kernels.axis, _by_joining(sinks)
     total = Attended((*q.shape[:-1], v.shape[-1]), q, axis, call.few)
-    with call.agreeing():
-        for whole, keys, values in call.steps(k, v):
+    steps = call.steps(k, v)
+    with call.agreeing(steps):
+        for whole, keys, values in steps:
             free = total.free(call.plan.q.rows(call.rank, *whole.q))
             for pair, rows, joined in call.apart(whole, free):
                 found = call.forward(pair, run_of(q, axis, rows), keys, values, sunk[joined])
@@ -220,8 +228,9 @@ def backward(
     home = Home(call.plan, call.group, axis, own)
     if sinks is not None:
         learned["sinks"] = torch.zeros_like(sinks, dtype=torch.float32)
-    with call.agreeing():
-        for whole, keys, values in call.steps(k, v, home):
+    steps = call.steps(k, v, home)
+    with call.agreeing(steps, home):
+        for whole, keys, values in steps:
             free = total_dq.free(call.plan.q.rows(call.rank, *whole.q))
             for pair, rows, joined in call.apart(whole, free):
                 dq, dk, dv, others = call.backward(

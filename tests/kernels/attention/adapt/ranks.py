@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -15,7 +16,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -126,12 +129,27 @@ def checkpointed(function: Any, operands: Any, keywords: dict[str, Any], inputs:
     return checkpoint(function, *operands, **keywords, use_reentrant=False)  # type: ignore[no-any-return]
 
 
+def after_a_failure(
+    function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs
+) -> tuple[Any, Any]:
+    """Calls in which kernels fail while keys travel: all ranks hear of it, and their group serves the next call."""
+    call = sys.modules[f"{inspect.getmodule(function).__name__}.runtime"].Call  # type: ignore[union-attr]
+    for name in ("forward", "backward"):
+        with (
+            mock.patch.object(call, name, side_effect=ArithmeticError(name)),
+            pytest.raises(ArithmeticError, match=name),
+        ):
+            torch.autograd.grad(function(*operands, **keywords)[0].sum(), operands[0])
+    return function(*operands, **keywords)
+
+
 THROUGH = {
     "": lambda function, operands, keywords, inputs: function(*operands, **keywords),
     "dtensors": of_dtensors,
     "context_parallel": in_context_parallel,
     "compile": compiled,
     "checkpoint": checkpointed,
+    "failure": after_a_failure,
 }
 """What may stand between a model and the function."""
 MISTAKES = {

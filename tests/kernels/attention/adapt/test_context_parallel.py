@@ -67,8 +67,10 @@ CALLS = [
     ("causal", 3, {}, {"through": "context_parallel", "sharding": "head_tail"}),
     ("causal", 2, {"sq": 50, "sk": 50}, {"through": "compile", "gathered": False}),
     ("causal", 2, {"sq": 50, "sk": 50}, {"through": "checkpoint"}),
+    ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": True}),
+    ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": False}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [("heads", True), ("dtype", True), ("rows", True), ("heads", False)]
 
