@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
-from kgen.spec.source import Document
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -64,6 +63,8 @@ def _where_it_is_listed(
     are made of the user's."""
     if kind not in (asked := listed(variants)):
         return said
+    from kgen.spec.source import Document
+
     document = Document(variants[0].text, variants[0].path.as_posix())
     place = ("adapters", asked.index(kind))
     return [document.value(d.code, d.message, place, d.hint) for d in said]

@@ -56,7 +56,7 @@ def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
         return None
 
 
-def store(outputs: Sequence[Output], started: Iterable[str], spec_text: str, generated: Path) -> None:
+def store(outputs: Sequence[Output], spec_text: str, generated: Path, started: Iterable[str] = ()) -> None:
     """Remember that `outputs`, all that is made from `spec_text`, are on disk, and so is what it `started`. Failing to
     is no harm."""
     path = _entry_path(outputs[0].spec, generated)

@@ -133,7 +133,7 @@ def remember(rendered: Iterable[Rendered], generated: Path) -> None:
     """Tell the cache what is on disk now."""
     for each in rendered:
         if each.spec_text is not None and each.outputs[0].whole:
-            cache.store(each.outputs, each.started, each.spec_text, generated)
+            cache.store(each.outputs, each.spec_text, generated, each.started)
 
 
 def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> None:
