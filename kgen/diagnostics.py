@@ -1,7 +1,7 @@
 """Diagnostics: one clear error with file, line, column, caret and a hint.
 
-Every error that a user can cause is a `KgenError` that carries one or more `Diagnostic`s. Only the command
-line prints them. The exit codes are those of the command: 1 drift or a wrong result, 2 a bad spec or usage,
+Every error that a user can cause is a `KgenError` that carries one or more `Diagnostic`s. As text it is what the
+command line prints of it. The exit codes are those of the command: 1 drift or a wrong result, 2 a bad spec or usage,
 3 a toolchain or device that is missing.
 """
 
@@ -44,7 +44,10 @@ class KgenError(Exception):
 
     def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]) -> None:
         self.diagnostics = (diagnostics,) if isinstance(diagnostics, Diagnostic) else tuple(diagnostics)
-        super().__init__("; ".join(d.message for d in self.diagnostics))
+        super().__init__(self.diagnostics)
+
+    def __str__(self) -> str:
+        return "\n".join(map(show, self.diagnostics))
 
 
 class MissingError(KgenError):

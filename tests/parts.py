@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Optional
+
+import typer
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read_json
 
+JOBS = os.cpu_count() or 1
+Jobs = Annotated[int, typer.Option(min=1, help="Processes at a time.")]
+Output = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("-o", "--output", help="Where a part is kept. Default: SCRIPT-I-of-N.json."),
+]
+Merge = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
+]
+"""The options of scripts whose work has parts."""
 HINT = "name what the same script wrote with `--shard`"
 
 

@@ -28,6 +28,7 @@ from kgen.expr import text as text_limits
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Type
 from kgen.expr.type_rules import TypeRuleError
+from kgen.family import NAMES, family
 from kgen.kernels.attention.spec import SIZES, AttentionSpec, Buffer
 from kgen.spec.common import ELEMENTS, ParamSpec
 
@@ -322,6 +323,20 @@ def test_names_of_the_kernels_for_hopper_are_emitted() -> None:
     assert len(names) > 20
     for name in names:
         assert re.search(rf"\b{name}\b", emitted), name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/support.md"])
+def test_targets_are_those_of_the_families(page: str) -> None:
+    """Of a target that does one part of a kernel, the part is named."""
+    words = {"attention": "attention", "norm": "norms", "chunk_output": "output"}
+    (row,) = re.findall(r"^\| targets \| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    said = dict(zip(("triton", "cuda", "cute"), row.split(";"), strict=True))
+    assert said.pop("triton") == "Triton for all"
+    for target, clause in said.items():
+        for name in NAMES:
+            found = family(name).targets.get(target)
+            word = found.part if found and found.part else words[name]
+            assert (word in clause) == (found is not None), (target, word)
 
 
 def test_every_stage_is_shown() -> None:

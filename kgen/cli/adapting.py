@@ -15,7 +15,6 @@ from kgen.cli.terminal import Format
 from kgen.cli.verbs import drift_line, verb
 from kgen.diagnostics import EXIT_WRONG
 from kgen.family import known_adapters
-from kgen.files import write_new
 
 Kind = Enum("Kind", {name: name for name in known_adapters()}, type=str)  # type: ignore[misc]
 ADAPTERS = Path("adapters")
@@ -32,25 +31,19 @@ def adapt(
 ) -> int:
     """Write what others call kernels by: a package for models of transformers, a repository for the kernel hub."""
     from kgen.render import project, writer
-    from kgen.render.adapters import adapters
 
-    outputs, started = adapters(project.find_specs(specs or []), [one.value for one in kind])
-    changes = writer.compute_changes(outputs, output, others=False)
-    missing = {output / name: text for name, text in started.items() if not (output / name).exists()}
+    adapted = project.adapt_all(project.find_specs(specs or []), [one.value for one in kind])
+    outputs, started = project.together(adapted)
+    changes = writer.compute_changes(outputs, output, started, others=False)
     if not check:
         writer.apply(changes, force=force)
-        for path, text in missing.items():
-            write_new(path, text, "move it away")
     drift = writer.drift(changes)
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        rows += [{"path": path.as_posix(), "state": "new", "why": None} for path in missing]
         terminal.data({"changes": rows})
     else:
         for change in drift:
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
-        for path in missing:
-            terminal.line(f"new: {path.as_posix()}", sys.stderr if check else sys.stdout)
-    total, differ = sum(len(o.files) for o in outputs) + len(started), len(drift) + len(missing)
-    terminal.summary(f"{total} {'checked' if check else 'written'}, {differ} differ", form)
-    return EXIT_WRONG if check and differ else 0
+    said = f"{writer.wanted(changes)} {'checked' if check else 'written'}, {len(drift)} differ"
+    terminal.summary(said, form)
+    return EXIT_WRONG if check and drift else 0

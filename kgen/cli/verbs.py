@@ -125,12 +125,14 @@ def render(
     paths = project.find_specs(specs or [])
     single = single or stdout
     rendered = project.render_all(paths, output, targets=target or None, single=single, cached=not dry)
-    outputs = [output for each in rendered for output in each.outputs]
+    outputs, started = project.together(rendered)
     if stdout:
         return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
 
-    compute = writer.compute_single_changes if single else writer.compute_changes
-    changes = compute(outputs, output)
+    if single:
+        changes = writer.compute_single_changes(outputs, output)
+    else:
+        changes = writer.compute_changes(outputs, output, started)
     if not dry:
         writer.apply(changes, force=force)
         project.remember(rendered, output)
@@ -139,7 +141,7 @@ def render(
     states = Counter(
         _effect(change, forced=force and not dry) for change in changes if not change.is_manifest
     )
-    total = sum(len(o.files) for o in outputs)
+    total = writer.wanted(changes)
     differ = states["new"] + states["changed"]
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]

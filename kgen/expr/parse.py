@@ -15,6 +15,7 @@ from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
 from kgen.expr.built import Built, check_expansion, grown, limited, of_tree, times_printed
 from kgen.expr.functions import TABLE
+from kgen.expr.infinity import Infinity, infinity, scores
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.precedence import check_precedence
 from kgen.expr.scope import Scope
@@ -63,6 +64,7 @@ class _Builder:
         self.used: set[str] = set()
         self.current: str | None = None
         self.needs: dict[str, frozenset[str]] = {}
+        self.scores: frozenset[ast.expr] = frozenset()
 
     # Statements ------------------------
 
@@ -78,6 +80,7 @@ class _Builder:
             self.locals[target.id] = self.expression(value, 0)
         self.current = None
         value = self.value(last)
+        self.scores = scores(value) if "score" in self.scope.names else frozenset()
         built = self.expression(value, 0)
         self.check_result(built, value)
         for target, _ in targets:
@@ -162,6 +165,8 @@ class _Builder:
     def expression(self, node: ast.expr, depth: int) -> Built:
         if depth >= MAX_DEPTH:
             raise too_deep(self.span(node))
+        if found := infinity(node):
+            return self.infinite(node, found)
         inner = depth + 1
         match node:
             case ast.Constant():
@@ -201,6 +206,14 @@ class _Builder:
         )
         raise wrong(self.span(node), "not-in-language", f"{what} is not part of the language", hint)
 
+    def infinite(self, node: ast.expr, found: Infinity) -> Built:
+        if found.bound and not (found.negative and node in self.scores):
+            message = "a bound of a dtype stands for minus infinity only where it is the whole score"
+            hint = "write `where(condition, score, -inf)` in the last line, or the number itself"
+            raise wrong(self.span(node), "not-in-language", message, hint)
+        built = Built(Var("inf", Type.FLOAT), 1, 1)
+        return self.apply("neg", "-", (built,), self.span(node)) if found.negative else built
+
     def literal(self, node: ast.expr, value: object) -> Built:
         if isinstance(value, bool):
             return Built(Const(value, Type.BOOL), 1, 1)
@@ -229,8 +242,6 @@ class _Builder:
             return Built(Var(name, self.scope.variables[name]), 1, 1)
         if name in self.scope.meanings:
             return of_tree(self.scope.meanings[name])
-        if name == "inf":
-            return Built(Var("inf", Type.FLOAT), 1, 1)
         if name in self.scope.buffers:
             hint = f"index it: `{language.indexed(name, self.scope.buffers[name].rank)}`"
             raise wrong(span, "bad-index", f"`{name}` is a buffer, not a number", hint)
@@ -380,17 +391,6 @@ class _Builder:
             raise wrong(
                 keyword, "bad-call", f"`{name}` takes no keyword arguments", "write the arguments in order"
             )
-        match node.args:
-            case [ast.Constant(value=str(text)) as literal] if name == "float":
-                negative = text.strip().startswith("-")
-                hint = (
-                    f"write `{'-' if negative else ''}inf`"
-                    if "inf" in text.lower()
-                    else "write the number itself"
-                )
-                raise wrong(
-                    self.span(literal), "not-in-language", "a string is not part of the language", hint
-                )
         arguments = [self.expression(argument, inner) for argument in node.args]
         low, high = TABLE[name].arity
         if len(arguments) < low or (high is not None and len(arguments) > high):

@@ -103,14 +103,18 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
     source = Source(option, text.strip())
     node = source.expression()
     place = Place(source, node)
+    scope = Asked(module, source, node)
     with reading(place):
-        value = ev.expression(node, Frame(Asked(module, source, node)), source)
+        value = ev.expression(node, Frame(scope), source)
     named = value.owner if isinstance(value, Method) else value
     if isinstance(named, Tensor):
         known = ", ".join(f"`{name}`" for name in modules.functions(module)[:8])
         hint = f"the source has {known}" if known else "name a function of the source"
-        message = f"`{escaped(text.strip())}` is not defined in {escaped(module.source.name)}"
-        place.refuse("unknown-name", message, hint)
+        said = f"`{escaped(text.strip())}`"
+        if any(named is unknown for unknown in scope.tensors.values()):
+            place.refuse("unknown-name", f"{said} is not defined in {escaped(module.source.name)}", hint)
+        what = "a tensor" if named is value else "a method of a tensor"
+        place.refuse("bad-call", f"{said} is {what}, and not a function of a pair", hint)
     return value, place
 
 

@@ -76,7 +76,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
             return 0 if tensor is None else Unknown(place, untold, hint) if shape is None else len(shape)
         case "T" | "mT" if isinstance(owner, Tensor):
             turned = None if shape is None else shape[::-1]
-            return dataclasses.replace(owner, name=None, shape=turned, origin=_origin(place))
+            return _changed(owner, place, shape=turned)
         case "data":
             return owner
     return Method(owner, name)
@@ -92,7 +92,7 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
         isinstance(i, Unknown) and i.what == "this literal" for i in index
     ):
         if not ev.of_a_pair:
-            return dataclasses.replace(tensor, name=None, shape=None, origin=_origin(place))
+            return _changed(tensor, place, shape=None)
         place.refuse("whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`")
     found = list(before)
     for i in index:
@@ -156,9 +156,7 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
         of = args[0]
         if isinstance(of, Tensor):
             kept = of.shape if name in ("tril", "triu", "flip", "roll", "cumsum") else None
-            return dataclasses.replace(
-                of, name=None, shape=kept, dtype=known or of.dtype, origin=_origin(place)
-            )
+            return _changed(of, place, shape=kept, dtype=known or of.dtype)
     return None
 
 
@@ -193,7 +191,7 @@ def _like(name: str, args: list[Any], keywords: Mapping[str, Any], known: str | 
     fill = keywords.get("fill_value", args[1] if len(args) > 1 else None)
     value = {"zeros_like": 0, "ones_like": 1, "full_like": fill}.get(name)
     if isinstance(of, Tensor):
-        return dataclasses.replace(of, name=None, dtype=known or of.dtype, origin=_origin(place))
+        return _changed(of, place, dtype=known or of.dtype)
     if isinstance(of, Part):
         of = element(of)
     if not isinstance(of, Term) or not (is_number(value) or isinstance(value, Term)):
@@ -287,23 +285,19 @@ def method(
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
-        return dataclasses.replace(owner, name=None, dtype=known, origin=_origin(place))
+        return _changed(owner, place, dtype=known)
     if name in DTYPES:
-        return dataclasses.replace(owner, name=None, dtype=DTYPES[name], origin=_origin(place))
+        return _changed(owner, place, dtype=DTYPES[name])
     if name in ("detach", "clone"):
-        return dataclasses.replace(owner, name=None, grad=False)
+        return _changed(owner, place, grad=False, origin=owner.origin)
     if name in ("view", "reshape"):
         sizes = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
-        return dataclasses.replace(
-            owner, name=None, shape=_reshaped(owner.shape, sizes), origin=_origin(place)
-        )
+        return _changed(owner, place, shape=_reshaped(owner.shape, sizes))
     if name == "unsqueeze" and owner.shape is not None and args and args[0] in range(len(owner.shape) + 1):
         shape = (*owner.shape[: args[0]], 1, *owner.shape[args[0] :])
-        return dataclasses.replace(owner, name=None, shape=shape, origin=_origin(place))
+        return _changed(owner, place, shape=shape)
     if name in ("flatten", "ravel") and not args:
-        return dataclasses.replace(
-            owner, name=None, shape=_reshaped(owner.shape, (-1,)), origin=_origin(place)
-        )
+        return _changed(owner, place, shape=_reshaped(owner.shape, (-1,)))
     if name == "t":
         return attribute(owner, "T", place)
     if name in ("tril", "triu", "cumsum", "flip"):
@@ -313,6 +307,11 @@ def method(
     if name in ELEMENTWISE:
         return computed(ELEMENTWISE[name][0], (owner, *args), place)
     return derived([owner, *args], keywords, place)
+
+
+def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
+    """Another tensor that is made of one here, and has no name yet."""
+    return dataclasses.replace(owner, **{"name": None, "place": place, "origin": _origin(place), **fields})
 
 
 def _reshaped(shape: Shape | None, sizes: Sequence[Any]) -> Shape:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
-from kgen.render.project import each, load
-from kgen.render.writer import Output
+
+if TYPE_CHECKING:
+    from kgen.spec.load import Loaded
 
 
 @dataclass(frozen=True)
@@ -21,19 +22,49 @@ class Adapter:
     started: Mapping[str, str] = field(default_factory=dict)
 
 
-def adapters(paths: Iterable[Path], kinds: Iterable[str]) -> tuple[list[Output], dict[str, str]]:
-    """The folders of all specs, and the files that they start with. Raises `KgenError` with all its diagnostics."""
-    kinds = list(kinds)
+def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
+    """The adapters that a spec asks for."""
+    return tuple(getattr(variants[0].spec, "adapters", ()))
 
-    def adapted(path: Path) -> list[tuple[Path, Adapter]]:
-        variants = load(path)
-        own = family(variants[0].spec.kernel).adapters
-        for kind in (kind for kind in kinds if kind not in own):
-            message = f"a spec of `{variants[0].spec.kernel}` has no adapter for {kind}"
-            hint = f"it has: {', '.join(own)}" if own else "leave it out"
-            raise KgenError(Diagnostic("no-adapter", message, path.as_posix(), 1, 1, hint=hint))
-        return [(path, own[kind](variants)) for kind in kinds]
 
-    made = [one for found in each(paths, adapted) for one in found]
-    outputs = [Output(path, folder, files) for path, one in made for folder, files in one.folders.items()]
-    return outputs, {name: text for _, one in made for name, text in one.started.items()}
+def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
+    """Some adapters of a spec. Raises `KgenError` with all its diagnostics for those that it cannot have."""
+    folders: dict[str, Mapping[str, str]] = {}
+    started: dict[str, str] = {}
+    wrong: list[Diagnostic] = []
+    for kind in kinds:
+        try:
+            made = _made(variants, kind)
+        except KgenError as error:
+            wrong += _where_it_is_listed(variants, kind, error.diagnostics)
+            continue
+        folders |= made.folders
+        started |= made.started
+    if wrong:
+        raise KgenError(wrong)
+    return Adapter(folders, started)
+
+
+def _made(variants: Sequence[Loaded], kind: str) -> Adapter:
+    kernel = variants[0].spec.kernel
+    own = family(kernel).adapters
+    if kind not in own:
+        message = f"a spec of `{kernel}` has no adapter for {kind}"
+        hint = f"it has: {', '.join(own)}" if own else "leave it out"
+        raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
+    made: Adapter = own[kind](variants)
+    return made
+
+
+def _where_it_is_listed(
+    variants: Sequence[Loaded], kind: str, said: Iterable[Diagnostic]
+) -> Iterable[Diagnostic]:
+    """What is wrong with an adapter, at the place where the spec asks for it, if it does: some of it is of specs that
+    are made of the user's."""
+    if kind not in (asked := listed(variants)):
+        return said
+    from kgen.spec.source import Document
+
+    document = Document(variants[0].text, variants[0].path.as_posix())
+    place = ("adapters", asked.index(kind))
+    return [document.value(d.code, d.message, place, d.hint) for d in said]

@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,13 +49,16 @@ def lookup(spec: Path, generated: Path) -> tuple[Output, ...] | None:
                     return None
                 files[name] = data.decode()
             outputs.append(Output(spec, folder, files))
+        if not all((generated / name).exists() for name in entry["started"]):
+            return None
         return tuple(outputs)
     except (OSError, kept.NotJsonError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def store(outputs: Sequence[Output], spec_text: str, generated: Path) -> None:
-    """Remember that `outputs`, all that is made from `spec_text`, are on disk. Failing to is no harm."""
+def store(outputs: Sequence[Output], spec_text: str, generated: Path, started: Iterable[str] = ()) -> None:
+    """Remember that `outputs`, all that is made from `spec_text`, are on disk, and so is what it `started`. Failing to
+    is no harm."""
     path = _entry_path(outputs[0].spec, generated)
     entry = {
         "fingerprint": fingerprint(),
@@ -64,6 +67,7 @@ def store(outputs: Sequence[Output], spec_text: str, generated: Path) -> None:
             output.name: {name: _hash(text.encode()) for name, text in output.files.items()}
             for output in outputs
         },
+        "started": sorted(started),
     }
     temporary = path.with_suffix(f".{secrets.token_hex(6)}.tmp")
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -12,6 +12,7 @@ from kgen import family
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
 from kgen.files import checked_path
 from kgen.render import cache
+from kgen.render.adapters import adapted, listed
 from kgen.render.builtin import builtin_specs
 from kgen.render.rendering import blaming, render_variants
 from kgen.render.writer import Output
@@ -69,11 +70,12 @@ def load_all(paths: Iterable[Path]) -> list[Loaded]:
 
 @dataclass(frozen=True)
 class Rendered:
-    """What a spec makes: a folder, and one for each of its variants. `spec_text` is None where the cache vouched for
-    the files on disk."""
+    """What a spec makes: a folder, one for each of its variants, and those of its adapters. `spec_text` is None where
+    the cache vouched for the files on disk. `started` are files by path that are written where they are missing."""
 
     outputs: tuple[Output, ...]
     spec_text: str | None
+    started: Mapping[str, str] = field(default_factory=dict)
 
 
 def render_all(
@@ -92,8 +94,15 @@ def render_all(
             return Rendered(hit, None)
         variants, whole = load(path), targets is None and not single
         folders = render_variants(variants, targets, single=single)
-        outputs = (Output(path, folder, files, whole=whole) for folder, files in folders.items())
-        return Rendered(tuple(outputs), variants[0].text)
+        outputs = [Output(path, folder, files, whole=whole) for folder, files in folders.items()]
+        if single:
+            return Rendered(tuple(outputs), variants[0].text)
+        beside = adapted(variants, listed(variants))
+        # An adapter is of all targets at once: where some are asked for, it stays as it is.
+        outputs += [
+            Output(path, folder, files if whole else {}, whole) for folder, files in beside.folders.items()
+        ]
+        return Rendered(tuple(outputs), variants[0].text, beside.started if whole else {})
 
     rendered = each(paths, render)
     if targets is not None:
@@ -101,11 +110,30 @@ def render_all(
     return rendered
 
 
+def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
+    """The adapters of every spec, or every error of every spec."""
+
+    def adapt(path: Path) -> Rendered:
+        variants = load(path)
+        made = adapted(variants, kinds)
+        outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
+        return Rendered(outputs, variants[0].text, made.started)
+
+    return each(paths, adapt)
+
+
+def together(rendered: Iterable[Rendered]) -> tuple[list[Output], dict[str, str]]:
+    """What several specs make: their folders, and the files that they start with."""
+    made = list(rendered)
+    outputs = [output for one in made for output in one.outputs]
+    return outputs, {name: text for one in made for name, text in one.started.items()}
+
+
 def remember(rendered: Iterable[Rendered], generated: Path) -> None:
     """Tell the cache what is on disk now."""
     for each in rendered:
         if each.spec_text is not None and each.outputs[0].whole:
-            cache.store(each.outputs, each.spec_text, generated)
+            cache.store(each.outputs, each.spec_text, generated, each.started)
 
 
 def _check_targets(targets: Collection[str], rendered: Iterable[Rendered]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from kgen import files
@@ -56,13 +57,20 @@ class Change:
         return self.path.name == MANIFEST
 
 
-def compute_changes(outputs: Sequence[Output], generated: Path, *, others: bool = True) -> list[Change]:
+def compute_changes(
+    outputs: Sequence[Output],
+    generated: Path,
+    started: Mapping[str, str] = MappingProxyType({}),
+    *,
+    others: bool = True,
+) -> list[Change]:
     """Everything that stands between the disk and `outputs`, unchanged files included. Without `others`, only what lies
-    in their own folders is looked at."""
+    in their own folders is looked at. `started` are files by path that are the user's where they are there."""
     with _os_errors():
-        made = {Path(os.path.realpath(output.spec)): output for output in outputs}
+        made = _made(outputs)
         _refuse_shared_names(outputs, made, generated)
-        changes: list[Change] = []
+        there = ((generated / name, text) for name, text in started.items())
+        changes = [Change(path, "new", text, None) for path, text in there if not os.path.lexists(path)]
         for output in outputs:
             changes += _directory_changes(output, generated / output.name)
         names = {output.name for output in outputs}
@@ -89,8 +97,7 @@ def _folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
     """The same for specs that make one file each, right in the folder: its header is all that is recorded of it."""
     with _os_errors():
-        made = {Path(os.path.realpath(output.spec)): output for output in outputs}
-        _refuse_shared_names(outputs, made, folder)
+        _refuse_shared_names(outputs, _made(outputs), folder)
         return [_file_change(folder / name, text) for o in outputs for name, text in o.files.items()]
 
 
@@ -129,6 +136,11 @@ def drift(changes: Sequence[Change]) -> list[Change]:
     return [c for c in changes if c.state != "unchanged" and not (c.is_manifest and c.path.parent in said)]
 
 
+def wanted(changes: Iterable[Change]) -> int:
+    """How many files are to be there, without our own records and what has become the user's."""
+    return sum(change.text is not None and not change.is_manifest for change in changes)
+
+
 def refuse_edited(changes: Iterable[Change]) -> None:
     """Raise if a change would lose somebody's work."""
     diagnostics = [
@@ -145,7 +157,17 @@ def refuse_edited(changes: Iterable[Change]) -> None:
         raise DriftError(diagnostics)
 
 
-def _refuse_shared_names(outputs: Sequence[Output], made: Mapping[Path, Output], generated: Path) -> None:
+def _made(outputs: Sequence[Output]) -> dict[Path, list[str]]:
+    """By spec the folders of its own, without those inside of others."""
+    found: dict[Path, list[str]] = {}
+    for output in outputs:
+        names = found.setdefault(Path(os.path.realpath(output.spec)), [])
+        if (name := output.name.partition("/")[0]) not in names:
+            names.append(name)
+    return found
+
+
+def _refuse_shared_names(outputs: Sequence[Output], made: Collection[Path], generated: Path) -> None:
     """Two specs must not make one directory; and a directory must be a directory of its own, not a link."""
     diagnostics = []
     first: dict[str, Path] = {}
@@ -191,15 +213,16 @@ def _directory_changes(output: Output, directory: Path) -> list[Change]:
     return changes
 
 
-def _orphan_changes(directory: Path, made: Mapping[Path, Output]) -> list[Change]:
-    """What is to be deleted in a directory that no spec makes: its spec is gone, or has another name now."""
+def _orphan_changes(directory: Path, made: Mapping[Path, Sequence[str]]) -> list[Change]:
+    """What is to be deleted in a directory that no spec makes: its spec is gone, or makes others now."""
     recorded = manifest.read(directory)
     if recorded is None:
         return []
     spec = recorded.spec_path(directory)
     if spec not in made and spec.is_file():
         return []
-    why = f"its spec now makes `{made[spec].name}`" if spec in made else f"its spec {spec.name} is gone"
+    now = ", ".join(f"`{name}`" for name in made.get(spec, ()))
+    why = f"its spec now makes {now}" if now else f"its spec {spec.name} is gone"
     old = _read(directory / MANIFEST)
     return [*_pruned(directory, set(), why), Change(directory / MANIFEST, "pruned", None, old, why)]
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from kgen.diagnostics import Diagnostic, did_you_mean, shown
+from kgen.family import families
 from kgen.spec.source import Document, Path
 
 
@@ -40,7 +41,8 @@ def described(document: Document, model: type[BaseModel], error: ErrorDetails) -
         return place(context["code"], context["message"], path, context["hint"])
     if error["type"] == "extra_forbidden":
         known = sorted(_known_keys(model, path[:-1]))
-        hint = did_you_mean(str(path[-1]), known) or f"the keys here are {', '.join(known)}"
+        hint = _elsewhere(path) or did_you_mean(str(path[-1]), known)
+        hint = hint or f"the keys here are {', '.join(known)}"
         return document.key(
             "unknown-key", f"{shown(path[-1])} is not a key of {_where(path[:-1])}", path, hint
         )
@@ -103,6 +105,13 @@ def _example(model: type[BaseModel], path: Path) -> str:
             example = f"[{', '.join(map(str, example))}]" if isinstance(example, list) else example
             return f"add `{path[-1]}: {example}`"
     return f"add `{path[-1]}: ...`"
+
+
+def _elsewhere(path: Path) -> str | None:
+    """Which families of kernels have a key that this one does not."""
+    key = str(path[-1])
+    having = [one.name for one in families() if len(path) == 1 and key in one.model.get().model_fields]
+    return f"it is a key of {' and '.join(f'`kernel: {name}`' for name in having)}" if having else None
 
 
 def _known_keys(model: type[BaseModel], path: Path) -> set[str]:

@@ -311,7 +311,8 @@ def write(path: Path, files: Ledger) -> None:
 
 def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
     """Without files that are gone, and of earlier texts without the places where the present text was tried."""
-    names = {digest: name for name, digest in present.items()}
+    # Of copies, as an adapter has them, the kernels' own are named.
+    names = {digest: name for name, digest in reversed([*present.items()])}
     left: Ledger = {}
     for digest, entry in files.items():
         name: str = names[digest] if digest in names else entry["file"]

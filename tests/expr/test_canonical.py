@@ -102,6 +102,14 @@ SCORED = {
 """The same of scores."""
 
 
+MINUS_INFINITIES = (
+    *("-math.inf", "-torch.inf", "-np.inf", "-numpy.inf", "+(-inf)", "-(-(-inf))", "float(-math.inf)"),
+    *("float('-inf')", '-float("inf")', "-float('+Infinity')", "float(' -INF ')", "-float(inf)"),
+    *("torch.finfo(torch.float32).min", "torch.finfo(score.dtype).min", "-torch.finfo(torch.half).max"),
+    *("np.finfo(np.float32).min", "numpy.finfo(numpy.float64).min"),
+)
+
+
 def body(text: str) -> str:
     """What an emitted file has behind the docstring that quotes the spec."""
     _, _, rest = render_spec(loads(text, "spec.yaml"))["triton.py"].partition('"""')
@@ -129,8 +137,12 @@ def test_other_words_give_the_same_kernels(name: str) -> None:
 
 
 def test_a_mask_may_be_written_into_the_score() -> None:
+    wanted = body(respelled("causal"))
     for written in ("where(q_idx >= kv_idx, score, -inf)", "where(q_idx < kv_idx, -inf, score)"):
-        assert body(respelled("causal", score_mod=written, mask_mod=None)) == body(respelled("causal"))
+        assert body(respelled("causal", score_mod=written, mask_mod=None)) == wanted
+    for minus_infinity in MINUS_INFINITIES:
+        written = f"where(q_idx >= kv_idx, score, {minus_infinity})"
+        assert body(respelled("causal", score_mod=written, mask_mod=None)) == wanted, written
 
 
 def test_gradients_stand_in_the_order_of_the_buffers() -> None:

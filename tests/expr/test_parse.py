@@ -105,13 +105,14 @@ LEAVES: dict[Type, st.SearchStrategy[Node]] = {
 
 
 def parseable(node: Node) -> bool:
-    # `-3` reads as the literal; a minus in front of a positive literal is not a tree that text can mean.
+    # `-3` reads as the literal; a minus in front of a positive literal is not a tree that text can mean. Neither is
+    # what `--inf` and `float(inf)` say of infinity in more words.
+    infinite = (INF, call("neg", INF))
     return not any(
-        isinstance(n, Call)
-        and n.fn == "neg"
-        and isinstance(n.args[0], Const)
-        and "-" not in repr(n.args[0].value)
+        (n.fn == "neg" and isinstance(n.args[0], Const) and "-" not in repr(n.args[0].value))
+        or (n.fn in ("neg", "float") and n.args[0] in infinite and n != infinite[1])
         for n in walk(node)
+        if isinstance(n, Call)
     )
 
 
@@ -218,6 +219,9 @@ def test_depth_just_within_the_limit() -> None:
         ("- 2.5", Const(-2.5, FLOAT)),
         ("-2147483648", integer(-(2**31))),
         ("-inf", call("neg", INF)),
+        ('float("-inf")', call("neg", INF)),
+        ("-math.inf * score", call("mul", call("neg", INF), SCORE)),
+        ('-float("-inf")', INF),
         ("+score", SCORE),
         ("-score * 2", call("mul", call("neg", SCORE), integer(2))),
         ("-2 ** 2", call("neg", call("mul", integer(2), integer(2)))),
@@ -250,12 +254,23 @@ def test_both_spellings_of_logic(text: str) -> None:
     assert parse(text, BOOL) == call("and", both, call("not", call("eq", H, integer(2))))
 
 
+def test_a_bound_of_a_dtype_is_a_masks_value() -> None:
+    text = f"where(h > 1, where(q_idx >= kv_idx, score, {MIN}), score) if h < 9 else {MIN}"
+    assert parse(text) == parse(text.replace(MIN, "-inf"))
+    scope = Scope({"x": FLOAT}, {})  # where there are no scores, there are no masks
+    with pytest.raises(ExpressionError, match="a bound of a dtype"):
+        parse_expression(f"where(x > 0, x, {MIN})", scope, FLOAT)
+
+
 def test_types_of_results() -> None:
     assert parse("h").type is INT
     assert parse("keep[0, 0]", BOOL) == Read("keep", (integer(0), integer(0)), BOOL)
     assert failure("h > 1").code == "wrong-type"
     assert failure("score", BOOL).code == "wrong-type"
     assert failure("score", INT).code == "wrong-type"
+
+
+MIN = "torch.finfo(torch.float32).min"
 
 
 @pytest.mark.parametrize(
@@ -281,6 +296,28 @@ def test_types_of_results() -> None:
         ("1e39", "literal-range", "1e39"),
         ("2147483648", "literal-range", "2147483648"),
         ("None", "not-in-language", "None"),
+        ('float("-inff")', "not-in-language", '"-inff"'),
+        ('float("-+inf")', "not-in-language", '"-+inf"'),
+        ("-os.inf", "attribute-access", "os.inf"),
+        ("score.inf", "attribute-access", "score.inf"),
+        (
+            "where(h > 1, score, torch.finfo(torch.int32).min)",
+            "attribute-access",
+            "torch.finfo(torch.int32).min",
+        ),
+        # A bound of a dtype is a mask's value where it would be the whole score, and nothing elsewhere.
+        *(
+            (text.format(MIN), "not-in-language", MIN)
+            for text in (
+                *("score + {}", "where(h > 1, 0, {}) + score", "where({} > 1, score, 0)", "{}"),
+                *("exp(where(h > 1, score, {}))", "x = {}\nwhere(h > 1, score, x)"),
+            )
+        ),
+        (
+            "where(h > 1, score, -torch.finfo(torch.half).min)",
+            "not-in-language",
+            "-torch.finfo(torch.half).min",
+        ),
     ],
 )
 def test_position_of_errors(text: str, code: str, marked: str) -> None:

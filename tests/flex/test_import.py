@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -203,6 +204,24 @@ def test_what_lies_beside_a_package_is_another(tmp_path: Path) -> None:
     )
     with pytest.raises(KgenError, match="a function of another package"):
         imported(str(mods), {"mask_mod": "mod"}, Options())
+
+
+def test_an_error_from_python_says_what_the_command_says() -> None:
+    table = torch.zeros(4, 4)
+
+    def summed(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + table[q].sum()
+
+    with pytest.raises(KgenError) as caught:
+        live_spec(score_mod=summed)
+    said = str(caught.value)
+    line = summed.__code__.co_firstlineno + 1
+    assert said.startswith("error[reduction]: `.sum()` is a reduction\n")
+    assert f"test_import.py:{line}:24\n" in said
+    assert "        return score + table[q].sum()\n" in said
+    assert "= hint: a mod is computed for one pair" in said
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.exit_code) == (said, 2)
 
 
 def test_lengths_that_are_read_are_given_to_the_code_of_flexattention() -> None:

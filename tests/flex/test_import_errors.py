@@ -147,6 +147,27 @@ WHOLE = {
         "--mask:1:1",
         "the source has `causal`",
     ),
+    "tensor for a function": (
+        BIAS + "def causal(b, h, q, k):\n    return q >= k\n",
+        ["--mask", "bias"],
+        "bad-call",
+        "--mask:1:1",
+        "`bias` is a tensor, and not a function of a pair",
+    ),
+    "method of a tensor for a function": (
+        BIAS + "def causal(b, h, q, k):\n    return q >= k\n",
+        ["--mask", "bias.t().abs"],
+        "bad-call",
+        "--mask:1:1",
+        "hint: the source has `causal`",
+    ),
+    "made in a mod": (
+        BIAS + "def mod(s, b, h, q, k):\n    return s + torch.cumsum(bias, 0)[q, k]\n",
+        ["--score", "mod"],
+        "no-name",
+        "mods.py:8:16",
+        "a tensor that has no name is read",
+    ),
     "unknown name inside": (
         "def causal(b, h, q, k):\n    return q >= key\n",
         ["--mask", "causal"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ def fuzz(
         int, typer.Option(help="The first one; by default the first that is not in the ledger.")
     ] = -1,
     count: Annotated[int, typer.Option(min=1, help="How many.")] = 100,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = os.cpu_count() or 1,
+    jobs: parts.Jobs = parts.JOBS,
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="A GPU, or the interpreters of Triton and Gluon.")
     ] = "cpu",
@@ -38,14 +37,8 @@ def fuzz(
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
-    output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--output", help="Where a part is kept. Default: fuzz-I-of-N.json."),
-    ] = None,
-    merge: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
-    ] = None,
+    output: parts.Output = None,
+    merge: parts.Merge = None,
 ) -> None:
     """Render random specs, spell them in other words, and run their kernels against float64.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -43,18 +42,12 @@ def mutate(
         int, typer.Option(min=1, help="How many of each file, drawn evenly from the operators.")
     ] = 40,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = os.cpu_count() or 1,
+    jobs: parts.Jobs = parts.JOBS,
     record: Annotated[bool, typer.Option(help="Enter the result in tests/mutating/report.json.")] = True,
     ray: Ray = None,
     shard: PartOf = None,
-    output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("-o", "--output", help="Where a part is kept. Default: mutate-I-of-N.json."),
-    ] = None,
-    merge: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Try nothing, and enter what these parts found. Repeatable."),
-    ] = None,
+    output: parts.Output = None,
+    merge: parts.Merge = None,
 ) -> None:
     """Change emitted files, one thing at a time, and verify them; exit 1 if a mutant that is not equivalent lives."""
 

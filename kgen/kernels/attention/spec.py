@@ -15,6 +15,7 @@ from kgen.expr.mask_form import FALSE
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, variables
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.spelling import Accuracy
+from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
     Expression,
@@ -203,8 +204,11 @@ class Buffer(SpecModel):
 
 if TYPE_CHECKING:
     from kgen.spec.targets import Targets
+
+    Adapters = tuple[str, ...]
 else:
     Targets = targets_model("attention", __name__)
+    Adapters = adapters_field("attention")
 
 
 def _gqa(value: Any) -> Any:
@@ -294,6 +298,8 @@ class AttentionSpec(SpecModel):
     """Keys and values in pages, with a number of keys per sequence."""
     targets: Targets = Targets.model_validate({"triton": {}})
     """What to emit them for."""
+    adapters: Adapters = ()
+    """By whom they are to be called: folders beside that of the kernels, as `kgen adapt` writes them."""
 
     @model_validator(mode="after")
     def _check(self) -> AttentionSpec:

@@ -235,6 +235,7 @@ def checked(loaded: Loaded) -> Variant:
     for reason, holds in reasons.items():
         if holds:
             hint = "write a spec of whole sequences: kernels for caches are made of it"
+            hint = hint if "forward" in spec.passes else "add `forward` to `passes`"
             message = f"models of transformers cannot call `{spec.name}`: {reason}"
             raise KgenError(Diagnostic("no-adapter", message, loaded.path.as_posix(), 1, 1, hint=hint))
     return Variant(loaded)

@@ -162,6 +162,7 @@ class PartSpec:
             if holds:
                 message = f"`{spec.name}` does not go over several ranks: {reason}"
                 hint = "write a spec of whole or of packed sequences"
+                hint = hint if "forward" in spec.passes else "add `forward` to `passes`"
                 raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint=hint))
         names = {*spec.buffers, *spec.params}
         for name in (*PLACES, "plan", "group", "sharding", "ranks"):

@@ -1,0 +1,34 @@
+"""`adapters` of a spec: by whom its kernels are to be called, of those that its family has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from kgen.diagnostics import did_you_mean, shown
+from kgen.family import Lazy, family
+from kgen.spec.problems import problem
+
+
+def adapters_field(kernel: str) -> Any:
+    """The type of the field of a family. It is no part of what a spec says of its kernels."""
+    known = family(kernel).adapters
+    items = tuple[Literal[tuple(known)], ...]  # type: ignore[misc, valid-type]
+    check = BeforeValidator(lambda value: _checked(value, known))
+    unique: dict[str, Any] = {"uniqueItems": True}
+    return Annotated[items, Field(strict=False, exclude=True, json_schema_extra=unique), check]
+
+
+def _checked(value: Any, known: Mapping[str, Lazy]) -> Any:
+    if not isinstance(value, list | tuple):
+        return value
+    for i, name in enumerate(value):
+        if name not in known:
+            hint = did_you_mean(name, known) if isinstance(name, str) else None
+            message = f"there is no adapter {shown(name)}"
+            raise problem("no-adapter", message, hint or f"an adapter is one of {', '.join(known)}", at=(i,))
+        if name in value[:i]:
+            raise problem("duplicate-value", f"`adapters` lists `{name}` twice", "list each once", at=(i,))
+    return value
