@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from c_on_paper import Library, Paper
 
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.targets.native import member
@@ -98,6 +99,27 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
     return found
 
 
+def learned_tensors(loaded: Any, given: Tensors) -> Tensors:
+    """What C writes gradients of buffers to, by the names of the struct."""
+    plan, packed = plan_attention(loaded), loaded.spec.varlen
+    heads, queries, keys = (given[x].shape[:-1] for x in ("q", "q", "k"))
+    found: Tensors = {}
+    for g in plan.gradients:
+        called = loaded.called.get(g.buffer, g.buffer) + g.name.removeprefix(g.buffer)
+        buffer, sizes = given[g.buffer], (queries[0], queries[1])
+        if g.along == "pair":
+            dtype = buffer.dtype if g.summed is not None else torch.float32
+            found[f"d{called}"] = torch.ones(buffer.shape, dtype=dtype)
+            continue
+        if packed:
+            sizes = (heads[1], (queries if g.along == "q" else keys)[0])
+        else:
+            length = {"q": queries[2], "kv": keys[2], "distance": queries[2] + keys[2]}[g.along]
+            sizes = (*sizes, length)
+        found[f"d{called}"] = torch.ones(sizes)
+    return found
+
+
 def attention_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
@@ -140,6 +162,7 @@ def attention_launches(
         if loaded.spec.sinks:
             queries = -(-lse.shape[-1] // 64)
             called["dsinks"] = torch.ones(*lse.shape[:-1], queries)
+        called |= learned_tensors(loaded, given)
     got: Launches = {}
     for name, pass_, more, tensors in (
         ("forward", "forward", {"lse": None}, inputs),

@@ -165,4 +165,5 @@ def _resolved(table: Tiles, rows: Sequence[Row]) -> Fields:
             )
             if there and (chip in names or not names):
                 found.append([chip, *map(int, tile.values())])
-    return {"name": table.name, "rows": found}
+    fields = max((len(tile) for _, tile in table.rows), default=0)
+    return {"name": table.name, "struct": table.struct, "rows": found, "end": [0] * (1 + fields)}

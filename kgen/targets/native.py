@@ -53,6 +53,8 @@ class Tiles:
     rows: Sequence[tuple[Collection[int], Mapping[str, int | bool]]]
     kernel: str | None = None
     """Where tiles are constants of a kernel: those that it was not compiled with are left out."""
+    struct: str = "tile"
+    """What a row is in C: the chip, and the fields."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from c_on_paper import Library, Paper, loaded_package
 from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = ("causal_alibi", "varlen_causal", "layer_norm")
+FEW = ("causal_alibi", "varlen_alibi", "layer_norm")
 MANY = (
     *(
         "causal",
@@ -31,7 +31,7 @@ MANY = (
         "mla_prefill",
     ),
     *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
-    *("prefix_lm", "softcap_causal", "siglip"),
+    *("prefix_lm", "softcap_causal", "siglip", "varlen_causal", "head_scale", "relative_bias"),
 )
 """Other stock specs that are called from C."""
 Packages = Callable[[str], Path]

@@ -15,6 +15,7 @@ from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.native_example import example_fields
+from kgen.kernels.attention.targets.triton.native_learned import learned_fields, learned_names, learned_tables
 from kgen.kernels.attention.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
@@ -52,10 +53,6 @@ def _refuse(loaded: Loaded, plan: AttentionPlan) -> None:
         refuse(loaded, "it decodes", alone)
     if plan.block_mask is not None:
         refuse(loaded, "its mask is a list of blocks, which another kernel makes", alone)
-    learned = [name for name, buffer in spec.buffers.items() if buffer.grad]
-    if plan.backward and learned:
-        why = f"the gradient of `{learned[0]}` is summed by PyTorch"
-        refuse(loaded, why, "leave `grad: true` out, or `--c`")
     if any(len(buffer.shape) > MOST_DIMS for buffer in spec.buffers.values()):
         refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", alone)
 
@@ -98,6 +95,7 @@ class _Fields:
             Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
             for name, table in named.items()
         ]
+        found += learned_tables(self.plan) if self.plan.backward else []
         files = {".h": "attention/c/attention.h.j2", ".c": "attention/c/attention.c.j2"}
         files["example.cpp"] = "attention/c/example.cpp.j2"
         return Native(files, self._names(), context, found)
@@ -110,7 +108,8 @@ class _Fields:
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
         descs += [f"{s.name}_desc" for s in self._streams()]
-        return unique([*of_tensors, *descs, *self.kernels.problem, *_NAMES.split()])
+        learned = learned_names(self.plan)
+        return unique([*of_tensors, *descs, *self.kernels.problem, *learned, *_NAMES.split()])
 
     def _streams(self) -> list[Any]:
         hopper = self.hopper
@@ -122,7 +121,7 @@ class _Fields:
         spec, plan = self.spec, self.plan
         narrow = bool(self.emitted["narrow_values"])
         lse = ["p->HQ", "p->TQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
-        tensors = self._tensors()
+        tensors, learned = self._tensors(), self._learned()
         blocks = {name: self._blocks(fields["tma_tensors"]) for name, fields in portable.items()}
         return {
             "name": self.name,
@@ -174,8 +173,17 @@ class _Fields:
             "sum_over": {"batches": "1", "tiles": "(ends.back() + 63) / 64", "at": "h, tile"}
             if self.packed
             else {"batches": "sizes.B", "tiles": "(sizes.SQ + 63) / 64", "at": "b, h, tile"},
-            "example": example_fields(self.loaded, self._buffers(), self._params(), self.groups),
+            **learned,
+            "example": example_fields(
+                self.loaded, plan, self._buffers(), self._params(), self.groups, learned["learned"]
+            ),
         }
+
+    def _learned(self) -> Fields:
+        others = [*self._buffers(), *self._params()]
+        return learned_fields(
+            self.plan, self._buffers(), self.emitted, OWN.union(of["member"] for of in others)
+        )
 
     def _programs(self, side: str) -> str:
         heads = "p->HKV" if self.plan.grouped and side == "kv" else "p->HQ"

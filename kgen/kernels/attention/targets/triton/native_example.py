@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
+from kgen.kernels.attention.targets.triton.native_learned import learned_example
 from kgen.spec.load import Loaded
 from kgen.targets.native import refuse
 from kgen.targets.native_reference import in_cpp
@@ -20,9 +22,11 @@ ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
 
 def example_fields(
     loaded: Loaded,
+    plan: AttentionPlan,
     buffers: Sequence[Fields],
     params: Sequence[Fields],
     groups: Sequence[int],
+    learned: Sequence[Fields],
 ) -> Fields:
     """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
     C++ has no spelling of here."""
@@ -32,13 +36,15 @@ def example_fields(
         side: _length(getattr(getattr(spec.lengths, side), "multiple_of", None) or 1) for side in ("q", "kv")
     }
     names = {n: f"at.{n}" for n in ("b", "h", "q_idx", "kv_idx", *SIZES)} | {"score": "score"}
-    names["h_kv"] = "(at.h / (at.HQ / at.HKV))"
+    names["h_kv"], names["GQA"] = "(at.h / (at.HQ / at.HKV))", "(at.HQ / at.HKV)"
     for name, param in spec.params.items():
         value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
         names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
     names |= {b["name"]: f"tensors.{b['member']}" for b in buffers}
     try:
         trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
+        drawn = [_drawn(b, spec.buffers[b["name"]]) for b in buffers]
+        of_learned = learned_example(plan, learned, names, drawn)
     except KeyError as error:
         refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
         raise
@@ -50,7 +56,8 @@ def example_fields(
         "allowed": repr(ERRORS[spec.dtype]),
         "score_mod": trees.get("score_mod", "score"),
         "mask_mod": trees.get("mask_mod", "true"),
-        "buffers": [_drawn(b, spec.buffers[b["name"]]) for b in buffers],
+        "buffers": drawn,
+        **of_learned,
         "params": [{"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in params],
         "ends": bool(spec.aligned_to_end),
     }
