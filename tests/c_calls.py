@@ -83,7 +83,11 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
         ),
         **ends,
     }
-    for name, buffer in spec.buffers.items():
+    if spec.paged_kv is not None:
+        found |= pages(case, spec, hkv, dtype)
+        sizes["SK"] = found["block_table"].shape[1] * spec.paged_kv.page_size
+    # Lengths of a cache are among those of the plan.
+    for name, buffer in plan_attention(loaded).spec.buffers.items():
         shape = [n if isinstance(n, int) else sizes[n] for n in buffer.shape]
         found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[..., int(case.layout == "guarded")]
         if case.layout == "bhsd":
@@ -120,6 +124,19 @@ def learned_tensors(loaded: Any, given: Tensors) -> Tensors:
     return found
 
 
+def pages(case: Case, spec: Any, heads: int, dtype: torch.dtype) -> Tensors:
+    """Keys and values in pages, of which each sequence has as many as it needs at most."""
+    size = spec.paged_kv.page_size
+    count = -(-case.sk // size)
+    sizes = (1 + case.batch * count, size, heads)
+    strided = replace(case, layout="guarded" if case.layout == "guarded" else "bhsd")
+    return {
+        "k": laid_out(strided, (*sizes, spec.head_dim.qk), dtype),
+        "v": laid_out(strided, (*sizes, spec.head_dim.v), dtype),
+        "block_table": torch.zeros(case.batch, count, 2, dtype=torch.int32)[..., 0],
+    }
+
+
 def attention_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
@@ -131,21 +148,22 @@ def attention_launches(
     backward = "backward" in loaded.spec.passes
     paper.device(arch, case.multiprocessors)
     want: Launches = {}
+    rooms: dict[str, list[int]] = {}
     torch.use_deterministic_algorithms(case.deterministic)
     try:
         with paper.under_python(launcher, arch, case.multiprocessors):
             paper.begin(inputs)
             launcher._forward(*passed, False)
-            want["forward"] = paper.launched
+            want["forward"], rooms["forward"] = paper.launched, paper.rooms()
             paper.begin(inputs)
             out, lse = launcher._forward(*passed, True)
-            want["with lse"] = paper.launched
+            want["with lse"], rooms["with lse"] = paper.launched, paper.rooms()
             outputs = {"out": out, "lse": lse}
             if backward:
                 known = inputs | outputs | {name: given[name] for name in ("dout", "dlse")}
                 paper.begin(known)
                 dq, dk, dv, *_ = launcher._backward_op(given["dout"], given["dlse"], out, lse, *passed)
-                want["backward"], rooms = paper.launched, paper.rooms()
+                want["backward"], rooms["backward"] = paper.launched, paper.rooms()
                 outputs |= {"dq": dq, "dk": dk, "dv": dv}
     finally:
         torch.use_deterministic_algorithms(False)
@@ -172,8 +190,8 @@ def attention_launches(
         paper.begin(tensors)
         assert library.call(pass_, called | more) == 0, library.error()
         got[name] = paper.launched
-        if pass_ == "backward" and len(got[name]) == len(want[name]):
-            assert paper.crowded(rooms, library.workspace) == []
+        if len(got[name]) == len(want[name]):
+            assert paper.crowded(rooms[name], library.workspace) == []
     return want, got
 
 

@@ -56,7 +56,28 @@ score_mod: |
 mask_mod: q_idx >= kv_idx
 """
 """Gradients of buffers in all forms in which kernels leave them."""
-SPECS = {"awkward": AWKWARD, "learned": LEARNED}
+CACHE = """kernel: attention
+name: cache
+dtype: fp16
+head_dim: 32
+gqa: any
+lengths: {q: any, kv: {per_batch: true}}
+params: {window: 90}
+score_mod: 20 * tanh(score / 20) + 0.01 * (kv_idx - q_idx)
+mask_mod: q_idx >= kv_idx and q_idx - kv_idx < window
+passes: [forward, decode]
+"""
+"""Few queries, whose keys are split."""
+PAGES = """kernel: attention
+name: pages
+dtype: fp16
+head_dim: {qk: 64, v: 32}
+gqa: 2
+paged_kv: {page_size: 16}
+mask_mod: q_idx >= kv_idx
+passes: [decode]
+"""
+SPECS = {"awkward": AWKWARD, "learned": LEARNED, "cache": CACHE, "pages": PAGES}
 
 
 @pytest.fixture(scope="session")
@@ -84,16 +105,17 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
         assert error < 4e-3, name
 
 
-def test_the_example_is_right_on_paper(folder: Path) -> None:
+@pytest.mark.parametrize(("name", "results"), [("learned", 10), ("cache", 2), ("pages", 2)])
+def test_the_example_is_right_on_paper(folder: Path, name: str, results: int) -> None:
     """It calls as a program does, in memory that is garbage, and compares with numbers of its own."""
     from kgen.verify.interpreter import ENVIRONMENT
 
     environment = {k: v for k, v in (os.environ | ENVIRONMENT).items() if v is not None}
     environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, str(ROOT / "tests/c_example.py"), str(folder / "learned")]
+    command = [sys.executable, str(ROOT / "tests/c_example.py"), str(folder / name)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": right") == 10
+    assert done.stdout.count(": right") == results
 
 
 def _errors(folder: Path, layout: str) -> dict[str, float]:
@@ -253,6 +275,27 @@ def test_what_tma_cannot_reach_takes_portable_kernels(folder: Path) -> None:
     assert kernels("backward", lse=shifted) == portable
 
 
+def test_a_page_table_is_of_all_sequences_and_room_is_for_all_shares(folder: Path) -> None:
+    paper, library = Paper(folder / "pages"), Library(folder / "pages", "pages")
+    paper.device(80, 4)
+    given = attention_tensors(load(folder / "pages.yaml"), Case(heads=2, sq=1, sk=200))
+    given = {n: x for n, x in given.items() if hasattr(library.arguments, n)} | {"lse": torch.zeros(2, 4, 1)}
+    given["out"] = torch.zeros(2, 4, 1, 32, dtype=torch.float16)
+
+    def said(**more: Any) -> str:
+        assert library.query("forward", given | more) == -1
+        return library.error().removeprefix("pages: ")
+
+    assert library.call("forward", given) == 0, library.error()
+    assert said(block_table=given["block_table"][:1]) == "block_table must be [2, *], got [1, 13]"
+    assert said(k=given["k"][:, :8]) == "k must be [27, 16, 2, 64], got [27, 8, 2, 64]"
+    assert said(v=given["v"][1:]) == "v must be [27, 16, 2, 32], got [26, 16, 2, 32]"
+    # Of each of eight rows three shares, of 32 columns and a log-sum-exp: twelve programs run at once.
+    assert library.query("forward", given) == 4 * 8 * 3 * (32 + 1)
+    paper.device(86, 4)
+    assert said() == "no machine code for sm_86: `kgen build --arch` makes it"
+
+
 def test_machine_code_is_loaded_once_for_a_context_and_messages_are_of_a_thread(folder: Path) -> None:
     paper, library = Paper(folder / "awkward"), Library(folder / "awkward", "awkward", cpp=True)
     paper.device(80, 4)
@@ -296,7 +339,6 @@ def _cmake(source: Path, build: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ("decode_gqa", "it decodes"),
         ("natten_2d", "its mask is a list of blocks, which another kernel makes"),
         ("gated_delta_output", "`chunk_output` is called from Python alone"),
     ],
