@@ -10,8 +10,10 @@ from kgen.targets.native import WORDS, Tiles, tensor
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
-NAMES = ("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S")
-NAMES += ("block_table_ptr", "stride_tb", "stride_tp")
+NAMES = (
+    *("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S"),
+    *("block_table_ptr", "stride_tb", "stride_tp"),
+)
 """What kernels call their arguments."""
 
 
