@@ -18,6 +18,7 @@ DTYPES = {
     "fp32": ("KGEN_FP32", 4),
     "int32": ("KGEN_I32", 4),
     "int64": ("KGEN_I64", 8),
+    "uint8": ("KGEN_U8", 1),
     "bool": ("KGEN_I1", 1),
     "fp8_e4m3": ("KGEN_FP8E4NV", 1),
 }

@@ -22,7 +22,7 @@
 
 namespace example {
 
-enum Dtype { BF16, FP16, FP32, FP8, INT32, INT64, BOOL };
+enum Dtype { BF16, FP16, FP32, FP8, INT32, INT64, UINT8, BOOL };
 
 inline void *symbol(const char *name)
 {
@@ -100,7 +100,7 @@ inline double widened(uint16_t x, Dtype dtype)
 
 inline size_t bytes_of(Dtype dtype)
 {
-    return dtype == INT64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == FP8 ? 1 : 2;
+    return dtype == INT64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == UINT8 || dtype == FP8 ? 1 : 2;
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
