@@ -22,6 +22,7 @@ DTYPES = {
     "fp32": torch.float32,
     "int32": torch.int32,
     "int64": torch.int64,
+    "uint8": torch.uint8,
     "bool": torch.bool,
 }
 Tensors = dict[str, Any]
@@ -92,6 +93,7 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
         found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[..., int(case.layout == "guarded")]
         if case.layout == "bhsd":
             found[name] = found[name].contiguous()
+    found |= block_lists(plan_attention(loaded), sizes)
     if spec.sinks:
         found["sinks"] = torch.zeros(hq)
     found["scale"] = 0.3
@@ -137,6 +139,20 @@ def pages(case: Case, spec: Any, heads: int, dtype: torch.dtype) -> Tensors:
     }
 
 
+def block_lists(plan: Any, sizes: dict[str, int]) -> Tensors:
+    """What a block mask has for each block of queries, and for each of keys."""
+    mask, blocks = plan.block_mask, {x: -(-sizes[n] // 128) for x, n in (("q", "SQ"), ("kv", "SK"))}
+    if mask is None:
+        return {}
+    planes = (sizes["B"] if mask.by_batch else 1, sizes["HQ"] if mask.by_head else 1)
+    found: Tensors = {}
+    for inner, outer in (("kv", "q"), ("q", "kv"))[: 1 + plan.backward]:
+        for name in (f"{inner}_num_blocks", f"full_{inner}_num_blocks"):
+            found[name] = torch.zeros(*planes, blocks[outer], dtype=torch.int32)
+        found[f"{inner}_indices"] = torch.zeros(*planes, blocks[outer], blocks[inner], dtype=torch.int32)
+    return found
+
+
 def attention_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
@@ -145,6 +161,7 @@ def attention_launches(
     names = list(inspect.signature(launcher._forward).parameters)[:-1]
     passed = [given[name] for name in names]
     inputs = {name: given[name] for name in names if isinstance(given[name], torch.Tensor)}
+    masked = {name: given[name] for name in loaded.spec.buffers}
     backward = "backward" in loaded.spec.passes
     paper.device(arch, case.multiprocessors)
     want: Launches = {}
@@ -152,6 +169,13 @@ def attention_launches(
     torch.use_deterministic_algorithms(case.deterministic)
     try:
         with paper.under_python(launcher, arch, case.multiprocessors):
+            if "kv_indices" in given:
+                paper.begin(masked)
+                sides = {"B": case.batch, "HQ": given["q"].shape[1], "HKV": case.heads}
+                sides |= {"SQ": case.sq, "SK": case.sk, "device": torch.device("cpu")}
+                asked = [argument.name for argument in launcher._block_mask_op._schema.arguments]
+                launcher._block_mask_op(*[sides.get(name, given.get(name)) for name in asked])
+                want["block mask"], rooms["block mask"] = paper.launched, paper.rooms()
             paper.begin(inputs)
             launcher._forward(*passed, False)
             want["forward"], rooms["forward"] = paper.launched, paper.rooms()
@@ -183,6 +207,7 @@ def attention_launches(
         called |= learned_tensors(loaded, given)
     got: Launches = {}
     for name, pass_, more, tensors in (
+        *([("block mask", "block_mask", {}, masked)] if "block mask" in want else []),
         ("forward", "forward", {"lse": None}, inputs),
         ("with lse", "forward", {}, inputs),
         *([("backward", "backward", {}, known)] if backward else []),

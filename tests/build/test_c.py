@@ -19,7 +19,7 @@ from kgen.kernels.attention.plan.decode import decodes
 from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = ("causal_alibi", "varlen_alibi", "decode_gqa", "layer_norm")
+FEW = ("causal_alibi", "varlen_alibi", "decode_gqa", "causal_images", "layer_norm")
 MANY = (
     *(
         "causal",
@@ -33,7 +33,7 @@ MANY = (
     ),
     *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
     *("prefix_lm", "softcap_causal", "siglip", "varlen_causal", "head_scale", "relative_bias"),
-    *("decode_alibi", "decode_sliding_window", "decode_paged"),
+    *("decode_alibi", "decode_sliding_window", "decode_paged", "natten_2d", "block_sparse"),
 )
 """Other stock specs that are called from C."""
 Packages = Callable[[str], Path]

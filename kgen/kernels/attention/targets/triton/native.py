@@ -19,6 +19,13 @@ from kgen.kernels.attention.targets.triton.native_decode import decode_fields, d
 from kgen.kernels.attention.targets.triton.native_example import example_fields
 from kgen.kernels.attention.targets.triton.native_hopper import hopper_fields
 from kgen.kernels.attention.targets.triton.native_learned import learned_fields, learned_names, learned_tables
+from kgen.kernels.attention.targets.triton.native_lists import PASS as LISTS
+from kgen.kernels.attention.targets.triton.native_lists import (
+    list_example,
+    list_fields,
+    list_inputs,
+    list_names,
+)
 from kgen.kernels.attention.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
@@ -28,6 +35,7 @@ from kgen.targets.triton import tables
 Fields = dict[str, Any]
 _OWN = """
 q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
+kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
 """
 OWN = frozenset(_OWN.split())
 """Members of the struct of arguments that are no user's."""
@@ -44,18 +52,14 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
     """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for. Raises
     `KgenError` for what there is only in Python."""
     plan, free = plan_attention(loaded), without_promises(loaded)
-    _refuse(loaded, plan)
+    _refuse(loaded)
     on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
     return _Fields(loaded, plan, on_hopper, sizes).native()
 
 
-def _refuse(loaded: Loaded, plan: AttentionPlan) -> None:
-    spec = loaded.spec
-    alone = "leave `--c` out"
-    if plan.block_mask is not None:
-        refuse(loaded, "its mask is a list of blocks, which another kernel makes", alone)
-    if any(len(buffer.shape) > MOST_DIMS for buffer in spec.buffers.values()):
-        refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", alone)
+def _refuse(loaded: Loaded) -> None:
+    if any(len(buffer.shape) > MOST_DIMS for buffer in loaded.spec.buffers.values()):
+        refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", "leave `--c` out")
 
 
 class _Fields:
@@ -77,6 +81,7 @@ class _Fields:
         self.of_hopper = self.kernels if on_hopper is plan else KernelFields(on_hopper)
         # What the emitted files have.
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
+        self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
         self.decode = plan_decode(loaded) if decodes(loaded) else None
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.kv_dims = "pshd" if self.spec.paged_kv is not None else self.dims
@@ -111,7 +116,8 @@ class _Fields:
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
         descs += [f"{s.name}_desc" for s in self._streams()]
-        more = [*learned_names(self.plan), *(DECODE_NAMES if self.decode is not None else ())]
+        more = list_names(self.lists) if self.lists else []
+        more += [*learned_names(self.plan), *(DECODE_NAMES if self.decode is not None else ())]
         return unique([*of_tensors, *descs, *self.kernels.problem, *more, *_NAMES.split()])
 
     def _streams(self) -> list[Any]:
@@ -131,7 +137,7 @@ class _Fields:
             "guard": f"{self.name.upper()}_H",
             "license": spec.license.in_comment(),
             "summary": opening(spec, in_comment=True).replace("*/", "* /"),
-            "passes": ["forward", *["backward"] * plan.backward],
+            "passes": [*[LISTS] * bool(self.lists), "forward", *["backward"] * plan.backward],
             "backward": plan.backward,
             "sinks": spec.sinks,
             "head_dim": spec.head_dim,
@@ -175,6 +181,7 @@ class _Fields:
             "tiled": bool(portable) or (self.hopper is not None and self.hopper.forward is not None),
             "portable_tiles": max((len(found) for found in blocks.values()), default=0),
             "paged": spec.paged_kv is not None,
+            **list_fields(plan.block_mask, self.lists, plan.backward),
             **decode_fields(self.decode, self.hopper is not None and self.hopper.forward is not None),
             **hopper_fields(self.hopper, self._streams(), self._buffers(), str(self.emitted["group"])),
             "shapes": self._shapes(),
@@ -184,7 +191,8 @@ class _Fields:
             **learned,
             "example": example_fields(
                 self.loaded, plan, self._buffers(), self._params(), self.open, learned["learned"]
-            ),
+            )
+            | {"lists": list_example(self.lists)},
         }
 
     def _learned(self) -> Fields:
@@ -266,7 +274,7 @@ class _Fields:
             for x in "qk":
                 said = "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
                 inputs.append(tensor(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True))
-        inputs += self._buffers()
+        inputs += [*self._buffers(), *self.lists]
         if self.spec.sinks:
             said = "[HQ] float32, logits that join the softmax without a value"
             inputs.append(tensor("sinks", ["p->HQ"], "fp32", said))

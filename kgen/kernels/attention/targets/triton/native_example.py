@@ -95,7 +95,9 @@ def _drawn(of: Fields, buffer: Any) -> Fields:
     """How a buffer is filled."""
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
     shape = [str(OPEN) if s == ANY else sizes.get(s, str(s)) for s in buffer.shape]
-    dtype = {"int32": "INT32", "int64": "INT64", "bool": "BOOL"}.get(buffer.dtype, buffer.dtype.upper())
+    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(
+        buffer.dtype, buffer.dtype.upper()
+    )
     if of["name"] == KV_LENS:
         drawn = "[](int64_t b) { return double(std::max(sizes.SK - 50 * b, sizes.SQ)); }"
     elif buffer.sorted:
@@ -103,7 +105,7 @@ def _drawn(of: Fields, buffer: Any) -> Fields:
         drawn = f"[](int64_t i) {{ return double(i % ({last}) * 3 / ({last})); }}"
     elif dtype == "BOOL":
         drawn = "[](int64_t i) { return double(i % 3 != 0); }"
-    elif dtype in ("INT32", "INT64"):
+    elif dtype in ("INT32", "INT64", "UINT8"):
         drawn = "[](int64_t i) { return double(i % 3); }"
     else:
         drawn = "0.5"
