@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from hypothesis import HealthCheck, settings
 
-from kgen.expr.nodes import Node, Read, Type, Var, transform
+from kgen.expr.nodes import FIRST_AT_LEAST, Node, Read, Type, Var, transform
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.text import ExpressionError
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.verify import evaluate as walker
 
 INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL

@@ -77,7 +77,14 @@ def affine(node: Node, *, expands: bool = True) -> Affine:
             return affine(a, expands=expands).times(-1)
         case Call("mul", (Const(value), a) | (a, Const(value))) if expands:
             return affine(a).times(int(value))
+        case Call("lshift", (a, Const(int(bits)))) if expands and 0 <= bits < 32:
+            return affine(a).times(2**bits)
     return Affine({node: 1})
+
+
+def is_large(total: Affine) -> bool:
+    """Whether a number or a factor of a sum is beyond 32 bits."""
+    return max(map(abs, (total.number, *total.terms.values()))) >= 2**31
 
 
 def order(node: Node) -> tuple[int, str]:

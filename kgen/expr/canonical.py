@@ -7,6 +7,7 @@ for the order in which reals are rounded: comparisons of integers are taken not 
     masks       `not` on leaves alone; of integers, positions are compared with the rest; conditions in one order;
                 places within one block, `q_idx % n >= kv_idx % n` beside `q_idx // n == kv_idx // n`, as positions
     distances   `kv_idx - q_idx` as a factor, `q_idx - kv_idx` below `abs`, which a causal mask leaves out
+    quotients   `x >> 6`, `x // 8 // 8` and `x - x % 64` by `x // 64`
     sums        multiples of one factor by distances are one term; what has the score comes first
 """
 
@@ -16,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import lru_cache, reduce
 
-from kgen.expr.affine import POSITIONS, Affine, affine, order
+from kgen.expr.affine import POSITIONS, Affine, affine, is_large, order
 from kgen.expr.algebra import call
 from kgen.expr.fold import choice, decided, folded
 from kgen.expr.mask_form import (
@@ -43,6 +44,7 @@ from kgen.expr.nodes import (
     variables,
     walk,
 )
+from kgen.expr.quotients import quotient, starts
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.wrapping import may_wrap
@@ -171,7 +173,8 @@ def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, st
 
 def _compared(fn: str, total: Affine, written: Node) -> Node:
     """A comparison of a sum with zero: what moves with positions, with the rest."""
-    if _is_large(total):
+    total = starts(total)
+    if is_large(total):
         return written
     if not total.terms:
         return decided(fn, total.number, 0)
@@ -191,11 +194,6 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
     if upper:
         return _below(left, right)
     return _above(left, right)
-
-
-def _is_large(total: Affine) -> bool:
-    """Whether a number or a factor of a sum is beyond 32 bits."""
-    return max(map(abs, (total.number, *total.terms.values()))) >= 2**31
 
 
 def _sides(total: Affine) -> tuple[Affine, Affine]:
@@ -263,14 +261,15 @@ def value(node: Node) -> Node:
 def _integer(node: Call) -> Node:
     if node.fn in ("add", "sub", "neg"):
         total = affine(rebuild(node, tuple(value(a) for a in node.args)), expands=False)
-        return node if _is_large(total) or may_wrap(node) else total.tree()
+        total = starts(total, expands=False)
+        return node if is_large(total) or may_wrap(node) else total.tree()
     args = tuple(value(a) for a in node.args)
     if node.fn == "abs":
         (x,) = args
         return call("abs", _directed(x, 1))
     if node.fn in ("min", "max"):
         return call(node.fn, *sorted(args, key=lambda a: (isinstance(a, Const), order(a))))
-    return rebuild(node, args)
+    return quotient(Call(node.fn, args, node.type))
 
 
 def _directed(x: Node, sign: int) -> Node:

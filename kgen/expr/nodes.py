@@ -10,6 +10,10 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+FIRST_AT_LEAST = ".first_at_least"
+"""Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
+the first position whose element is not smaller than `value`, the length where there is none."""
+
 
 class Type(enum.Enum):
     """The type of a value: an integer of 32 bits in kernels or, where an int64 buffer is read, of 64; a real number

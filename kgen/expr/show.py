@@ -4,9 +4,8 @@ tree."""
 from __future__ import annotations
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Const, Node, Read, Var
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Var
 from kgen.expr.spelling import ATOM, UNARY
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 
 
 def show(node: Node, context: int = 0) -> str:

@@ -19,22 +19,19 @@ the spec declares sorted; for those the end of the range is found by a binary se
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import reduce
 
+from kgen.expr.affine import Affine, affine, is_large
 from kgen.expr.algebra import Algebra, call
 from kgen.expr.alternatives import alternatives
 from kgen.expr.index_ranges import IndexRanges
+from kgen.expr.magnitudes import FAR, magnitude
 from kgen.expr.mask_form import all_of
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, variables, walk
+from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, Var, variables, walk
+from kgen.expr.quotients import quotient
 from kgen.expr.spans import Given, Part, Span, ascending
-
-FAR = 2**30
-"""Beyond any position; what is further is not added to one."""
-FIRST_AT_LEAST = ".first_at_least"
-"""Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
-the first position whose element is not smaller than `value`, the length where there is none."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,8 @@ class RangeFinder:
 
     `positive` names parameters known to be greater than zero; `is_sorted(read)` tells whether the row that
     is read ascends, as far as it is there; a condition on a name in `varying`, which differs within the outer tile,
-    tells nothing, and neither does one on a number that may not be added to a position in 32 bits.
+    tells nothing, and neither does one on a number that may not be added to a position in 32 bits. `values` are the
+    numbers of compile-time parameters.
     """
 
     inner: Axis
@@ -78,6 +76,7 @@ class RangeFinder:
     positive: frozenset[str]
     is_sorted: Callable[[Read], bool]
     varying: frozenset[str] = frozenset()
+    values: Mapping[str, int] = field(default_factory=dict)
 
     def spans(self, mask: Node) -> tuple[Span, ...]:
         """The spans of a mask, ascending; where two overlap, the later has to start after the earlier one."""
@@ -148,40 +147,52 @@ class RangeFinder:
         return _Range((None, lowest), (None, highest), (some, throughout))
 
     def _solve(self, left: Node, right: Node, upper: bool) -> _Range:
-        """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner
-        index."""
-        x = self.inner.index.name
-        linear = _linear(left, x)
-        if linear is not None:
-            slope, rest = linear
-            if slope == 0:  # kv_idx - kv_idx
-                return self._constant(call("sub", rest, right) if upper else call("sub", right, rest))
-            bounds = self._bounds(call("sub", right, rest))
-            if bounds is None:
-                return _UNKNOWN
-            if slope < 0:  # -x <= r is x >= -r
-                bounds = (call("neg", bounds[1]), call("neg", bounds[0]))
-                slope, upper = -slope, not upper
-            return self._bounded(bounds, upper, lambda b: _divided(b, slope, upper))
+        """The range of `left <= right` (`upper`) or `left >= right`, where only `left` has the inner index.
+
+        What has it is left alone on its side, as a multiple, as a quotient, and what that is of in the same way.
+        """
+        alone = _alone(left, self.inner.index.name)
+        if alone is None:
+            return _UNKNOWN
+        slope, part, rest = alone
+        if slope == 0:  # kv_idx - kv_idx
+            return self._constant(call("sub", rest, right) if upper else call("sub", right, rest))
+        right = call("sub", right, rest)
+        if slope < 0:  # -x <= r is x >= -r
+            right, slope, upper = call("neg", right), -slope, not upper
+        right = _divided(right, Const(slope, Type.INT), upper)
+        match part:
+            case Var():
+                return self._bounded(right, upper, lambda b: b)
+            case Call("floordiv", (whole, divisor)) if self._is_positive(divisor):
+                near = self._near(right, whole, divisor)
+                return self._solve(whole, _undivided(near, divisor, upper), upper)
+            case Call("mul", (factor, x) | (x, factor)) if self._is_positive(factor):
+                return self._solve(x, _divided(right, factor, upper), upper)
+            case Read() if self.is_sorted(part) and part.indices[-1] == self.inner.index:
+                if right.type is Type.LONG and part.type is Type.INT:
+                    return _UNKNOWN  # what is searched for may be no element's value
+                fixed = {self.inner.index.name, self.outer.index.name}
+                if any(fixed & variables(i) for i in part.indices[:-1]):
+                    return _UNKNOWN
+                return self._bounded(right, upper, lambda b: _searched(part, b, upper))
+        return _UNKNOWN
+
+    def _near(self, bound: Node, whole: Node, divisor: Node) -> Node:
+        """A bound on `whole // divisor` whose product with the divisor has 32 bits: one beyond all quotients says no
+        more than one beside them. Where no such bound is known, it is taken to fit, as all that is rearranged is."""
+        alone = _alone(whole, self.inner.index.name)
+        rest = call("sub", _ONE, alone[2]) if alone else _ONE
+        size, far, most, moved = (magnitude(n, self.values) for n in (divisor, bound, whole, rest))
+        if size * (far + 1) + moved < 2**31 or most + 3 * size + moved >= 2**31 or bound.type is Type.LONG:
+            return bound
+        beyond = most // size + 2
+        return call("max", call("min", bound, Const(beyond, Type.INT)), Const(-beyond, Type.INT))
+
+    def _bounded(self, right: Node, upper: bool, solve: Callable[[Node], Node]) -> _Range:
         bounds = self._bounds(right)
         if bounds is None:
             return _UNKNOWN
-        if isinstance(left, Call) and left.fn == "floordiv" and self._is_positive(left.args[1]):
-            counted = _linear(left.args[0], x)
-            if counted is None or counted[0] != 1 or self.outer.index.name in variables(counted[1]):
-                return _UNKNOWN
-            return self._bounded(
-                bounds, upper, lambda b: _without(_undivided(b, left.args[1], upper), counted[1])
-            )
-        if isinstance(left, Read) and self.is_sorted(left) and left.indices[-1] == self.inner.index:
-            if right.type is Type.LONG and left.type is Type.INT:
-                return _UNKNOWN  # what is searched for may be no element's value
-            if any(x in variables(i) or self.outer.index.name in variables(i) for i in left.indices[:-1]):
-                return _UNKNOWN
-            return self._bounded(bounds, upper, lambda b: _searched(left, b, upper))
-        return _UNKNOWN
-
-    def _bounded(self, bounds: tuple[Node, Node], upper: bool, solve: Callable[[Node], Node]) -> _Range:
         lowest, highest = (self._tidy(solve(self._tidy(b))) for b in bounds)
         if upper:
             lowest, highest = (self._tidy(call("add", b, _ONE)) for b in (lowest, highest))
@@ -322,39 +333,23 @@ class RangeFinder:
         return tidy if tidy.type is node.type else node
 
 
-def _linear(node: Node, x: str) -> tuple[int, Node] | None:
-    """`node` as `slope * x + rest` with a whole slope, or `None`."""
-    if x not in variables(node):
-        return 0, node
-    if isinstance(node, Var):
-        return 1, _ZERO
-    if not isinstance(node, Call):
+def _alone(node: Node, x: str) -> tuple[int, Node, Node] | None:
+    """`node` as `slope * part + rest` with a whole slope, where only `part` has x, and is no sum; or `None`."""
+    total = affine(node)
+    moving = {n: f for n, f in total.terms.items() if x in variables(n)}
+    if len(moving) > 1 or is_large(total):
         return None
-    parts = [_linear(a, x) for a in node.args]
-    match node.fn, parts:
-        case (("add" | "sub" as fn), [(a, r), (b, s)]):
-            return a + b if fn == "add" else a - b, call(fn, r, s)
-        case "neg", [(a, r)]:
-            return -a, call("neg", r)
-        case "mul", [(a, r), (0, Const(int(c)))]:
-            return a * c, call("mul", r, node.args[1])
-        case "mul", [(0, Const(int(c))), (a, r)]:
-            return a * c, call("mul", r, node.args[0])
-    return None
+    rest = Affine({n: f for n, f in total.terms.items() if n not in moving}, total.number)
+    return next(((slope, part, rest.tree()) for part, slope in moving.items()), (0, _ZERO, rest.tree()))
 
 
-def _divided(bound: Node, slope: int, upper: bool) -> Node:
-    """The bound on `x` from a bound on `slope * x`, rounded into the range."""
-    if slope == 1:
+def _divided(bound: Node, divisor: Node, upper: bool) -> Node:
+    """The bound on `x` from a bound on `divisor * x`, rounded into the range."""
+    if divisor == _ONE:
         return bound
     if not upper:
-        bound = call("add", bound, Const(slope - 1, Type.INT))
-    return call("floordiv", bound, Const(slope, Type.INT))
-
-
-def _without(bound: Node, rest: Node) -> Node:
-    """The bound on `x` from a bound on `x + rest`."""
-    return bound if rest == _ZERO else call("sub", bound, rest)
+        bound = call("add", bound, call("sub", divisor, _ONE))
+    return quotient(call("floordiv", bound, divisor))
 
 
 def _undivided(bound: Node, divisor: Node, upper: bool) -> Node:

@@ -14,7 +14,7 @@ from typing import Any
 import z3
 
 from kgen.expr.functions import TABLE
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.prove.functions import Beyond, apply, floor_div, real, toward_zero
 from kgen.prove.trees import INFINITY, number
 from kgen.prove.world import World

@@ -8,8 +8,7 @@ from typing import Any
 
 import z3
 
-from kgen.expr.nodes import Call, Const, Node, Read, Type
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type
 from kgen.prove.functions import Beyond, apply
 from kgen.prove.world import World
 

@@ -12,9 +12,8 @@ from textwrap import dedent
 from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Program
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, Var
 from kgen.expr.spelling import ATOM, BITAND, MUL, SHIFT, Accuracy
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.targets.code import Code, Name, Op, as_type, conjunction, load, number, op, row, text, total
 
 SEARCH = dedent('''

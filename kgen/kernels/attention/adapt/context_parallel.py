@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kgen.expr.nodes import Const, Node, Type, Var, substitute, variables, walk
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Type, Var, substitute, variables, walk
 from kgen.expr.show import show
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.family import family
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kgen.expr.nodes import Node, reads, variables
+from kgen.expr.nodes import FIRST_AT_LEAST, Node, reads, variables
 from kgen.expr.show import show
 from kgen.expr.spans import Span
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.explaining.chips import chip_name
 from kgen.kernels.attention.explaining.drawing import grids
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask

@@ -15,6 +15,7 @@ from kgen.expr.algebra import call
 from kgen.expr.hoist import Place, Program, hoist, place_of
 from kgen.expr.mask_form import all_of, any_of, conjuncts, normalize
 from kgen.expr.nodes import (
+    FIRST_AT_LEAST,
     Call,
     Const,
     Node,
@@ -29,7 +30,6 @@ from kgen.expr.nodes import (
 )
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START
 from kgen.expr.spans import Span
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE
 
 BLOCK_SIZE = LARGEST_TILE

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kgen.expr.mask_form import TRUE, conjuncts, normalize
-from kgen.expr.nodes import Node, Read, variables, walk
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.expr.nodes import FIRST_AT_LEAST, Node, Read, variables, walk
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.sizes import KIB, SHARED_MEMORY

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from kgen.expr.hoist import Binding
 from kgen.expr.mask_form import conjuncts
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type, Var
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.model import OFFS_N, TileLoop
 
 ZERO, ONE = Const(0, Type.INT), Const(1, Type.INT)

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Const, Node, Read, Var, children, reads, variables
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Var, children, reads, variables
 from kgen.expr.spans import Span
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.pages.model import FULL, MASKED, SKIPPED

@@ -20,12 +20,25 @@ from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
 from kgen.expr.hoist import TILE, Place, hoist, place_of
 from kgen.expr.index_ranges import IndexRanges
+from kgen.expr.magnitudes import FAR
 from kgen.expr.mask_form import TRUE, all_of, conjuncts, normalize
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, reads, substitute, variables
+from kgen.expr.nodes import (
+    FIRST_AT_LEAST,
+    Call,
+    Const,
+    Node,
+    Read,
+    Type,
+    Var,
+    children,
+    reads,
+    substitute,
+    variables,
+)
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, QK, SCORE, peel_scalar, softmax_form
 from kgen.expr.spans import Span
-from kgen.expr.tile_ranges import FAR, FIRST_AT_LEAST, Axis, RangeFinder
+from kgen.expr.tile_ranges import Axis, RangeFinder
 from kgen.kernels.attention.plan.block_mask import Choice, choose, plan_block_mask
 from kgen.kernels.attention.plan.extents import HEADS, is_searched, ties_lengths
 from kgen.kernels.attention.plan.model import (
@@ -171,7 +184,10 @@ class _Planner:
     def _finder(self, inner: Axis, outer: Axis) -> RangeFinder:
         untold = {name for name, param in self.spec.params.items() if abs(param.value or 0) > FAR}
         untold |= {"h"} if self.packed else set()
-        return RangeFinder(inner, outer, self.algebra, self.positive, self._is_sorted, frozenset(untold))
+        values = {n: p.value for n, p in self.spec.params.items() if isinstance(p.value, int)}
+        return RangeFinder(
+            inner, outer, self.algebra, self.positive, self._is_sorted, frozenset(untold), values
+        )
 
     def _choose_block_mask(self) -> Choice:
         spec = self.spec

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
+from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.expr.spelling import MUL
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.hopper import HALF
 from kgen.targets.code import (
     Assign,

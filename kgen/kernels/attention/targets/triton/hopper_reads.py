@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kgen.expr.mask_form import all_of, conjuncts
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
+from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.hopper import HopperPlan
 from kgen.kernels.attention.plan.idioms import Documents
 from kgen.kernels.attention.plan.model import TileLoop

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kgen.expr.nodes import Const, Node, Read, Type, Var, walk
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
 from kgen.expr.spans import Span
-from kgen.expr.tile_ranges import FIRST_AT_LEAST
 from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.targets.code import (

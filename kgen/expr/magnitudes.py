@@ -1,0 +1,54 @@
+"""Between which numbers an integer of a mask is, by what emitted launchers accept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+
+LENGTH = 2**29
+"""Of what a kernel has positions for: sizes and positions are no larger."""
+FAR = 2**30
+"""Beyond any position; what is further is not added to one. Params lie within it."""
+
+_POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "q_last", "kv_start", "kv_last"})
+_LENGTHS = _POSITIONS | {"B", "HQ", "HKV", "SQ", "SK"}
+_ANY = (-(2**63), 2**63)
+
+
+def magnitude(node: Node, values: Mapping[str, int]) -> int:
+    """At least the absolute value. `values` are those of params that have them."""
+    low, high = extent(node, values)
+    return max(-low, high)
+
+
+def extent(node: Node, values: Mapping[str, int]) -> tuple[int, int]:
+    """No more than the least value, and no less than the greatest."""
+    if isinstance(node, Const):
+        return int(node.value), int(node.value)
+    if isinstance(node, Var):
+        known = values.get(node.name)
+        return (known, known) if known is not None else (0, LENGTH) if node.name in _LENGTHS else (-FAR, FAR)
+    if isinstance(node, Read):
+        return _ANY if node.type is Type.LONG else (-(2**31), 2**31)
+    found = [extent(a, values) for a in node.args if a.type.integral]
+    low, high = [e[0] for e in found], [e[1] for e in found]
+    match node.fn:
+        case "add":
+            return low[0] + low[1], high[0] + high[1]
+        case "sub":
+            return low[0] - high[1], high[0] - low[1]
+        case "neg":
+            return -high[0], -low[0]
+        case "mul":
+            products = [a * b for a in found[0] for b in found[1]]
+            return min(products), max(products)
+        case "floordiv":
+            if low[1] > 0:
+                quotients = [a // b for a in found[0] for b in found[1]]
+                return min(quotients), max(quotients)
+        case "min":
+            return min(low), min(high)
+        case "max":
+            return max(low), max(high)
+    return _ANY
