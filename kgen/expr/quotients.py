@@ -1,5 +1,5 @@
-"""Quotients in one form: `x >> 6` is `x // 64`, `x & 63` is `x % 64`, `x // 8 // 8` is `x // 64`, and `x - x % n`, where
-the block of x starts, is `n * (x // n)`.
+"""Quotients in one form: `x >> 6` is `x // 64`, `x & 63` is `x % 64`, `x // 8 // 8` is `x // 64`, and `x - x % n`,
+where the block of x starts, is `n * (x // n)`.
 
 Bits are those of an integer that does not wrap, by contract (`kgen.expr.wrapping`); a hash keeps its shifts, for a
 quotient of what wraps is out of contract.
