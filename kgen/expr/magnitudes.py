@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.expr.nodes import Const, Node, Read, Type, Var
 
 LENGTH = 2**29
 """Of what a kernel has positions for: sizes and positions are no larger."""
