@@ -44,7 +44,7 @@ from kgen.expr.nodes import (
     variables,
     walk,
 )
-from kgen.expr.quotients import quotient, starts
+from kgen.expr.quotients import blocks, quotient, starts
 from kgen.expr.show import show
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.wrapping import may_wrap
@@ -173,7 +173,7 @@ def _condition_order(node: Node, every: bool) -> tuple[bool, bool, bool, int, st
 
 def _compared(fn: str, total: Affine, written: Node) -> Node:
     """A comparison of a sum with zero: what moves with positions, with the rest."""
-    total = starts(total)
+    total = starts(total) if fn in INEQUALITIES else blocks(starts(total))
     if is_large(total):
         return written
     if not total.terms:

@@ -27,8 +27,9 @@ def quotient(node: Call) -> Node:
         case Call("floordiv", (Call("floordiv", (x, Const(int(n)))), Const(int(m)))):
             if n > 0 and m > 0 and n * m < 2**31:
                 return call("floordiv", x, Const(n * m, Type.INT))
-        case Call("floordiv", (Call("mul", (n, x) | (x, n)), m)) if n == m and x.type is node.type:
-            return x
+        case Call("floordiv", (Call("mul", factors), n)) if n in factors:
+            (x,) = factors[:1] if factors[1] == n else factors[1:]
+            return x if x.type is node.type else node
     return node
 
 
@@ -50,3 +51,19 @@ def starts(total: Affine, *, expands: bool = True) -> Affine:
             inside = whole + start.times(-1) + Affine({place: -1})
             return starts(total + inside.times(factor), expands=expands)
     return total
+
+
+def blocks(total: Affine) -> Affine:
+    """A sum that is zero where another one is: of starts of blocks of one size, that of the blocks."""
+    found = {n: f for t, f in total.terms.items() for n in (_block(t),) if n is not None}
+    of_one_size = len(found) == len(total.terms) and len({n.args[1] for n in found}) == 1
+    return Affine(found) if of_one_size and not total.number else total
+
+
+def _block(start: Node) -> Call | None:
+    """`x // n` of `n * (x // n)`."""
+    if isinstance(start, Call) and start.fn == "mul":
+        for block, n in (start.args, start.args[::-1]):
+            if isinstance(block, Call) and block.fn == "floordiv" and block.args[1] == n:
+                return block
+    return None

@@ -167,7 +167,8 @@ class RangeFinder:
             case Call("floordiv", (whole, divisor)) if self._is_positive(divisor):
                 near = self._near(right, whole, divisor)
                 return self._solve(whole, _undivided(near, divisor, upper), upper)
-            case Call("mul", (factor, x) | (x, factor)) if self._is_positive(factor):
+            case Call("mul", (a, b)) if self._is_positive(a) or self._is_positive(b):
+                factor, x = (a, b) if self._is_positive(a) else (b, a)
                 return self._solve(x, _divided(right, factor, upper), upper)
             case Read() if self.is_sorted(part) and part.indices[-1] == self.inner.index:
                 if right.type is Type.LONG and part.type is Type.INT:

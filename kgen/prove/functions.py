@@ -36,6 +36,35 @@ def toward_zero(a: Any, b: Any) -> Any:
     return z3.If(a >= 0, a / b, -((-a) / b))  # of what is not negative, z3 rounds toward zero
 
 
+def right(a: Any, bits: Any) -> Any:
+    """Bits shifted to the right, by a number of them: the sign is kept."""
+    return floor_div(a, z3.IntVal(2 ** _literal(bits)))
+
+
+def left(a: Any, bits: Any) -> Any:
+    """Bits shifted to the left, by a number of them."""
+    return a * z3.IntVal(2 ** _literal(bits))
+
+
+def bits_of(a: Any, b: Any) -> Any:
+    """The lowest bits of an integer, or all but these."""
+    if z3.is_int_value(z3.simplify(a)):
+        a, b = b, a
+    ones = _literal(b)
+    size = ones + 1 if ones >= 0 else -ones
+    if size & (size - 1):
+        raise Beyond(f"the bits {ones}")
+    rest = floor_mod(a, z3.IntVal(size))
+    return rest if ones >= 0 else a - rest
+
+
+def _literal(b: Any) -> int:
+    b = z3.simplify(b)
+    if not z3.is_int_value(b):
+        raise Beyond(f"the bits {b}")
+    return int(b.as_long())
+
+
 def _above_zero(b: Any) -> bool:
     b = z3.simplify(b)
     return bool(z3.is_int_value(b) and b.as_long() > 0)
@@ -93,6 +122,9 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "abs": lambda a: z3.If(a >= 0, a, -a),
     "floordiv": floor_div,
     "mod": floor_mod,
+    "rshift": right,
+    "lshift": left,
+    "bitand": bits_of,
 }
 
 

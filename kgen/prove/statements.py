@@ -20,7 +20,7 @@ from kgen.prove.trees import INFINITY, number
 from kgen.prove.world import World
 from kgen.targets.code import Assign, Code, If, Name, Op, Run, Statement
 
-_GROWS = frozenset({"add", "sub", "mul", "neg", "abs"})
+_GROWS = frozenset({"add", "sub", "mul", "neg", "abs", "lshift"})
 _RANGES = ("{tl}.arange(0, {0})", "arange")
 _AS_IT_IS = ("{0}", "({0})", "column", "row", "({0})[:, None]", "{0}[:, None]", "({0})[None, :]")
 

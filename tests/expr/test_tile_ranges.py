@@ -14,6 +14,8 @@ from trees import POSITIVE, SORTED, bounded, draw_env, evaluate, grid, mask, wor
 
 from kgen.expr.algebra import Algebra
 from kgen.expr.alternatives import MOST_ALTERNATIVES, alternatives
+from kgen.expr.canonical import canonical
+from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Const, Node, Type, Var, walk
 from kgen.expr.softmax_form import KV_IDX, Q_IDX, Q_START
 from kgen.expr.spans import Span
@@ -25,10 +27,18 @@ DIRECTIONS = {"keys of a query tile": (KV_AXIS, Q_AXIS), "queries of a key tile"
 ZERO = Const(0, Type.INT)
 
 
-def spans_of(tree: Node, inner: Axis, outer: Axis) -> tuple[Span, ...]:
-    return RangeFinder(inner, outer, Algebra(POSITIVE), POSITIVE, lambda read: read.buffer in SORTED).spans(
-        tree
+def finder(inner: Axis, outer: Axis, values: dict[str, int] | None = None) -> RangeFinder:
+    return RangeFinder(
+        inner, outer, Algebra(POSITIVE), POSITIVE, lambda read: read.buffer in SORTED, values=values or {}
     )
+
+
+def spans_of(tree: Node, inner: Axis, outer: Axis) -> tuple[Span, ...]:
+    return finder(inner, outer).spans(tree)
+
+
+def in_one_form(tree: Node) -> Node:
+    return canonical({"mask_mod": tree}).get("mask_mod", TRUE)
 
 
 def allowed(tree: Node, env: dict[str, Any], inner: Axis) -> torch.Tensor:
@@ -93,11 +103,19 @@ def test_a_condition_on_the_outer_tile_chooses_the_range() -> None:
 
 
 def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]) -> None:
-    tree = mask(text)
+    """Of a mask as it is written, and in one form."""
+    written = mask(text)
+    for tree in dict.fromkeys((written, in_one_form(written))):
+        check_tree(tree, seed, sq, sk, rows, block, changes)
+
+
+def check_tree(
+    tree: Node, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]
+) -> None:
     env = draw_env(seed, sq, sk) | {"b": seed % 2, "h": seed // 2 % 2} | changes
     for inner, outer in DIRECTIONS.values():
         matrix = allowed(tree, env, inner)
-        spans = spans_of(tree, inner, outer)
+        spans = finder(inner, outer, {n: env[n] for n in ("window", "dilation")}).spans(tree)
         tile_env = env | tiles(env, outer, rows)
         starts = tile_env[outer.start.name]
         for start, bounds in zip(starts.tolist(), numbers(spans, tile_env, len(starts)), strict=True):
@@ -141,6 +159,10 @@ def larger(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
         st.builds("{1} * {0}".format, part, FACTORS),
         st.builds("({} // {})".format, part, DIVISORS),
         st.builds("({} % {})".format, part, DIVISORS),
+        st.builds("({0} - {0} % {1})".format, part, DIVISORS),
+        st.builds("({} >> {})".format, part, st.integers(0, 3)),
+        st.builds("({} << {})".format, part, st.integers(0, 2)),
+        st.builds("({} & {})".format, part, st.sampled_from(words("1 3 (-2) (-4) 5"))),
         st.builds("abs({})".format, part),
         st.builds("(-{})".format, part),
         st.builds("min({}, {})".format, part, part),
@@ -217,8 +239,7 @@ SEVERAL = {
 }
 
 
-def check_exact(text: str, seed: int, rows: int, inner: Axis, outer: Axis, alone: bool) -> None:
-    tree = mask(text)
+def check_exact(tree: Node, seed: int, rows: int, inner: Axis, outer: Axis, alone: bool) -> None:
     env = draw_env(seed, 12, 12) | {"b": seed % 2, "h": seed % 2}
     matrix = allowed(tree, env, inner)
     spans = spans_of(tree, inner, outer)
@@ -238,7 +259,8 @@ def check_exact(text: str, seed: int, rows: int, inner: Axis, outer: Axis, alone
 def test_exact(name: str, direction: str) -> None:
     for seed in range(8):
         for rows in (1, 3, 4):
-            check_exact((EXACT | SEVERAL)[name], seed, rows, *DIRECTIONS[direction], alone=name in EXACT)
+            tree = mask((EXACT | SEVERAL)[name])
+            check_exact(tree, seed, rows, *DIRECTIONS[direction], alone=name in EXACT)
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -250,7 +272,7 @@ def test_exact(name: str, direction: str) -> None:
         "q_idx * kv_idx < 9",
         "q_idx * 0.5 >= kv_idx",
         "doc[kv_idx] % 2 == doc[q_idx] % 2",
-        "(kv_idx + q_idx) // 2 < 3",
+        "kv_idx // 2 + kv_idx // 3 <= q_idx // 2 + q_idx // 3",
     ],
 )
 def test_what_cannot_be_classified_is_scanned_with_the_mask(text: str, direction: str) -> None:
@@ -264,6 +286,78 @@ def test_one_condition_that_cannot_be_classified_leaves_the_others() -> None:
     (causal,) = spans_of(mask("q_idx >= kv_idx"), KV_AXIS, Q_AXIS)
     assert (span.lo, span.hi) == (causal.lo, causal.hi)
     assert not span.has_full
+
+
+QUOTIENTS = {
+    "difference": "q_idx // 4 - kv_idx // 4 <= 1",
+    "causal by blocks": "q_idx // 4 - kv_idx // 4 >= 0",
+    "both sides": "0 <= q_idx // 4 - kv_idx // 4 <= 1 and q_idx >= kv_idx",
+    "distance": "abs(q_idx // 4 - kv_idx // 4) <= 1",
+    "other sizes": "abs(q_idx // 2 - kv_idx // 3) <= 1",
+    "multiples": "3 * (q_idx // 4) <= 2 * (kv_idx // 2) + 1",
+    "of a param": "q_idx // window - kv_idx // window <= 1",
+    "by a param": "abs(q_idx // 4 - kv_idx // 4) <= offset",
+    "nested": "(q_idx // 2) // 3 == (kv_idx // 2) // 3",
+    "nested in a param's": "q_idx // window // 2 >= kv_idx // window // 2",
+    "shifts": "q_idx >> 2 == kv_idx >> 2",
+    "shifts of shifts": "(q_idx >> 1) >> 1 >= kv_idx // 4",
+    "to the left": "kv_idx << 1 <= q_idx",
+    "bits": "(q_idx & -4) == (kv_idx & -4) and (q_idx & 3) >= (kv_idx & 3)",
+    "starts": "q_idx - q_idx % 4 == kv_idx - kv_idx % 4",
+    "starts of a param's": "q_idx - q_idx % window == kv_idx - kv_idx % window",
+    "starts, the size last": "q_idx // window * window >= kv_idx // window * window",
+    "later starts of a param's": "q_idx - q_idx % window > kv_idx - kv_idx % window",
+    "a window of blocks": "kv_idx >= q_idx - q_idx % 4 - 4 and kv_idx <= q_idx",
+    "of a distance": "(kv_idx - q_idx) // 4 == -1",
+    "of a sum": "(kv_idx + q_idx) // 2 < 3",
+    "of a moved position": "(2 * kv_idx + 1) // 3 <= (q_idx + offset) // 2",
+    "of documents": "doc[kv_idx] // 2 == doc[q_idx] // 2",
+    "not": "not (q_idx // 4 - kv_idx // 4 != 1)",
+}
+
+
+@pytest.mark.parametrize("name", QUOTIENTS)
+def test_quotients(name: str) -> None:
+    """Every condition has a range, and what is skipped is not allowed: for lengths and tiles that divide blocks, and
+    others."""
+    tree = in_one_form(mask(QUOTIENTS[name]))
+    for inner, outer in DIRECTIONS.values():
+        assert finder(inner, outer, {"window": 4}).unclassified(tree) == ()
+    for seed, (sq, sk) in enumerate([(16, 16), (13, 13), (1, 1), (9, 21), (24, 7)]):
+        for rows, block in ((4, 4), (3, 2), (8, 1), (1, 8)):
+            for offset in (2, -1, 2**30, -(2**30)) if "offset" in QUOTIENTS[name] else (0,):
+                lengths = (sq, sq if "doc" in name else sk)
+                check(QUOTIENTS[name], seed, *lengths, rows, block, {"offset": offset})
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    "name", ["difference", "of a param", "shifts", "starts", "nested", "a window of blocks"]
+)
+def test_ranges_of_quotients_are_exact(name: str, direction: str) -> None:
+    for seed in range(4):
+        for rows in (1, 3, 4):
+            inner, outer = DIRECTIONS[direction]
+            check_exact(in_one_form(mask(QUOTIENTS[name])), seed, rows, inner, outer, alone=True)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize(
+    "text", ["q_idx // 64 - kv_idx // 64 <= offset", "kv_idx // 4 <= q_idx // 3", "kv_idx // 64 >= offset"]
+)
+def test_multiples_of_bounds_stay_within_32_bits(text: str, direction: str) -> None:
+    """Of whatever run-time numbers and positions there may be: what lies beyond all quotients is drawn near."""
+    inner, outer = DIRECTIONS[direction]
+    tree = in_one_form(mask(text))
+    for offset in (2**30, -(2**30), 0):
+        for at in (0, 2**29 - 64):
+            env = draw_env(0, 8, 8) | {"SQ": 2**29, "SK": 2**29, "offset": offset}
+            env |= {outer.start.name: at, outer.last.name: at + 63}
+            for span in finder(inner, outer).spans(tree):
+                for node in (
+                    n for bound in (span.lo, span.hi, span.full_lo, span.full_hi) for n in walk(bound)
+                ):
+                    assert node.type is Type.BOOL or -(2**31) <= int(evaluate(node, env)) < 2**31
 
 
 # Two halves of a sequence, the second of which begins at 8: what is noisy, and what is clean.
@@ -284,14 +378,14 @@ HALVES = {
 def test_cases_are_told_apart(name: str, direction: str) -> None:
     inner, outer = DIRECTIONS[direction]
     tree = mask(HALVES[name])
-    finder = RangeFinder(inner, outer, Algebra(POSITIVE), POSITIVE, lambda read: False)
-    assert finder.unclassified(tree) == ()
+    found = RangeFinder(inner, outer, Algebra(POSITIVE), POSITIVE, lambda read: False)
+    assert found.unclassified(tree) == ()
     for seed in range(4):
         env = draw_env(seed, 16, 16)
         matrix = allowed(tree, env, inner)
         # Tiles of 4 do not lie across the border: their ranges are exact, each by itself.
         tile_env = env | tiles(env, outer, 4)
-        for start, bounds in enumerate(numbers(finder.spans(tree), tile_env, 4)):
+        for start, bounds in enumerate(numbers(found.spans(tree), tile_env, 4)):
             some = set(matrix[4 * start : 4 * start + 4].any(0).nonzero().flatten().tolist())
             assert {x for lo, hi, _, _ in bounds for x in range(lo, hi)} == some, (start, bounds)
         for rows, block in ((4, 4), (3, 4), (8, 2), (5, 3), (16, 1)):
@@ -301,8 +395,7 @@ def test_cases_are_told_apart(name: str, direction: str) -> None:
 
 def test_too_many_cases_stay_one() -> None:
     swin = "((q_idx >= 8) != (kv_idx >= 8)) != (q_idx // window == kv_idx // window)"
-    finder = RangeFinder(KV_AXIS, Q_AXIS, Algebra(POSITIVE), POSITIVE, lambda read: False)
-    assert finder.unclassified(mask(swin)) != ()
+    assert finder(KV_AXIS, Q_AXIS).unclassified(mask(swin)) != ()
     check(swin, 0, 16, 16, 4, 4, {})
 
 
