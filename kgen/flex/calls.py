@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from kgen.expr.parse import FLOAT32_MAX
 from kgen.flex import numbers, tables, tensors
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
     DtypeOf,
     External,
+    Least,
     Method,
     Part,
     Partial,
@@ -51,7 +53,6 @@ def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         message = f"{tensors.called(whole)} is a whole tensor here"
         place.refuse("whole-tensor", message, "index it, so that one element is left")
     if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
-        # As a factor of a mask, `torch.finfo(...).min` is a finite number in PyTorch, and infinity is NaN beside zero.
         hint = 'write `torch.where(allowed, score, -float("inf"))`'
         place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
     return Term(fn, [operand(ev, a, place) for a in args], place)
@@ -159,7 +160,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     last = path.rpartition(".")[2]
     if last in ("finfo", "iinfo"):
-        return _Limits(last)
+        return _Limits(last, args[0] if args else None)
     if last in ("compile", "script", "no_grad", "is_tensor", "vmap"):
         if args and is_callable(args[0]):
             return args[0]
@@ -187,17 +188,22 @@ def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place:
 class _Limits:
     """`torch.finfo(...)`."""
 
-    def __init__(self, of: str) -> None:
+    def __init__(self, of: str, dtype: Any) -> None:
         self.of = of
+        self.dtype = dtype
 
     def find_attribute(self, name: str, place: Place) -> Any:
         if self.of == "finfo" and name == "min":
-            # The spelling of minus infinity in masks.
-            return -math.inf
+            # A score's dtype, and any that is not known, is fp32.
+            known = isinstance(self.dtype, External)
+            return Least(-_MOST.get(tensors.dtype(self.dtype, place) if known else "fp32", FLOAT32_MAX))
         if self.of == "iinfo" and name in ("min", "max"):
             return -(2**31) if name == "min" else 2**31 - 1
         place.refuse("not-in-language", f"`{self.of}(...).{name}` depends on a dtype", "write the number")
 
+
+_MOST = {"fp16": 65504.0, "bf16": (2 - 2**-7) * 2.0**127}
+"""The greatest numbers of dtypes that have less than fp32."""
 
 _OPERATOR = {
     "and_": "bitand",

@@ -13,7 +13,7 @@ from kgen.expr.type_rules import TypeRuleError
 from kgen.flex.inference import COMPARISONS, walk
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES
-from kgen.flex.values import Tensor, Term
+from kgen.flex.values import Least, Tensor, Term
 from kgen.spec.common import ELEMENTS
 
 INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
@@ -85,6 +85,8 @@ class Lowering:
             if value not in INT32:
                 self.place.refuse("literal-range", "the number does not fit in 32 bits", "integers are int32")
             return self.one(Const(value, INT))
+        if isinstance(value, Least):
+            return Const(value, FLOAT)  # as itself: equal numbers are others
         if math.isnan(value):
             self.place.refuse("bad-number", "this is not a number", "use numbers and infinity")
         if math.isinf(value):
@@ -119,6 +121,8 @@ class Lowering:
         return node if node.type is FLOAT else self.call("float", node)
 
     def truth(self, node: Node) -> Node:
+        if isinstance(node, Const):
+            return self.number(bool(node.value))
         return node if node.type is BOOL else self.call("ne", node, self.number(0))
 
     def read(self, term: Term) -> Node:
@@ -268,6 +272,7 @@ class Lowering:
 
     def _where(self, condition: Node, a: Node, b: Node) -> Node:
         condition = self.truth(condition)
+        a, b = (self.number(-math.inf) if _is_least(value) else value for value in (a, b))
         if isinstance(condition, Const):
             return a if condition.value else b
         if (a.type is BOOL) != (b.type is BOOL):
@@ -360,6 +365,10 @@ class Lowering:
 
     def _addcmul(self, a: Node, b: Node, c: Node) -> Node:
         return self._add(a, self._mul(b, c))
+
+
+def _is_least(node: Node) -> bool:
+    return isinstance(node, Const) and isinstance(node.value, Least)
 
 
 def _not_negative(node: Node) -> bool:

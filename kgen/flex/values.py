@@ -34,6 +34,11 @@ class Term:
             place.refuse("too-deep", message, "split it, or move numbers into a tensor")
 
 
+class Least(float):
+    """The least number of a dtype: a number like others, but what `where` has for a pair that is left out, as
+    minus infinity."""
+
+
 @dataclass(eq=False)
 class Tensor:
     """A tensor of the source, which the kernel is given. `None` is what cannot be told: its rank, extents, dtype."""

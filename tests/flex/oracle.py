@@ -63,5 +63,8 @@ def captured(function: Any) -> dict[str, torch.Tensor]:
 
 def same(value: torch.Tensor, want: torch.Tensor, bound: float = 1e-9) -> None:
     # The least finite number is a spelling of minus infinity.
-    want = torch.where(want == torch.finfo(torch.float32).min, -torch.inf, want.to(torch.float64))
-    torch.testing.assert_close(value.to(torch.float64), want, rtol=bound, atol=bound)
+    value, want = (
+        torch.where(x == torch.finfo(torch.float32).min, -torch.inf, x.to(torch.float64))
+        for x in (value, want)
+    )
+    torch.testing.assert_close(value, want, rtol=bound, atol=bound)

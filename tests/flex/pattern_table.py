@@ -69,6 +69,8 @@ SCORES = [
     "causal_torch",
     "causal_filled",
     "causal_finfo",
+    "causal_factor",
+    "causal_half",
     "relative",
     "squared",
     "cubed",

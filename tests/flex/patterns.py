@@ -330,6 +330,14 @@ def causal_filled(score, b, h, q_idx, kv_idx):
     return score.masked_fill(kv_idx > q_idx, -inf)
 
 
+def causal_factor(score, b, h, q_idx, kv_idx):
+    return score + (q_idx < kv_idx).float() * torch.finfo(torch.float32).min
+
+
+def causal_half(score, b, h, q_idx, kv_idx):
+    return score + torch.where(q_idx < kv_idx, 1, 0) * torch.finfo(torch.float16).min
+
+
 def causal_finfo(score, b, h, q_idx, kv_idx):
     return torch.where(q_idx >= kv_idx, score, torch.finfo(torch.float32).min)
 

@@ -71,7 +71,7 @@ WHOLE = {
         "`.sum()` is a reduction",
     ),
     "infinite factor": (
-        "def mod(s, b, h, q, k):\n    return s + (q < k).float() * torch.finfo(s.dtype).min\n",
+        'def mod(s, b, h, q, k):\n    return s + (q < k).float() * -float("inf")\n',
         ["--score", "mod"],
         "not-in-language",
         "mods.py:7:16",
