@@ -10,8 +10,10 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import product
 
+from kgen.expr.affine import affine
 from kgen.expr.algebra import call
-from kgen.expr.mask_form import MIRRORED, conjuncts, disjuncts, normalize
+from kgen.expr.fold import decided
+from kgen.expr.mask_form import MIRRORED, all_of, any_of, conjuncts, disjuncts, normalize
 from kgen.expr.nodes import Call, Node, Type, children, rebuild
 from kgen.expr.wrapping import may_wrap
 
@@ -44,7 +46,8 @@ def _by_cases(mask: Node) -> Node:
     if not isinstance(mask, Call):
         return mask
     if mask.fn in ("and", "or"):
-        return rebuild(mask, tuple(_by_cases(a) for a in mask.args))
+        joined = all_of if mask.fn == "and" else any_of
+        return joined([_by_cases(a) for a in mask.args])
     if mask.fn == "not" and isinstance(mask.args[0], Call) and mask.args[0].fn == "where":
         condition, x, y = mask.args[0].args
         return _choice(condition, call("not", x), call("not", y))
@@ -58,7 +61,16 @@ def _by_cases(mask: Node) -> Node:
         if values and not any(may_wrap(a) for a in mask.args):
             condition = values[0].args[0]
             return _choice(condition, *(_chosen(mask, condition, side) for side in (1, 2)))
+        if not values:
+            return _decided(mask)
     return mask
+
+
+def _decided(comparison: Call) -> Node:
+    """A comparison of integers; of numbers, as cases choose them, what it gives."""
+    left, right = comparison.args
+    difference = affine(left) + affine(right).times(-1)
+    return comparison if difference.terms else decided(comparison.fn, difference.number, 0)
 
 
 def _choosing(node: Node) -> list[Call]:
@@ -78,7 +90,7 @@ def _choosing(node: Node) -> list[Call]:
 
 def _choice(condition: Node, x: Node, y: Node) -> Node:
     sides = (condition, x), (call("not", condition), y)
-    return call("or", *(call("and", *(_by_cases(normalize(part)) for part in side)) for side in sides))
+    return any_of([all_of([_by_cases(normalize(part)) for part in side]) for side in sides])
 
 
 def _chosen(node: Node, condition: Node, side: int) -> Node:

@@ -9,7 +9,7 @@ from kgen.expr.nodes import Const, Node, Read, Type, Var
 LENGTH = 2**29
 """Of what a kernel has positions for: sizes and positions are no larger."""
 FAR = 2**30
-"""Beyond any position; what is further is not added to one. Params lie within it."""
+"""Beyond any position; what is further is not added to one. Params and elements of int32 buffers lie within it."""
 
 _POSITIONS = frozenset({"b", "h", "q_idx", "kv_idx", "q_start", "q_last", "kv_start", "kv_last"})
 _LENGTHS = _POSITIONS | {"B", "HQ", "HKV", "SQ", "SK"}
@@ -30,7 +30,7 @@ def extent(node: Node, values: Mapping[str, int]) -> tuple[int, int]:
         known = values.get(node.name)
         return (known, known) if known is not None else (0, LENGTH) if node.name in _LENGTHS else (-FAR, FAR)
     if isinstance(node, Read):
-        return _ANY if node.type is Type.LONG else (-(2**31), 2**31)
+        return _ANY if node.type is Type.LONG else (-FAR, FAR)
     found = [extent(a, values) for a in node.args if a.type.integral]
     low, high = [e[0] for e in found], [e[1] for e in found]
     match node.fn:

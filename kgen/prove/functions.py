@@ -36,33 +36,22 @@ def toward_zero(a: Any, b: Any) -> Any:
     return z3.If(a >= 0, a / b, -((-a) / b))  # of what is not negative, z3 rounds toward zero
 
 
-def right(a: Any, bits: Any) -> Any:
-    """Bits shifted to the right, by a number of them: the sign is kept."""
-    return floor_div(a, z3.IntVal(2 ** _literal(bits)))
-
-
-def left(a: Any, bits: Any) -> Any:
-    """Bits shifted to the left, by a number of them."""
-    return a * z3.IntVal(2 ** _literal(bits))
-
-
-def bits_of(a: Any, b: Any) -> Any:
-    """The lowest bits of an integer, or all but these."""
-    if z3.is_int_value(z3.simplify(a)):
+def of_bits(fn: str, a: Any, b: Any) -> Any | None:
+    """Shifts by a number, the lowest bits and all but these, as arithmetic; None of other bits."""
+    if fn == "bitand" and z3.is_int_value(z3.simplify(a)):
         a, b = b, a
-    ones = _literal(b)
-    size = ones + 1 if ones >= 0 else -ones
+    known = z3.simplify(b)
+    if not (z3.is_int(a) and z3.is_int_value(known)):
+        return None
+    bits = known.as_long()
+    if fn in ("lshift", "rshift"):
+        size = z3.IntVal(2**bits)
+        return a * size if fn == "lshift" else floor_div(a, size)
+    size = bits + 1 if bits >= 0 else -bits
     if size & (size - 1):
-        raise Beyond(f"the bits {ones}")
+        return None
     rest = floor_mod(a, z3.IntVal(size))
-    return rest if ones >= 0 else a - rest
-
-
-def _literal(b: Any) -> int:
-    b = z3.simplify(b)
-    if not z3.is_int_value(b):
-        raise Beyond(f"the bits {b}")
-    return int(b.as_long())
+    return rest if bits >= 0 else a - rest
 
 
 def _above_zero(b: Any) -> bool:
@@ -122,9 +111,6 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "abs": lambda a: z3.If(a >= 0, a, -a),
     "floordiv": floor_div,
     "mod": floor_mod,
-    "rshift": right,
-    "lshift": left,
-    "bitand": bits_of,
 }
 
 
@@ -145,6 +131,8 @@ def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
             return real(args[0]) / real(args[1])
         case "floor":
             return z3.ToReal(z3.ToInt(real(args[0])))
+    if fn in ("lshift", "rshift", "bitand") and (found := of_bits(fn, *_alike(args))) is not None:
+        return found
     if fn in _MEANING:
         return _MEANING[fn](*_alike(args))
     # Congruence is all that is known: spelled alike, equal arguments are seen to be equal at once.

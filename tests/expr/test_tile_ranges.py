@@ -343,7 +343,11 @@ def test_ranges_of_quotients_are_exact(name: str, direction: str) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(
-    "text", ["q_idx // 64 - kv_idx // 64 <= offset", "kv_idx // 4 <= q_idx // 3", "kv_idx // 64 >= offset"]
+    "text",
+    [
+        *("q_idx // 64 - kv_idx // 64 <= offset", "kv_idx // 4 <= q_idx // 3", "kv_idx // 64 >= offset"),
+        *("kv_idx // 8 // 9 < offset", "(kv_idx + q_idx) // 64 <= offset", "3 * (kv_idx // 4) >= offset"),
+    ],
 )
 def test_multiples_of_bounds_stay_within_32_bits(text: str, direction: str) -> None:
     """Of whatever run-time numbers and positions there may be: what lies beyond all quotients is drawn near."""

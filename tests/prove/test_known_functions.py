@@ -27,6 +27,24 @@ def test_integers(fn: str) -> None:
         assert number(apply(World({}), fn, (z3.IntVal(a), z3.IntVal(b)))) == TABLE[fn].value(a, b)
 
 
+@pytest.mark.parametrize(
+    ("fn", "known"), [("lshift", (0, 1, 6)), ("rshift", (0, 1, 6)), ("bitand", (0, 1, 7, -1, -2, -8))]
+)
+def test_bits_of_integers(fn: str, known: tuple[int, ...]) -> None:
+    for a, b in itertools.product((*NUMBERS, 0, 200, -200), known):
+        x = z3.Int("x")
+        term = z3.substitute(apply(World({}), fn, (x, z3.IntVal(b))), (x, z3.IntVal(a)))
+        assert number(term) == TABLE[fn].value(a, b)
+
+
+def test_other_bits_are_congruent_and_nothing_more() -> None:
+    world, (x, y) = World({}), z3.Ints("x y")
+    for fn, b in (("bitand", z3.IntVal(5)), ("rshift", y), ("bitor", z3.IntVal(1))):
+        solver = z3.Solver()
+        solver.add(apply(world, fn, (x + 1, b)) != apply(world, fn, (1 + x, b)))
+        assert solver.check() == z3.unsat
+
+
 @pytest.mark.parametrize("fn", ["floordiv", "mod"])
 def test_divisors_that_are_not_known(fn: str) -> None:
     """The same where only the solver knows the divisor."""

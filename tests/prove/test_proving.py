@@ -72,6 +72,26 @@ def test_a_window_as_wide_as_an_integer_is_not_added_to_a_position(tmp_path: Pat
         assert " 0 refuted" in run.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "q_idx >> 6 == kv_idx >> 6 and (q_idx & 63) >= (kv_idx & 63)",
+        "abs(q_idx // 64 - kv_idx // 32) <= 2",
+        "q_idx - q_idx % 64 == kv_idx - kv_idx % 64",
+        "q_idx // 64 - kv_idx // 64 <= window",
+        "kv_idx // 4 <= q_idx",
+    ],
+)
+def test_masks_by_block_are_proved(condition: str, tmp_path: Path) -> None:
+    """Multiples of run-time numbers and of long sequences stay within 32 bits."""
+    path = tmp_path / "wide.yaml"
+    params = "params: {window: {type: int, runtime: true}}\n" if "window" in condition else ""
+    text = WIDE.replace("params: {window: 2147483647}\n", params)
+    path.write_text(text.replace("q_idx >= kv_idx and q_idx - kv_idx < window", condition))
+    run = kgen("prove", str(path), "--strict")
+    assert (run.returncode, run.stdout.splitlines()[-1].split(", ")[1:]) == (0, ["0 refuted", "0 unknown"])
+
+
 def test_what_is_refuted_fails_with_its_numbers(tmp_path: Path) -> None:
     """Eight times a position, of which there may be 2**29."""
     path = tmp_path / "wide.yaml"
