@@ -55,17 +55,11 @@ def starts(total: Affine, *, expands: bool = True) -> Affine:
 
 def blocks(total: Affine) -> Affine:
     """A sum that is zero where another one is: of starts of blocks of one size, that of the blocks."""
-<<<<<<< HEAD
-    found = [(block, factor) for start, factor in total.terms.items() if (block := _block(start))]
-    of_one_size = len(found) == len(total.terms) and len({block.args[1] for block, _ in found}) == 1
-    return Affine(dict[Node, int](found)) if of_one_size and not total.number else total
-=======
     found = {_block(start): factor for start, factor in total.terms.items()}
     known: dict[Node, int] = {block: factor for block, factor in found.items() if block is not None}
     sizes = {block.args[1] for block in found if block is not None}
     of_one_size = len(known) == len(total.terms) and len(sizes) == 1
     return Affine(known) if of_one_size and not total.number else total
->>>>>>> ranges
 
 
 def _block(start: Node) -> Call | None:
