@@ -36,7 +36,15 @@ COMPARED = {
 }
 APART = (
     *("q_idx // 2 // (-3)", "q_idx // (-2) // 3", "(q_idx * 1103515245) >> 16", "(q_idx << 20) >> 6"),
-    *("q_idx & 5", "q_idx & 0", "q_idx & -1", "q_idx - kv_idx % 4", "2 * q_idx - q_idx % 4", "q_idx >> 31"),
+    *(
+        "q_idx & 5",
+        "q_idx & 0",
+        "q_idx & -1",
+        "q_idx - kv_idx % 4",
+        "q_idx + q_idx % 4",
+        "2 * q_idx - q_idx % 4",
+        "q_idx >> 31",
+    ),
     *("(q_idx * kv_idx) & 7", "q_idx * window // offset", "q_idx >> kv_idx", "q_idx // 65536 // 65536"),
 )
 """What stays: its bits are those of what may wrap, or its parts are not of one another."""

@@ -3,6 +3,7 @@ twice."""
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import Any
 
@@ -349,19 +350,22 @@ def test_ranges_of_quotients_are_exact(name: str, direction: str) -> None:
         *("kv_idx // 8 // 9 < offset", "(kv_idx + q_idx) // 64 <= offset", "3 * (kv_idx // 4) >= offset"),
     ],
 )
-def test_multiples_of_bounds_stay_within_32_bits(text: str, direction: str) -> None:
+def test_multiples_of_bounds_do_not_wrap(text: str, direction: str) -> None:
     """Of whatever run-time numbers and positions there may be: what lies beyond all quotients is drawn near."""
     inner, outer = DIRECTIONS[direction]
-    tree = in_one_form(mask(text))
-    for offset in (2**30, -(2**30), 0):
-        for at in (0, 2**29 - 64):
-            env = draw_env(0, 8, 8) | {"SQ": 2**29, "SK": 2**29, "offset": offset}
-            env |= {outer.start.name: at, outer.last.name: at + 63}
-            for span in finder(inner, outer).spans(tree):
-                for node in (
-                    n for bound in (span.lo, span.hi, span.full_lo, span.full_hi) for n in walk(bound)
-                ):
-                    assert node.type is Type.BOOL or -(2**31) <= int(evaluate(node, env)) < 2**31
+    tree, size, rows = in_one_form(mask(text)), 2**29, torch.arange(64)
+    ends = torch.tensor([0, 1, 63, 64, 2**27, size - 64, size - 2, size - 1])
+    for offset, start in itertools.product((2**30, -(2**30), 2**25, 5, 0), (0, 2**27, size - 64)):
+        env = draw_env(0, 8, 8) | {"SQ": size, "SK": size, "offset": offset}
+        env |= {outer.start.name: start, outer.last.name: start + 63}
+        pairs = {outer.index.name: start + rows[:, None], inner.index.name: ends}
+        matrix = evaluate(tree, env | pairs).expand(64, len(ends))
+        for span in finder(inner, outer).spans(tree):
+            lo, hi, full_lo, full_hi = (
+                int(evaluate(n, env)) for n in (span.lo, span.hi, span.full_lo, span.full_hi)
+            )
+            assert {*ends[matrix.any(0)].tolist()} <= {x for x in ends.tolist() if lo <= x < hi}
+            assert {*ends[matrix.all(0)].tolist()} >= {x for x in ends.tolist() if full_lo <= x < full_hi}
 
 
 # Two halves of a sequence, the second of which begins at 8: what is noisy, and what is clean.
@@ -373,6 +377,7 @@ HALVES = {
     f" or {Q_BLOCK} >= {KV_BLOCK} and kv_idx >= 8 and q_idx >= 8",
     "halves apart": "(q_idx < 8) == (kv_idx < 8) and q_idx >= kv_idx",
     "chosen by a half": "where(q_idx < 8, q_idx - kv_idx < window and q_idx >= kv_idx, kv_idx >= 8)",
+    "numbers of halves": "where(q_idx < 8, 1, 0) == where(kv_idx < 8, 1, 0) and q_idx >= kv_idx",
     "windows of halves": "abs(q_idx - kv_idx) < where(q_idx < 8, 2, 5)",
 }
 

@@ -138,6 +138,21 @@ def test_methods_and_objects(live_patterns: Any) -> None:
     same(got(loaded, "score_mod", {"bias": settings.bias}), expected(settings.score(), "score_mod"))
 
 
+@pytest.mark.parametrize(
+    ("field", "text", "written"),
+    [
+        ("mask_mod", "all_of(causal, both_sides(2))", "q_idx >= kv_idx and abs(q_idx - kv_idx) <= 2"),
+        ("mask_mod", "any_of(causal, both_sides(2))", "q_idx >= kv_idx or abs(q_idx - kv_idx) <= 2"),
+        ("score_mod", "causal_finfo", "where(q_idx >= kv_idx, score, -inf)"),
+        ("score_mod", "causal_half", "score + where(q_idx < kv_idx, 1, 0) * -65504.0"),
+    ],
+)
+def test_numbers_that_say_something_else(field: str, text: str, written: str) -> None:
+    """Truth values of numbers are decided, and the least number is minus infinity where it is chosen."""
+    spec = imported(str(HERE / "patterns.py"), {field: text}, Options())
+    assert f"{field}: {written}\n" in spec.text()
+
+
 def test_shapes_and_dtypes_are_those_of_the_source() -> None:
     asked = {"score_mod": "bias_by_distance", "mask_mod": "document(padded, DOC)"}
     spec = imported(str(HERE / "patterns.py"), asked, Options())
