@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from c_on_paper import Library, Paper
 
+from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.targets.native import member
@@ -21,6 +22,7 @@ DTYPES = {
     "fp32": torch.float32,
     "int32": torch.int32,
     "int64": torch.int64,
+    "uint8": torch.uint8,
     "bool": torch.bool,
 }
 Tensors = dict[str, Any]
@@ -82,11 +84,16 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
         ),
         **ends,
     }
-    for name, buffer in spec.buffers.items():
+    if spec.paged_kv is not None:
+        found |= pages(case, spec, hkv, dtype)
+        sizes["SK"] = found["block_table"].shape[1] * spec.paged_kv.page_size
+    # Lengths of a cache are among those of the plan.
+    for name, buffer in plan_attention(loaded).spec.buffers.items():
         shape = [n if isinstance(n, int) else sizes[n] for n in buffer.shape]
         found[name] = torch.zeros([*shape, 2], dtype=DTYPES[buffer.dtype])[..., int(case.layout == "guarded")]
         if case.layout == "bhsd":
             found[name] = found[name].contiguous()
+    found |= block_lists(plan_attention(loaded), sizes)
     if spec.sinks:
         found["sinks"] = torch.zeros(hq)
     found["scale"] = 0.3
@@ -98,6 +105,54 @@ def attention_tensors(loaded: Any, case: Case) -> Tensors:
     return found
 
 
+def learned_tensors(loaded: Any, given: Tensors) -> Tensors:
+    """What C writes gradients of buffers to, by the names of the struct."""
+    plan, packed = plan_attention(loaded), loaded.spec.varlen
+    heads, queries, keys = (given[x].shape[:-1] for x in ("q", "q", "k"))
+    found: Tensors = {}
+    for g in plan.gradients:
+        called = loaded.called.get(g.buffer, g.buffer) + g.name.removeprefix(g.buffer)
+        buffer, sizes = given[g.buffer], (queries[0], queries[1])
+        if g.along == "pair":
+            dtype = buffer.dtype if g.summed is not None else torch.float32
+            found[f"d{called}"] = torch.ones(buffer.shape, dtype=dtype)
+            continue
+        if packed:
+            sizes = (heads[1], (queries if g.along == "q" else keys)[0])
+        else:
+            length = {"q": queries[2], "kv": keys[2], "distance": queries[2] + keys[2]}[g.along]
+            sizes = (*sizes, length)
+        found[f"d{called}"] = torch.ones(sizes)
+    return found
+
+
+def pages(case: Case, spec: Any, heads: int, dtype: torch.dtype) -> Tensors:
+    """Keys and values in pages, of which each sequence has as many as it needs at most."""
+    size = spec.paged_kv.page_size
+    count = -(-case.sk // size)
+    sizes = (1 + case.batch * count, size, heads)
+    strided = replace(case, layout="guarded" if case.layout == "guarded" else "bhsd")
+    return {
+        "k": laid_out(strided, (*sizes, spec.head_dim.qk), dtype),
+        "v": laid_out(strided, (*sizes, spec.head_dim.v), dtype),
+        "block_table": torch.zeros(case.batch, count, 2, dtype=torch.int32)[..., 0],
+    }
+
+
+def block_lists(plan: Any, sizes: dict[str, int]) -> Tensors:
+    """What a block mask has for each block of queries, and for each of keys."""
+    mask, blocks = plan.block_mask, {x: -(-sizes[n] // 128) for x, n in (("q", "SQ"), ("kv", "SK"))}
+    if mask is None:
+        return {}
+    planes = (sizes["B"] if mask.by_batch else 1, sizes["HQ"] if mask.by_head else 1)
+    found: Tensors = {}
+    for inner, outer in (("kv", "q"), ("q", "kv"))[: 1 + plan.backward]:
+        for name in (f"{inner}_num_blocks", f"full_{inner}_num_blocks"):
+            found[name] = torch.zeros(*planes, blocks[outer], dtype=torch.int32)
+        found[f"{inner}_indices"] = torch.zeros(*planes, blocks[outer], blocks[inner], dtype=torch.int32)
+    return found
+
+
 def attention_launches(
     paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
 ) -> tuple[Launches, Launches]:
@@ -106,24 +161,33 @@ def attention_launches(
     names = list(inspect.signature(launcher._forward).parameters)[:-1]
     passed = [given[name] for name in names]
     inputs = {name: given[name] for name in names if isinstance(given[name], torch.Tensor)}
+    masked = {name: given[name] for name in loaded.spec.buffers}
     backward = "backward" in loaded.spec.passes
     paper.device(arch, case.multiprocessors)
     want: Launches = {}
+    rooms: dict[str, list[int]] = {}
     torch.use_deterministic_algorithms(case.deterministic)
     try:
         with paper.under_python(launcher, arch, case.multiprocessors):
+            if "kv_indices" in given:
+                paper.begin(masked)
+                sides = {"B": case.batch, "HQ": given["q"].shape[1], "HKV": case.heads}
+                sides |= {"SQ": case.sq, "SK": case.sk, "device": torch.device("cpu")}
+                asked = [argument.name for argument in launcher._block_mask_op._schema.arguments]
+                launcher._block_mask_op(*[sides.get(name, given.get(name)) for name in asked])
+                want["block mask"], rooms["block mask"] = paper.launched, paper.rooms()
             paper.begin(inputs)
             launcher._forward(*passed, False)
-            want["forward"] = paper.launched
+            want["forward"], rooms["forward"] = paper.launched, paper.rooms()
             paper.begin(inputs)
             out, lse = launcher._forward(*passed, True)
-            want["with lse"] = paper.launched
+            want["with lse"], rooms["with lse"] = paper.launched, paper.rooms()
             outputs = {"out": out, "lse": lse}
             if backward:
                 known = inputs | outputs | {name: given[name] for name in ("dout", "dlse")}
                 paper.begin(known)
                 dq, dk, dv, *_ = launcher._backward_op(given["dout"], given["dlse"], out, lse, *passed)
-                want["backward"], rooms = paper.launched, paper.rooms()
+                want["backward"], rooms["backward"] = paper.launched, paper.rooms()
                 outputs |= {"dq": dq, "dk": dk, "dv": dv}
     finally:
         torch.use_deterministic_algorithms(False)
@@ -140,8 +204,10 @@ def attention_launches(
         if loaded.spec.sinks:
             queries = -(-lse.shape[-1] // 64)
             called["dsinks"] = torch.ones(*lse.shape[:-1], queries)
+        called |= learned_tensors(loaded, given)
     got: Launches = {}
     for name, pass_, more, tensors in (
+        *([("block mask", "block_mask", {}, masked)] if "block mask" in want else []),
         ("forward", "forward", {"lse": None}, inputs),
         ("with lse", "forward", {}, inputs),
         *([("backward", "backward", {}, known)] if backward else []),
@@ -149,8 +215,8 @@ def attention_launches(
         paper.begin(tensors)
         assert library.call(pass_, called | more) == 0, library.error()
         got[name] = paper.launched
-        if pass_ == "backward" and len(got[name]) == len(want[name]):
-            assert paper.crowded(rooms, library.workspace) == []
+        if len(got[name]) == len(want[name]):
+            assert paper.crowded(rooms[name], library.workspace) == []
     return want, got
 
 

@@ -267,7 +267,7 @@ class Library:
             )
         self.library = ctypes.CDLL(str(target))
         self.arguments = _struct(package / "c" / f"{name}.h")
-        for function in (f"{name}_forward_workspace", f"{name}_backward_workspace"):
+        for function in (f"{name}_{pass_}_workspace" for pass_ in ("block_mask", "forward", "backward")):
             if hasattr(self.library, function):
                 getattr(self.library, function).restype = ctypes.c_size_t
         getattr(self.library, f"{name}_error").restype = ctypes.c_char_p

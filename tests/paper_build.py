@@ -20,7 +20,7 @@ from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[1]
 ARCHS = ("sm_80", "sm_90a")
-SIZES = {"gqa": (1, 2, 4), "batch": (1,), "width": (512, 1024, 16384), "heads": (8,)}
+SIZES = {"gqa": (1, 2, 4), "batch": (1, 2), "width": (512, 1024, 16384), "heads": (8,)}
 TYPES = {"fp16": 6, "fp32": 7, "bf16": 9}
 """Numbers of cuda.h."""
 

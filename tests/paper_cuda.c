@@ -1,5 +1,6 @@
 /* A CUDA driver that launches nothing: what it is asked for goes to functions of the test. */
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef int (*load_function)(void **module, const void *image);
@@ -32,6 +33,93 @@ void paper_context(void *current)
 void paper_fail(int error)
 {
     failing = error;
+}
+
+/* --- memory, as garbage --------------------------------------------------------------------------------------------- */
+
+enum { ALLOCATIONS = 1024 };
+static struct {
+    uintptr_t begin, end;
+} allocations[ALLOCATIONS];
+
+/* Where the memory ends that an address is in; 0 where it is in none. */
+unsigned long long paper_end(unsigned long long address)
+{
+    for (int i = 0; i < ALLOCATIONS; i++) {
+        if (address >= allocations[i].begin && address < allocations[i].end) {
+            return allocations[i].end;
+        }
+    }
+    return 0;
+}
+
+int cuMemAlloc_v2(unsigned long long *address, size_t bytes)
+{
+    void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    for (int i = 0; memory && i < ALLOCATIONS; i++) {
+        if (!allocations[i].begin) {
+            allocations[i].begin = (uintptr_t)memory;
+            allocations[i].end = (uintptr_t)memory + bytes;
+            *address = (uintptr_t)memory;
+            memset(memory, 0x7f, bytes);
+            return 0;
+        }
+    }
+    return 2;
+}
+
+int cuMemFree_v2(unsigned long long address)
+{
+    for (int i = 0; i < ALLOCATIONS; i++) {
+        if (allocations[i].begin == address) {
+            allocations[i].begin = allocations[i].end = 0;
+            free((void *)(uintptr_t)address);
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t bytes)
+{
+    memcpy((void *)(uintptr_t)to, from, bytes);
+    return 0;
+}
+
+int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t bytes)
+{
+    memcpy(to, (const void *)(uintptr_t)from, bytes);
+    return 0;
+}
+
+/* --- a device ------------------------------------------------------------------------------------------------------- */
+
+int cuInit(unsigned int flags)
+{
+    return flags != 0;
+}
+
+int cuDeviceGet(int *device, int number)
+{
+    *device = number;
+    return number != 0;
+}
+
+int cuDevicePrimaryCtxRetain(void **found, int device)
+{
+    *found = (void *)1;
+    return device != 0;
+}
+
+int cuCtxSetCurrent(void *current)
+{
+    context = current;
+    return 0;
+}
+
+int cuCtxSynchronize(void)
+{
+    return 0;
 }
 
 int cuGetErrorString(int error, const char **words)

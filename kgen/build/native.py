@@ -22,6 +22,8 @@ AS_THEY_ARE = ("kgen.h", "kgen_driver.h", "kgen_runtime.h", "kgen_calls.h", "kge
 """Files of `templates/c` that are the same in all packages."""
 MOST_PARAMETERS, MOST_MAPS = 158, 16
 """Of `kgen_launch`, which holds them in arrays."""
+ELEMENTS = {"u1": "I1"}
+"""What the runtime in C calls a dtype that Tritons have several names for."""
 INTEGERS = {"i8": 8, "u8": 8, "i16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64}
 
 Row = Mapping[str, Any]
@@ -129,7 +131,17 @@ def _arguments(row: Row) -> Iterator[list[Any]]:
             yield [f"A_{name}", 0, "KGEN_TILES", f"KGEN_{dtype.upper()}", 0, 0, maps, 0, 0]
             maps += 1
         elif kind.startswith("*"):
-            yield [f"A_{name}", 0, "KGEN_POINTER", f"KGEN_{kind[1:].upper()}", int(value is True), 0, 0, 0, 0]
+            yield [
+                f"A_{name}",
+                0,
+                "KGEN_POINTER",
+                f"KGEN_{ELEMENTS.get(kind[1:], kind[1:].upper())}",
+                int(value is True),
+                0,
+                0,
+                0,
+                0,
+            ]
         elif kind == "fp32":
             yield [f"A_{name}", 0, "KGEN_REAL", 0, 0, 0, 0, 0, 0]
         else:
@@ -165,4 +177,5 @@ def _resolved(table: Tiles, rows: Sequence[Row]) -> Fields:
             )
             if there and (chip in names or not names):
                 found.append([chip, *map(int, tile.values())])
-    return {"name": table.name, "rows": found}
+    fields = max((len(tile) for _, tile in table.rows), default=0)
+    return {"name": table.name, "struct": table.struct, "rows": found, "end": [0] * (1 + fields)}

@@ -18,6 +18,7 @@ DTYPES = {
     "fp32": ("KGEN_FP32", 4),
     "int32": ("KGEN_I32", 4),
     "int64": ("KGEN_I64", 8),
+    "uint8": ("KGEN_U8", 1),
     "bool": ("KGEN_I1", 1),
     "fp8_e4m3": ("KGEN_FP8E4NV", 1),
 }
@@ -53,6 +54,8 @@ class Tiles:
     rows: Sequence[tuple[Collection[int], Mapping[str, int | bool]]]
     kernel: str | None = None
     """Where tiles are constants of a kernel: those that it was not compiled with are left out."""
+    struct: str = "tile"
+    """What a row is in C: the chip, and the fields."""
 
 
 @dataclass(frozen=True)

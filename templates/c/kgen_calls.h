@@ -239,6 +239,17 @@ static inline kgen_tensor kgen_columns_from(const kgen_tensor *x, int rank, int6
     return rest;
 }
 
+/* x with two dimensions in each other's place. */
+static inline kgen_tensor kgen_swapped(const kgen_tensor *x, int i, int j)
+{
+    kgen_tensor other = *x;
+    other.sizes[i] = x->sizes[j];
+    other.sizes[j] = x->sizes[i];
+    other.strides[i] = x->strides[j];
+    other.strides[j] = x->strides[i];
+    return other;
+}
+
 /* x with as many dimensions of one ahead of its own as make four. */
 static inline kgen_tensor kgen_in_four(const kgen_tensor *x, int rank)
 {

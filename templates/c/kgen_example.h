@@ -22,7 +22,7 @@
 
 namespace example {
 
-enum Dtype { BF16, FP16, FP32, FP8, INT32, INT64, BOOL };
+enum Dtype { BF16, FP16, FP32, FP8, INT32, INT64, UINT8, BOOL };
 
 inline void *symbol(const char *name)
 {
@@ -100,7 +100,7 @@ inline double widened(uint16_t x, Dtype dtype)
 
 inline size_t bytes_of(Dtype dtype)
 {
-    return dtype == INT64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == FP8 ? 1 : 2;
+    return dtype == INT64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == UINT8 || dtype == FP8 ? 1 : 2;
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
@@ -111,6 +111,7 @@ struct Tensor {
     std::vector<int64_t> sizes;
     std::vector<double> numbers;
     unsigned long long device = 0;
+    std::vector<size_t> *reads = nullptr; /* where it is there, it is told which elements are read */
 
     Tensor(Dtype of, std::initializer_list<int64_t> shape) : dtype(of), sizes(shape)
     {
@@ -131,26 +132,49 @@ struct Tensor {
         cu("cuMemFree_v2", device);
     }
 
+    bool has(std::initializer_list<int64_t> at) const
+    {
+        size_t axis = 0;
+        for (int64_t index : at) {
+            if (index < 0 || index >= sizes[axis++]) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    size_t place(std::initializer_list<int64_t> at) const
+    {
+        size_t found = 0, axis = 0;
+        for (int64_t index : at) {
+            found = found * size_t(sizes[axis++]) + size_t(index);
+        }
+        return found;
+    }
+
     /* Zero where an index is outside. */
     double operator()(std::initializer_list<int64_t> at) const
     {
-        size_t place = 0, axis = 0;
-        for (int64_t index : at) {
-            if (index < 0 || index >= sizes[axis]) {
-                return 0.0;
-            }
-            place = place * size_t(sizes[axis++]) + size_t(index);
+        if (!has(at)) {
+            return 0.0;
         }
-        return numbers[place];
+        if (reads) {
+            reads->push_back(place(at));
+        }
+        return numbers[place(at)];
+    }
+
+    /* Of an element that is outside nothing is kept. */
+    void add(std::initializer_list<int64_t> at, double x)
+    {
+        if (has(at)) {
+            numbers[place(at)] += x;
+        }
     }
 
     double &element(std::initializer_list<int64_t> at)
     {
-        size_t place = 0, axis = 0;
-        for (int64_t index : at) {
-            place = place * size_t(sizes[axis++]) + size_t(index);
-        }
-        return numbers[place];
+        return numbers[place(at)];
     }
 
     /* Draws numbers, rounds them as the device has them, and copies them there. */

@@ -15,10 +15,11 @@ import pytest
 from c_calls import Case, Launches, attention_launches, norm_launches
 from c_on_paper import Library, Paper, loaded_package
 
+from kgen.kernels.attention.plan.decode import decodes
 from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = ("causal_alibi", "varlen_causal", "layer_norm")
+FEW = ("causal_alibi", "varlen_alibi", "decode_gqa", "causal_images", "layer_norm")
 MANY = (
     *(
         "causal",
@@ -31,7 +32,8 @@ MANY = (
         "mla_prefill",
     ),
     *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
-    *("prefix_lm", "softcap_causal", "siglip"),
+    *("prefix_lm", "softcap_causal", "siglip", "varlen_causal", "head_scale", "relative_bias"),
+    *("decode_alibi", "decode_sliding_window", "decode_paged", "natten_2d", "block_sparse"),
 )
 """Other stock specs that are called from C."""
 Packages = Callable[[str], Path]
@@ -72,6 +74,16 @@ CASES = (
     Case(sq=0, sk=128),
     Case(sq=128, sk=0),
 )
+FEW_QUERIES = (
+    Case(batch=1, sq=1, sk=5000),
+    Case(batch=1, heads=1, sq=4, sk=5000, group=2, layout="bshd", multiprocessors=50),
+    Case(batch=1, heads=8, sq=64, sk=300, layout="guarded", multiprocessors=4),
+    Case(batch=1, sq=65, sk=200, group=4),
+    Case(batch=1, sq=1, sk=64, multiprocessors=132),
+    Case(batch=1, sq=3, sk=0),
+    Case(batch=1, sq=0, sk=128),
+)
+"""Of what decodes: some that fill a device and some that are split. Packages on paper have one sequence."""
 NORM_CASES = (
     Case(sq=3, sk=1024, multiprocessors=4),
     Case(sq=700, sk=512, dlse=True, multiprocessors=4),
@@ -103,6 +115,8 @@ def cases_of(loaded: Any) -> list[Case]:
             return [replace(c, heads=8, sk=64) for c in NORM_CASES]
         cases = [replace(c, sk=width) for c in NORM_CASES] if isinstance(width, int) else [*NORM_CASES]
         return cases
+    if decodes(loaded):
+        return [*FEW_QUERIES]
     tied = any("SQ" in b.shape or "SK" in b.shape for b in loaded.spec.buffers.values())
     # Packed sequences of no queries have programs, and a log-sum-exp of nothing is NULL.
     return [c for c in CASES if (not tied or c.sq == c.sk) and (c.sq or not loaded.spec.varlen)]

@@ -35,10 +35,11 @@ DTYPES = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
-    torch.bool: "i1",
+    torch.bool: "u1",
 }
 FORMATS = {
     "i1": "b",
+    "u1": "b",
     "i8": "b",
     "u8": "B",
     "i16": "h",
@@ -185,11 +186,13 @@ def _is(value: Any, kind: str, aligned: Any) -> bool:
             and (kind.startswith(f"tensordesc<{DTYPES[value.base.dtype]}["))
         )
     if kind.startswith("*"):
-        there = isinstance(value, torch.Tensor) and DTYPES.get(value.dtype) == kind[1:]
+        # Other Tritons call truth values i1.
+        told = "u1" if kind == "*i1" else kind[1:]
+        there = isinstance(value, torch.Tensor) and DTYPES.get(value.dtype) == told
         return there and (aligned is not True or value.data_ptr() % 16 == 0)
     if kind.startswith("fp"):
         return isinstance(value, float)
-    if kind == "i1":
+    if kind in ("i1", "u1"):
         return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, int):
         return False

@@ -6,15 +6,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kgen.kernels.attention.plan.decode import decodes
+from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, plan_hopper
+from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.spec import ANY
+from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.native_decode import NAMES as DECODE_NAMES
+from kgen.kernels.attention.targets.triton.native_decode import decode_fields, decode_tables, paged_inputs
 from kgen.kernels.attention.targets.triton.native_example import example_fields
+from kgen.kernels.attention.targets.triton.native_hopper import hopper_fields
+from kgen.kernels.attention.targets.triton.native_learned import learned_fields, learned_names, learned_tables
+from kgen.kernels.attention.targets.triton.native_lists import PASS as LISTS
+from kgen.kernels.attention.targets.triton.native_lists import (
+    list_example,
+    list_fields,
+    list_inputs,
+    list_names,
+)
 from kgen.kernels.attention.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
@@ -23,7 +34,8 @@ from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
 _OWN = """
-q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k
+q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
+kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
 """
 OWN = frozenset(_OWN.split())
 """Members of the struct of arguments that are no user's."""
@@ -40,24 +52,14 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
     """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for. Raises
     `KgenError` for what there is only in Python."""
     plan, free = plan_attention(loaded), without_promises(loaded)
-    _refuse(loaded, plan)
+    _refuse(loaded)
     on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
     return _Fields(loaded, plan, on_hopper, sizes).native()
 
 
-def _refuse(loaded: Loaded, plan: AttentionPlan) -> None:
-    spec = loaded.spec
-    alone = "leave `--c` out"
-    if decodes(loaded) or spec.paged_kv is not None:
-        refuse(loaded, "it decodes", alone)
-    if plan.block_mask is not None:
-        refuse(loaded, "its mask is a list of blocks, which another kernel makes", alone)
-    learned = [name for name, buffer in spec.buffers.items() if buffer.grad]
-    if plan.backward and learned:
-        why = f"the gradient of `{learned[0]}` is summed by PyTorch"
-        refuse(loaded, why, "leave `grad: true` out, or `--c`")
-    if any(len(buffer.shape) > MOST_DIMS for buffer in spec.buffers.values()):
-        refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", alone)
+def _refuse(loaded: Loaded) -> None:
+    if any(len(buffer.shape) > MOST_DIMS for buffer in loaded.spec.buffers.values()):
+        refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", "leave `--c` out")
 
 
 class _Fields:
@@ -70,7 +72,7 @@ class _Fields:
         on_hopper: AttentionPlan,
         sizes: Mapping[str, Sequence[int]],
     ) -> None:
-        self.groups = sizes["gqa"]
+        self.open = sizes
         self.loaded, self.plan, self.spec = loaded, plan, plan.spec
         self.name = prefix_of(loaded)
         self.packed = self.spec.varlen
@@ -79,25 +81,29 @@ class _Fields:
         self.of_hopper = self.kernels if on_hopper is plan else KernelFields(on_hopper)
         # What the emitted files have.
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
+        self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
+        self.decode = plan_decode(loaded) if decodes(loaded) else None
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
+        self.kv_dims = "pshd" if self.spec.paged_kv is not None else self.dims
         self.dtype, self.bytes = DTYPES[self.spec.dtype]
         self.widest = (
             f"INT64_C(1) << {31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
         )
 
     def native(self) -> Native:
-        portable = {"forward": self.emitted["forward"]}
+        portable = {"forward": self.emitted["forward"]} if self.emitted["forward_kernel"] else {}
         if self.plan.backward:
             portable |= {name: self.emitted[name] for name in ("dq", "dkdv")}
         context = self._context(portable)
         tiles = self.plan.tiles
-        named = {"forward": tiles.forward} | (
-            {"dq": tiles.dq, "dkdv": tiles.dkdv} if self.plan.backward else {}
-        )
+        named = {"forward": tiles.forward, "dq": tiles.dq, "dkdv": tiles.dkdv}
         found = [
             Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
             for name, table in named.items()
+            if name in portable
         ]
+        found += decode_tables(self.decode)
+        found += learned_tables(self.plan) if self.plan.backward else []
         files = {".h": "attention/c/attention.h.j2", ".c": "attention/c/attention.c.j2"}
         files["example.cpp"] = "attention/c/example.cpp.j2"
         return Native(files, self._names(), context, found)
@@ -105,12 +111,14 @@ class _Fields:
     # --- arguments of kernels ---
 
     def _names(self) -> list[str]:
-        of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in self.dims]
+        of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)]
         of_tensors += [f"stride_l{d}" for d in self.rows]
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
         descs += [f"{s.name}_desc" for s in self._streams()]
-        return unique([*of_tensors, *descs, *self.kernels.problem, *_NAMES.split()])
+        more = list_names(self.lists) if self.lists else []
+        more += [*learned_names(self.plan), *(DECODE_NAMES if self.decode is not None else ())]
+        return unique([*of_tensors, *descs, *self.kernels.problem, *more, *_NAMES.split()])
 
     def _streams(self) -> list[Any]:
         hopper = self.hopper
@@ -120,16 +128,16 @@ class _Fields:
 
     def _context(self, portable: Mapping[str, Any]) -> Fields:
         spec, plan = self.spec, self.plan
-        narrow = bool(self.emitted["narrow_values"])
+        narrow = bool(self.emitted["narrow_values"] and portable)
         lse = ["p->HQ", "p->TQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
-        tensors = self._tensors()
+        tensors, learned = self._tensors(), self._learned()
         blocks = {name: self._blocks(fields["tma_tensors"]) for name, fields in portable.items()}
         return {
             "name": self.name,
             "guard": f"{self.name.upper()}_H",
             "license": spec.license.in_comment(),
             "summary": opening(spec, in_comment=True).replace("*/", "* /"),
-            "passes": ["forward", *["backward"] * plan.backward],
+            "passes": [*[LISTS] * bool(self.lists), "forward", *["backward"] * plan.backward],
             "backward": plan.backward,
             "sinks": spec.sinks,
             "head_dim": spec.head_dim,
@@ -142,7 +150,9 @@ class _Fields:
             "bytes": self.bytes,
             "default_scale": repr(spec.head_dim.qk**-0.5),
             "words": self._words(),
-            "first": {x: f"stride_{x}{self.dims[0]}" for x in "qkvgow"} | {"l": f"stride_l{self.rows[0]}"},
+            "first": {x: f"stride_{x}{self.dims[0]}" for x in "qgow"}
+            | {x: f"stride_{x}{self.kv_dims[0]}" for x in "kv"}
+            | {"l": f"stride_l{self.rows[0]}"},
             "plain": list(self.kernels.sizes),
             "programs": {x: self._programs(x) for x in ("q", "kv")},
             "rows": "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ",
@@ -167,15 +177,29 @@ class _Fields:
                 for name, fields in portable.items()
             },
             "descs": blocks,
-            "portable_tiles": max(len(found) for found in blocks.values()),
-            **self._on_hopper(),
+            "portable": bool(portable),
+            "tiled": bool(portable) or (self.hopper is not None and self.hopper.forward is not None),
+            "portable_tiles": max((len(found) for found in blocks.values()), default=0),
+            "paged": spec.paged_kv is not None,
+            **list_fields(plan.block_mask, self.lists, plan.backward),
+            **decode_fields(self.decode, self.hopper is not None and self.hopper.forward is not None),
+            **hopper_fields(self.hopper, self._streams(), self._buffers(), str(self.emitted["group"])),
             "shapes": self._shapes(),
-            "query_at": "at.SK - at.SQ + i" if spec.aligned_to_end else "i",
             "sum_over": {"batches": "1", "tiles": "(ends.back() + 63) / 64", "at": "h, tile"}
             if self.packed
             else {"batches": "sizes.B", "tiles": "(sizes.SQ + 63) / 64", "at": "b, h, tile"},
-            "example": example_fields(self.loaded, self._buffers(), self._params(), self.groups),
+            **learned,
+            "example": example_fields(
+                self.loaded, plan, self._buffers(), self._params(), self.open, learned["learned"]
+            )
+            | {"lists": list_example(self.lists)},
         }
+
+    def _learned(self) -> Fields:
+        others = [*self._buffers(), *self._params()]
+        return learned_fields(
+            self.plan, self._buffers(), self.emitted, OWN.union(of["member"] for of in others)
+        )
 
     def _programs(self, side: str) -> str:
         heads = "p->HKV" if self.plan.grouped and side == "kv" else "p->HQ"
@@ -198,9 +222,13 @@ class _Fields:
 
     def _shapes(self) -> Fields:
         """Of the example's tensors."""
-        head, n = self.spec.head_dim, "sizes."
+        spec, n = self.spec, "sizes."
+        head = spec.head_dim
         rows = f"ends.back(), {n}HQ" if self.packed else f"{n}B, {n}HQ, {n}SQ"
         keys = f"ends.back(), {n}HKV" if self.packed else f"{n}B, {n}HKV, {n}SK"
+        if spec.paged_kv is not None:
+            size = spec.paged_kv.page_size
+            keys = f"{n}B * ({n}SK / {size}), {size}, {n}HKV"
         lse = f"{n}HQ, ends.back()" if self.packed else rows
         parts = f"{n}HQ, (ends.back() + 63) / 64" if self.packed else f"{n}B, {n}HQ, ({n}SQ + 63) / 64"
         shapes = {"q": f"{rows}, {head.qk}", "k": f"{keys}, {head.qk}", "v": f"{keys}, {head.v}"}
@@ -214,6 +242,8 @@ class _Fields:
         times = {"any": "a multiple of", 1: "as many as"}.get(self.spec.gqa, f"{self.spec.gqa} times")
         parts = "[HQ, ceil(TQ / 64)]" if self.packed else "[B, HQ, ceil(SQ / 64)]"
         over = "tiles" if self.packed else "sequences and tiles"
+        if self.spec.paged_kv is not None:
+            keys = f"[pages, {self.spec.paged_kv.page_size}, HKV, {{}}]"
         shapes = f"q {rows}, k {keys}, v {keys} -> out {rows}, {dtype}"
         return {
             "shapes": shapes.format(head.qk, head.qk, head.v, head.v),
@@ -237,11 +267,14 @@ class _Fields:
             return tensor(label, [*sizes, str(width)], self.spec.dtype, words[of], widest=self.widest)
 
         inputs = [wide("q", rows, head.qk, "q"), wide("k", keys, head.qk, "k"), wide("v", keys, head.v, "v")]
+        if self.spec.paged_kv is not None:
+            pages = paged_inputs(self.spec.paged_kv.page_size, head, self.spec.dtype, self.widest)
+            inputs = [inputs[0], *pages.values()]
         if self.packed:
             for x in "qk":
                 said = "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
                 inputs.append(tensor(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True))
-        inputs += self._buffers()
+        inputs += [*self._buffers(), *self.lists]
         if self.spec.sinks:
             said = "[HQ] float32, logits that join the softmax without a value"
             inputs.append(tensor("sinks", ["p->HQ"], "fp32", said))
@@ -259,6 +292,7 @@ class _Fields:
             called = self.plan.called.get(name, name)
             shape = ", ".join(map(str, buffer.shape))
             said = f"[{shape}] {WORDS.get(buffer.dtype, buffer.dtype)}{', ascending' * buffer.sorted}"
+            said += ", how many keys each sequence has, at most SK" * (name == KV_LENS)
             sizes = ["KGEN_ANY" if s == ANY else self._size(s) for s in buffer.shape]
             of = tensor(called, sizes, buffer.dtype, said, OWN)
             extents = [
@@ -296,13 +330,11 @@ class _Fields:
                 "p->HKV = a->k.sizes[1];",
                 "p->B = a->cu_seqlens_q.sizes[0] - 1;",
             ]
-        return [
-            "p->B = a->q.sizes[0];",
-            "p->HQ = a->q.sizes[1];",
-            "p->SQ = a->q.sizes[2];",
-            "p->HKV = a->k.sizes[1];",
-            "p->SK = a->k.sizes[2];",
-        ]
+        queries = ["p->B = a->q.sizes[0];", "p->HQ = a->q.sizes[1];", "p->SQ = a->q.sizes[2];"]
+        if self.spec.paged_kv is not None:
+            keys = f"a->block_table.sizes[1] * {self.spec.paged_kv.page_size}"
+            return [*queries, "p->HKV = a->k.sizes[2];", f"p->SK = {keys};"]
+        return [*queries, "p->HKV = a->k.sizes[1];", "p->SK = a->k.sizes[2];"]
 
     def _checks(self) -> list[Fields]:
         spec, checks = self.spec, list[Fields]()
@@ -340,98 +372,3 @@ class _Fields:
                 words = f"{param['label']} must lie within 2**30 of zero, got %lld"
                 check(f"{at} > {limit} || {at} < -({limit})", words, at)
         return checks
-
-    # --- kernels for Hopper ---
-
-    def _on_hopper(self) -> Fields:
-        hopper = self.hopper
-        forward = hopper is not None and hopper.forward is not None
-        backward = hopper is not None and hopper.dkdv is not None
-        counted = hopper is not None and hopper.dynamic
-        streams = [
-            {
-                "name": s.name,
-                "at": i,
-                **next(b for b in self._buffers() if b["name"] == s.buffer),
-            }
-            for i, s in enumerate(self._streams())
-        ]
-        for s, stream in zip(streams, self._streams(), strict=True):
-            s["name"] = stream.name
-        counters = "kgen_pointer(workspace + m->counters, KGEN_I32)"
-        return {
-            "hopper_forward": forward,
-            "hopper_backward": backward,
-            "hopper_dq": backward and hopper is not None and hopper.dq is not None,
-            "hopper_fused": backward and hopper is not None and hopper.fused is not None,
-            "hopper_counter": forward and counted,
-            "streams": streams,
-            "stream_checks": "".join(f" && kgen_by_tma(&{s['member']}, 4, {s['bytes']})" for s in streams),
-            "forward": self._hopper_forward(hopper, len(streams)) if forward and hopper else None,
-            "hopper": self._hopper_backward(hopper) if backward and hopper else None,
-            "counters_or_none": f"p->on_hopper ? {counters} : kgen_nothing()"
-            if backward and counted
-            else "kgen_nothing()",
-        }
-
-    def _hopper_forward(self, hopper: HopperPlan, streams: int) -> Fields:
-        tile = hopper.forward
-        assert tile is not None
-        width = hopper.width
-        out = width // 2 if tile.out_in_halves else width
-        rows = {"q": "ROWS", "k": "BLOCK_N", "v": "BLOCK_N", "o": "ROWS"}
-        columns = {"q": width, "k": width, "v": width, "o": out}
-        descs = [_desc(x, "a->out" if x == "o" else f"a->{x}", rows[x], columns[x]) for x in "qkvo"]
-        roped = [*"qk"] if hopper.rope else []
-        descs += [_desc(f"{x}_rope", f"{x}_rope", rows[x], hopper.rope) for x in roped]
-        return {
-            **asdict(tile),
-            "rows": tile.BLOCK_M // tile.consumers,
-            "descs": [d | {"at": streams + i} for i, d in enumerate(descs)],
-            "ropes": [{"tensor": x, "first": width} for x in roped],
-            "tiles": streams + len(descs),
-            "dynamic": hopper.dynamic,
-            "pdl": int(hopper.dynamic),
-            "group": max(hopper.heads, int(str(self.emitted["group"]))),
-        }
-
-    def _hopper_backward(self, hopper: HopperPlan) -> Fields:
-        dkdv = hopper.dkdv
-        assert dkdv is not None
-        width, fused = hopper.width, hopper.fused
-        stored = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
-        called = {"do": "dout"}
-        descs = [_desc(x, f"a->{called.get(x, x)}", str(HALF), width) for x in ["q", "k", "v", "do", *stored]]
-        roped = ["q", "k", *["dq"] * (hopper.dq is not None), "dk"] if hopper.rope else []
-        descs += [_desc(f"{x}_rope", f"{x}_rope", str(HALF), hopper.rope) for x in roped]
-        descs = [d | {"at": i} for i, d in enumerate(descs)]
-        short = dkdv.BLOCK_M < HALF and fused is None
-        short_descs = [_desc(x, f"a->{called.get(x, x)}", str(dkdv.BLOCK_M), width) for x in ("q", "do")]
-        short_descs = [d | {"at": len(descs) + i} for i, d in enumerate(short_descs)] if short else []
-        first = len(descs) + len(short_descs)
-        keys = fused or dkdv
-        enough = " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
-        return {
-            "descs": descs,
-            "short_descs": short_descs,
-            "again": [d for d in descs if d["name"] in ("q_desc", "do_desc")] if short else [],
-            "tiles": first + 2,
-            "at_lse": first,
-            "at_delta": first + 1,
-            "ropes": [{"tensor": x, "first": width} for x in roped],
-            "stores": "".join(f" && by_tma(&a->{x})" for x in stored),
-            "dynamic": hopper.dynamic,
-            "fused": asdict(fused) if fused is not None else None,
-            "of_keys": asdict(keys)
-            | {"queries": keys.BLOCK_M, "SLOTS": dkdv.SLOTS, "programs": dkdv.BLOCK_N},
-            "dq": asdict(hopper.dq) if hopper.dq is not None else None,
-            "dq_rows": 2 * HALF,
-            "half": HALF,
-            "sums": HALF * width,
-            "least_keys": hopper.least_keys,
-            "enough": enough if hopper.dynamic else "",
-        }
-
-
-def _desc(name: str, of: str, rows: str, columns: int) -> Fields:
-    return {"name": f"{name}_desc", "tensor": of, "rows": rows, "columns": columns}
