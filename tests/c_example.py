@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from c_on_paper import STRICT, Paper, compiled
 
-from kgen.build import runtime_triton as runtime
+from kgen.build.runtime import triton as runtime
 from kgen.verify import interpreter
 
 ARCH, MULTIPROCESSORS = 80, 4
