@@ -118,7 +118,15 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
         assert error < 4e-3, name
 
 
-@pytest.mark.parametrize(("name", "results"), [("learned", 10), ("cache", 2), ("pages", 2), ("images", 5)])
+@pytest.mark.parametrize(
+    ("name", "results"),
+    [
+        ("learned", 10),
+        pytest.param("cache", 2, marks=pytest.mark.thorough),
+        ("pages", 2),
+        pytest.param("images", 5, marks=pytest.mark.thorough),
+    ],
+)
 def test_the_example_is_right_on_paper(folder: Path, name: str, results: int) -> None:
     """It calls as a program does, in memory that is garbage, and compares with numbers of its own."""
     from kgen.verify.interpreter import ENVIRONMENT
