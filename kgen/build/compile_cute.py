@@ -44,9 +44,8 @@ def _constants(module: Any, build: BuildJob) -> Iterator[dict[str, Any]]:
     """What `_compiled` of the emitted file takes: what the spec fixes, and otherwise the sizes asked for."""
     problem, sizes = build.job.problem, build.sizes
     names = [n for n in inspect.signature(module._compiled.__wrapped__).parameters if n != "options"]
-    packed = (
-        "given" in names
-    )  # whether the chunks of packed sequences are given; the lengths are of either type
+    # Of packed sequences: whether their chunks are given. Their lengths are of either type.
+    packed = "given" in names
     choices: dict[str, Sequence[Any]] = {
         "index": (module.Int32, module.Int64) if packed else (module.Int32,),
         "given": (False, True),

@@ -131,17 +131,8 @@ def _arguments(row: Row) -> Iterator[list[Any]]:
             yield [f"A_{name}", 0, "KGEN_TILES", f"KGEN_{dtype.upper()}", 0, 0, maps, 0, 0]
             maps += 1
         elif kind.startswith("*"):
-            yield [
-                f"A_{name}",
-                0,
-                "KGEN_POINTER",
-                f"KGEN_{ELEMENTS.get(kind[1:], kind[1:].upper())}",
-                int(value is True),
-                0,
-                0,
-                0,
-                0,
-            ]
+            dtype = ELEMENTS.get(kind[1:], kind[1:].upper())
+            yield [f"A_{name}", 0, "KGEN_POINTER", f"KGEN_{dtype}", int(value is True), 0, 0, 0, 0]
         elif kind == "fp32":
             yield [f"A_{name}", 0, "KGEN_REAL", 0, 0, 0, 0, 0, 0]
         else:

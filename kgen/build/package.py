@@ -83,23 +83,27 @@ def build_specs(
     for arch in archs:
         capability(arch)
     require("torch", "triton")
-    specs = [(one, _files(generated, one, targets, archs, skipped)) for one in loaded]
+
+    def taken(file: Emitted) -> bool:
+        package = file.missing_package() if targets is None else None
+        if package and skipped is not None:
+            skipped(file, f"needs `{package}`")
+        return not package
+
+    specs = [(one, _files(generated, one, targets, archs, taken)) for one in loaded]
     for runtime in {file.runtime: None for _, files in specs for file in files}:
         if runtime.needs:
             require(runtime.needs, extra=runtime.extra)
     natives = {one.folder: native_of(one, sizes) for one, files in specs if c and _for_c(one, files)}
     tasks = [
-        (one, file, arch)
-        for one, files in specs
-        for arch in archs
-        for file in files
-        if file.arch in (None, arch)
+        (one, file, arch) for one, files in specs for arch in archs for file in files if _is_for(file, arch)
     ]
     done: list[int] = []
 
     def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
         one, file, arch = task
-        rows = list(_compiled(one, file, arch, sizes, _unfinished(out, one.folder), timeout))
+        folder = _unfinished(out, one.folder)
+        rows = list(_compiled(one, file, file.arch or arch, sizes, folder, timeout))
         done.append(1)
         if progress is not None:
             progress(len(done), len(tasks), f"{one.folder} {file.stem} {arch}")
@@ -128,7 +132,11 @@ def stale(loaded: Sequence[Any], generated: Path, out: Path) -> list[str]:
             said.append(f"{one.folder}: not built")
             continue
         manifest = manifest_of(out, one.folder)
-        files = _files(generated, one, manifest.get("targets"), manifest["archs"])
+
+        def taken(file: Emitted, built: Collection[str] = manifest["sources"]) -> bool:
+            return file.path.name in built or not file.missing_package()
+
+        files = _files(generated, one, manifest["targets"], manifest["archs"], taken)
         said += [f"{one.folder}: {why}" for why in _stale(manifest, files)]
         said += [f"{one.folder}: {name} is not what was built" for name in altered(out, one.folder)]
     return said
@@ -150,24 +158,26 @@ def _files(
     loaded: Any,
     targets: Collection[str] | None,
     archs: Collection[str],
-    skipped: Callable[[Emitted, str], None] | None = None,
+    taken: Callable[[Emitted], bool],
 ) -> list[Emitted]:
-    """The emitted files of a spec that are built. Raises `KgenError` where there is none."""
-    files = []
-    for file in require_emitted(generated, loaded):
-        if file.target not in (targets or TARGETS) or file.arch not in (None, *archs):
-            continue
-        if targets is None and (package := file.missing_package()):
-            if skipped is not None:
-                skipped(file, f"needs `{package}`")
-            continue
-        files.append(file)
+    """The emitted files of a spec for these, of which those are built that are `taken`. Raises `KgenError` where there
+    is none."""
+    files = [
+        file
+        for file in require_emitted(generated, loaded)
+        if file.target in (targets or TARGETS) and any(_is_for(file, arch) for arch in archs) and taken(file)
+    ]
     if files:
         return files
     asked = f"the targets {', '.join(targets or TARGETS)} and {', '.join(archs)}"
     message = f"spec `{loaded.folder}` has no file to build for {asked}"
     hint = f"targets that are built: {', '.join(TARGETS)}"
     raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
+
+
+def _is_for(file: Emitted, arch: str) -> bool:
+    """Whether a file is built where an architecture is asked for: `sm_90` stands for `sm_90a` too."""
+    return file.arch is None or capability(file.arch) == capability(arch)
 
 
 def _for_c(loaded: Any, files: Sequence[Emitted]) -> bool:

@@ -295,7 +295,7 @@ def _rows(
     if job.device == "cpu":
         environment = {**ENVIRONMENT}
     if not compiles:
-        environment["KGEN_NO_COMPILER"] = "1"  # of `kgen.build.runtime.triton`
+        environment["KGEN_NO_COMPILER"] = "1"  # of `kgen.build.runtime.folder`
     if jobs > 1:
         # By itself torch.compile begins a process for each core, in every worker.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"

@@ -37,33 +37,25 @@ class Package(Folder):
         nothing may be compiled."""
         names = inspect.signature(compiled).parameters
         given = words(dict(zip(names, constants, strict=False)))
-        why = self._lacks(module, given)
-        if not why:
-            row = next(row for row in self._rows(module) if row["constants"] == given)
-            loaded = module.cute.runtime.load_module(str(self.folder / row["file"]))
-            return getattr(loaded, row["symbol"])
-        if not may_compile():
-            raise RuntimeError(f"{self.name}: {why}, and {NO_COMPILER} is set")
-        say_once(f"{self.name}: {why}: CuTe DSL compiles its kernels")
-        return compiled(*constants)
-
-    def _rows(self, module: Any) -> list[Mapping[str, Any]]:
-        return [
+        here = [
             row
             for row in self.manifest["kernels"]
             if row["target"] == "cute" and row["arch"] in module.ARCHS and row["host"] == platform.machine()
         ]
-
-    def _lacks(self, module: Any, given: Mapping[str, Any]) -> str:
-        """Why no machine code serves; empty where some does."""
-        rows, arch = self._rows(module), " or ".join(module.ARCHS)
-        if not rows:
-            return f"no machine code for {arch} beside {platform.machine()}"
+        row = next((row for row in here if row["constants"] == given), None)
         # The code for the host calls functions of that package.
-        made, here = self.manifest["compilers"][TOOL], importlib.metadata.version(TOOL)
-        if made != here:
-            return f"machine code of {TOOL} {made}, and here is {here}"
-        if not any(row["constants"] == given for row in rows):
+        made, version = self.manifest["compilers"][TOOL], importlib.metadata.version(TOOL)
+        if row is not None and made == version:
+            loaded = module.cute.runtime.load_module(str(self.folder / row["file"]))
+            return getattr(loaded, row["symbol"])
+        if not here:
+            why = f"no machine code for {' or '.join(module.ARCHS)} beside {platform.machine()}"
+        elif made != version:
+            why = f"machine code of {TOOL} {made}, and here is {version}"
+        else:
             sizes = ", ".join(f"{name} {word}" for name, word in given.items())
-            return f"no machine code for {sizes}; `--heads` and `--gqa` of `kgen build` name sizes"
-        return ""
+            why = f"no machine code for {sizes}; `--heads` and `--gqa` of `kgen build` name sizes"
+        if not may_compile():
+            raise RuntimeError(f"{self.name}: {why}, and {NO_COMPILER} is set")
+        say_once(f"{self.name}: {why}: CuTe DSL compiles its kernels")
+        return compiled(*constants)

@@ -219,8 +219,7 @@ def _pairs_by_steps(
     }
     agreed()
     beside = Beside(k)
-    shared = _Shared(plan, group, axis, k, v, leaving, beside)
-    under_way.append(shared.works)
+    shared = _Shared(plan, group, axis, k, v, leaving, beside, under_way)
     next_step = _Step(plan, group, axis, k, v, leaving, beside, 1, under_way) if ranks > 1 else None
     for pair in plan.pairs_of(rank, rank):
         rows = plan.kv.rows(rank, *pair.kv)
@@ -284,10 +283,12 @@ class _Shared:
 
     def __init__(
         self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, leaving: Leaving,
-        beside: Beside,
+        beside: Beside, under_way: UnderWay,
     ) -> None:  # fmt: skip
         self.plan, self.axis, self.rank, self.beside = plan, axis, dist.get_rank(group), beside
-        self.here, self.works = [], []
+        self.here: list[tuple[int, Interval, tuple[Tensor, ...]]] = []
+        self.works: list[Any] = []
+        under_way.append(self.works)
         with beside.stream():
             for source, (lo, hi) in plan.shared:
                 own = source == self.rank
