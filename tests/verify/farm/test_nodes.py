@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import signal
 import socket
 import threading
 import time
@@ -91,6 +92,15 @@ def test_another_kgen_is_refused(crew: nodes.Farm, tmp_path: Path, monkeypatch: 
         crew.run([Task(("one",), read, tmp_path / "a", (tmp_path,))])
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """A process that a shell started in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_ends_tasks(crew: nodes.Farm, tmp_path: Path) -> None:
     tasks = [Task((name,), waiting, Waiting(name, tmp_path)) for name in "xyz"]
 
