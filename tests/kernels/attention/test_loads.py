@@ -15,7 +15,7 @@ from tma import by_tma
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify import interpreter
-from kgen.verify.families import problem_of
+from kgen.verify.families import family_of, problem_of
 from kgen.verify.toolchain import import_file
 from kgen.verify.worker import case_names
 
@@ -180,3 +180,20 @@ def test_narrow_values_are_copied_where_they_are_not_aligned(
         assert all(step % 16 == 0 for step in copy.stride()[:-1])
         assert torch.equal(copy, good)
     assert texts["clusters"].count("_aligned(v)") == 2
+
+
+def test_calls_to_compile_have_all_that_tma_loads_and_what_it_does_not(tmp_path: Path) -> None:
+    """The kernels for every chip are for Hopper, too, with tiles by TMA, where a bias has rows that TMA cannot load."""
+    loaded = load(ROOT / "specs/pair_bias.yaml")
+    module: Any = import_file(emitted("pair_bias", tmp_path) / "pair_bias/triton.py", "kgen_test_bias")
+    problem = problem_of(loaded)
+    found = set()
+
+    def called(q: Any, k: Any, v: Any, *, bias: Any, **keywords: Any) -> Any:
+        found.add(tuple(module._by_tma(x) for x in (q, k, v, bias[None])))
+        raise StopIteration
+
+    for _, call in family_of(problem).compile_calls(problem):
+        with pytest.raises(StopIteration):
+            call(called)
+    assert found == {(True,) * 4, (True, True, True, False), (False,) * 4}

@@ -232,7 +232,8 @@ def _compare(
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Everything divisible by 16, and nothing: without and with gradients, with the log-sum-exp too."""
+    """Everything divisible by 16, nothing, and all but rows of buffers: each without and with gradients, and with the
+    log-sum-exp."""
     for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):
         for case in _compiled_cases(problem, group, sizes.get("batch", ())):
             yield case.name, partial(_compile, problem, case)
@@ -242,15 +243,19 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
     step = math.lcm(problem.q_multiple, problem.kv_multiple)
     length = -(-256 // step) * step
     odd = length - 1 if step == 1 else length
-    aligned = Case("aligned", length, length, batch=2, heads_kv=2, group=group)
-    strided = Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided")
+    found = [
+        Case("aligned", length, length, batch=2, heads_kv=2, group=group),
+        Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided"),
+    ]
+    if any(len(buffer.shape) > 1 and buffer.shape[-1] == "SK" for buffer in problem.buffers):
+        # TMA loads q, k and v, and not the rows of these.
+        found.append(Case("odd", odd, odd, 2, 2, group))
     if problem.varlen:
-        aligned = replace(aligned, packed=((length, length),) * 2)
-        strided = replace(strided, packed=((odd, odd),) * 2)
-    found = [aligned, strided]
+        found = [replace(case, packed=((case.sq, case.sk),) * 2) for case in found]
     if problem.decodes:
         found += [replace(case, name=f"{case.name}-{sq}", sq=sq) for case in found for sq in (1, 64)]
         one_tile = min(length, 16)
+        aligned = found[0]
         found.append(replace(aligned, name="one-tile", sq=1, sk=one_tile))
         # Programs have the query heads of a KV head as rows: of as many as make 16, 32 and 64.
         queries = dict.fromkeys(max(1, rows // group) for rows in (16, 32, 64))
