@@ -7,9 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kgen.diagnostics import did_you_mean, shown
 from kgen.family import Lazy, family
-from kgen.spec.problems import problem
+from kgen.spec.problems import all_known, problem
 
 
 def adapters_field(kernel: str) -> Any:
@@ -24,11 +23,8 @@ def adapters_field(kernel: str) -> Any:
 def _checked(value: Any, known: Mapping[str, Lazy]) -> Any:
     if not isinstance(value, list | tuple):
         return value
+    all_known(value, known, "no-adapter", "adapter")
     for i, name in enumerate(value):
-        if name not in known:
-            hint = did_you_mean(name, known) if isinstance(name, str) else None
-            message = f"there is no adapter {shown(name)}"
-            raise problem("no-adapter", message, hint or f"an adapter is one of {', '.join(known)}", at=(i,))
         if name in value[:i]:
             raise problem("duplicate-value", f"`adapters` lists `{name}` twice", "list each once", at=(i,))
     return value

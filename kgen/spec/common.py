@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from kgen.diagnostics import did_you_mean, shown
+from kgen.diagnostics import shown
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
-from kgen.spec.problems import SpecModel, problem
+from kgen.spec.problems import SpecModel, all_known, problem
 from kgen.spec.user_text import UserText
 
 ELEMENTS = {
@@ -185,13 +185,7 @@ def checked_passes(supported: tuple[str, ...]) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if not isinstance(value, list | tuple):
             return value
-        for i, name in enumerate(value):
-            if name not in supported:
-                hint = did_you_mean(name, supported) if isinstance(name, str) else None
-                message = f"there is no pass {shown(name)}"
-                raise problem(
-                    "unknown-pass", message, hint or f"a pass is one of {', '.join(supported)}", at=(i,)
-                )
+        all_known(value, supported, "unknown-pass", "pass")
         if "forward" not in value:
             raise problem("missing-pass", "`passes` needs `forward`", "write `passes: [forward, backward]`")
         if list(value) != [name for name in supported if name in value]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -28,6 +28,16 @@ def problem(
     return PydanticCustomError(
         "kgen", "{message}", {"code": code, "message": message, "hint": hint, "at": at, "key": key}
     )
+
+
+def all_known(names: Sequence[Any], known: Collection[str], code: str, kind: str) -> None:
+    """Raise `code` at the first of some names that is not known as one of a kind: `pass`, say."""
+    for i, name in enumerate(names):
+        if name not in known:
+            hint = did_you_mean(name, known) if isinstance(name, str) else None
+            raise problem(
+                code, f"there is no {kind} {shown(name)}", hint or f"choose from {', '.join(known)}", at=(i,)
+            )
 
 
 def described(document: Document, model: type[BaseModel], error: ErrorDetails) -> Diagnostic:

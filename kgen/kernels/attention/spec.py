@@ -31,7 +31,7 @@ from kgen.spec.common import (
     refuse,
     taken_names,
 )
-from kgen.spec.problems import SpecModel, problem
+from kgen.spec.problems import SpecModel, all_known, problem
 from kgen.spec.targets import targets_model
 from kgen.spec.user_text import UserText
 
@@ -221,11 +221,7 @@ def _gqa(value: Any) -> Any:
 def _passes(value: Any) -> Any:
     if not isinstance(value, list | tuple):
         return value
-    for i, name in enumerate(value):
-        if name not in PASSES:
-            hint = did_you_mean(name, PASSES) if isinstance(name, str) else None
-            message = f"there is no pass {shown(name)}"
-            raise problem("unknown-pass", message, hint or f"a pass is one of {', '.join(PASSES)}", at=(i,))
+    all_known(value, PASSES, "unknown-pass", "pass")
     if not {"forward", "decode"} & set(value):
         hint = "write `passes: [forward, backward]`"
         raise problem("missing-pass", "`passes` needs `forward` or `decode`", hint)
