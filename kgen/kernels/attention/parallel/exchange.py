@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,14 +16,44 @@ from .planning import Interval, Pair, Plan, merged
 from .sums import Gradient, run_of
 
 
+@dataclass(frozen=True)
+class Keys:
+    """Keys and values of this rank, with their sequence along `axis`, and where others are."""
+
+    plan: Plan
+    group: dist.ProcessGroup
+    axis: int
+    k: Tensor
+    v: Tensor
+
+    @functools.cached_property
+    def rank(self) -> int:
+        """Of this process."""
+        rank: int = dist.get_rank(self.group)
+        return rank
+
+    @property
+    def others(self) -> list[int]:
+        """All ranks but this."""
+        return [other for other in range(self.plan.ranks) if other != self.rank]
+
+    def own(self, interval: Interval) -> tuple[Tensor, Tensor]:
+        """A run of positions that this rank has."""
+        rows = self.plan.kv.rows(self.rank, *interval)
+        return run_of(self.k, self.axis, rows), run_of(self.v, self.axis, rows)
+
+    def empty(self, interval: Interval) -> tuple[Tensor, Tensor]:
+        """Room for a run that another rank has."""
+        length = interval[1] - interval[0]
+        return like(self.k, self.axis, length), like(self.v, self.axis, length)
+
+
 class Home:
     """Brings dk and dv to the rank that has the keys."""
 
-    def __init__(
-        self, plan: Plan, group: dist.ProcessGroup, axis: int, own: tuple[Gradient, Gradient]
-    ) -> None:
-        self.plan, self.group, self.axis, self.own = plan, group, axis, own
-        self.rank = dist.get_rank(group)
+    def __init__(self, keys: Keys, own: tuple[Gradient, Gradient]) -> None:
+        self.keys, self.own = keys, own
+        self.plan, self.group, self.axis, self.rank = keys.plan, keys.group, keys.axis, keys.rank
         self.open: dict[int, tuple[list[Interval], list[tuple[Gradient, Gradient]]]] = {}
         self.coming: list[tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]] = []
         self.gathered: tuple[Gradient, Gradient] | None = None
@@ -46,16 +77,13 @@ class Home:
         for total, gradient in zip(sums, (dk, dv), strict=True):
             total.add(at, gradient)
 
-    def send(self, step: int, k: Tensor, v: Tensor) -> None:
+    def send(self, step: int) -> None:
         """What was added in a step goes home; what others added to keys of this rank is on its way here."""
         ranks = self.plan.ranks
         source, target = (self.rank - step) % ranks, (self.rank + step) % ranks
         _, sums = self.open.pop(source, ([], []))
         sent = [total.result().contiguous() for pair in sums for total in pair]
-        coming = [
-            (interval, *(like(x, self.axis, interval[1] - interval[0]) for x in (k, v)))
-            for interval in self.plan.sent(self.rank, target)
-        ]
+        coming = [(interval, *self.keys.empty(interval)) for interval in self.plan.sent(self.rank, target)]
         received = [(target, x) for _, *pair in coming for x in pair]
         works = _exchanged(self.group, [(source, x) for x in sent], received)
         self.settle()
@@ -66,7 +94,7 @@ class Home:
         """What was added to keys that were gathered goes home."""
         assert self.gathered is not None
         axis, (sums, self.gathered) = self.axis, (self.gathered, None)
-        others = [rank for rank in range(self.plan.ranks) if rank != self.rank]
+        others = self.keys.others
         sent = [
             (other, rows_first(total.rows(interval), axis))
             for other in others
@@ -125,11 +153,17 @@ class Home:
 
 
 class Beside:
-    """Transfers on a stream beside the one that computes, behind what that one had to do when this began."""
+    """Transfers on a stream beside the one that computes."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.device = x.device
-        self.begun = torch.cuda.current_stream(x.device).record_event() if x.is_cuda else None
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.begun: torch.cuda.Event | None = None
+        self.under_way: list[list[Any]] = []
+
+    def begin(self) -> None:
+        """What follows is behind what the stream that computes had to do until here."""
+        if self.device.type == "cuda":
+            self.begun = torch.cuda.current_stream(self.device).record_event()
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -143,7 +177,7 @@ class Beside:
             yield
 
     def wait(self, works: list[Any], received: list[Tensor]) -> None:
-        """What computes goes on after these, with what they bring. They are over: nobody waits for them again."""
+        """What computes goes on after these, with what they bring."""
         if self.begun is None:
             _wait(works)
             return
@@ -154,8 +188,14 @@ class Beside:
         for x in received:
             x.record_stream(here)
 
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        for works in self.under_way:
+            _wait(works)
+
 
 def _wait(works: list[Any]) -> None:
+    """What is over is not waited for again."""
     for work in works:
         work.wait()
     works.clear()
@@ -171,19 +211,9 @@ def _stream_beside(device: torch.device) -> torch.cuda.Stream:
 
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
 """Pairs of a rank, with their keys and values."""
-UnderWay = list[list[Any]]
-"""What transfers are waited for by, those that were begun together in one list."""
 
 
-def steps(
-    plan: Plan,
-    group: dist.ProcessGroup,
-    axis: int,
-    k: Tensor,
-    v: Tensor,
-    agreed: Callable[[], None],
-    home: Home | None = None,
-) -> Steps:
+def steps(keys: Keys, agreed: Callable[[], None], home: Home | None = None) -> Steps:
     """Pairs of this rank with their keys and values: first its own, then those of others.
 
     Nothing is sent before all have `agreed`. What a step takes was asked for before the step ahead of it, so that it
@@ -191,50 +221,33 @@ def steps(
     `home` gets the gradients of a step as soon as it is over. Whoever stops ahead of the last pair waits for what is
     under way.
     """
-    under_way: UnderWay = []
-    found = _gathered_pairs if plan.gathered else _pairs_by_steps
+    beside = Beside(keys.k.device)
+    found = _gathered_pairs if keys.plan.gathered else _pairs_by_steps
     try:
-        yield from found(plan, group, axis, k, v, agreed, home, under_way)
+        yield from found(keys, beside, agreed, home)
     finally:
-        for works in under_way:
-            _wait(works)
+        beside.end()
 
 
-def _pairs_by_steps(
-    plan: Plan,
-    group: dist.ProcessGroup,
-    axis: int,
-    k: Tensor,
-    v: Tensor,
-    agreed: Callable[[], None],
-    home: Home | None,
-    under_way: UnderWay,
-) -> Steps:
+def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:
     """Pairs of keys that come from one rank after the other."""
-    rank, ranks = dist.get_rank(group), plan.ranks
-    others = [other for other in range(ranks) if other != rank]
-    leaving = {
-        interval: [run_of(x, axis, plan.kv.rows(rank, *interval)).contiguous() for x in (k, v)]
-        for interval in [*plan.shared_by(rank), *(run for other in others for run in plan.sent(rank, other))]
-    }
+    plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
+    runs = [*plan.shared_by(rank), *(run for other in keys.others for run in plan.sent(rank, other))]
+    leaving = {run: [x.contiguous() for x in keys.own(run)] for run in runs}
     agreed()
-    beside = Beside(k)
-    shared = _Shared(plan, group, axis, k, v, leaving, beside, under_way)
-    next_step = _Step(plan, group, axis, k, v, leaving, beside, 1, under_way) if ranks > 1 else None
+    beside.begin()
+    shared = _Shared(keys, leaving, beside)
+    next_step = _Step(keys, leaving, beside, 1) if ranks > 1 else None
     for pair in plan.pairs_of(rank, rank):
-        rows = plan.kv.rows(rank, *pair.kv)
-        yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
+        yield pair, *keys.own(pair.kv)
     yield from shared.pairs(home)
     for number in range(1, ranks):
         step = next_step
         assert step is not None
-        further = number + 1 < ranks
-        next_step = (
-            _Step(plan, group, axis, k, v, leaving, beside, number + 1, under_way) if further else None
-        )
+        next_step = _Step(keys, leaving, beside, number + 1) if number + 1 < ranks else None
         yield from step.pairs(home)
         if home is not None:
-            home.send(number, k, v)
+            home.send(number)
 
 
 Leaving = dict[Interval, list[Tensor]]
@@ -244,118 +257,97 @@ Leaving = dict[Interval, list[Tensor]]
 class _Step:
     """The exchange of keys in one step: to the rank that many behind this one, from the one as many ahead."""
 
-    def __init__(
-        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, leaving: Leaving,
-        beside: Beside, number: int, under_way: UnderWay,
-    ) -> None:  # fmt: skip
-        rank, ranks = dist.get_rank(group), plan.ranks
-        self.plan, self.axis, self.rank, self.beside = plan, axis, rank, beside
+    def __init__(self, keys: Keys, leaving: Leaving, beside: Beside, number: int) -> None:
+        plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
+        self.keys, self.beside = keys, beside
         self.source, target = (rank - number) % ranks, (rank + number) % ranks
         self.intervals = plan.sent(self.source, rank)
         sent = [(target, x) for interval in plan.sent(rank, target) for x in leaving[interval]]
         with beside.stream():
-            self.keys = [tuple(like(x, axis, hi - lo) for x in (k, v)) for lo, hi in self.intervals]
-            self.received = [x for pair in self.keys for x in pair]
-            self.works = _exchanged(group, sent, [(self.source, x) for x in self.received])
-        under_way.append(self.works)
+            self.here = [keys.empty(interval) for interval in self.intervals]
+            self.received = [x for pair in self.here for x in pair]
+            self.works = _exchanged(keys.group, sent, [(self.source, x) for x in self.received])
+        beside.under_way.append(self.works)
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
         self.beside.wait(self.works, self.received)
-        yield from _pairs_in(self.plan, self.axis, self.rank, self.source, self.intervals, self.keys, home)
+        yield from _pairs_in(self.keys, self.source, self.intervals, self.here, home)
 
 
 def _pairs_in(
-    plan: Plan, axis: int, rank: int, source: int, intervals: list[Interval], keys: Any, home: Home | None
+    keys: Keys, source: int, intervals: list[Interval], here: list[tuple[Tensor, Tensor]], home: Home | None
 ) -> Iterator[tuple[Pair, Tensor, Tensor]]:
     """Pairs with keys of another rank that are here, as intervals with their tensors."""
     if home is not None and intervals:
-        home.begin(source, intervals, keys)
-    for pair in plan.pairs_of(rank, source):
-        for (lo, hi), (k, v) in zip(intervals, keys, strict=True):
+        home.begin(source, intervals, here)
+    for pair in keys.plan.pairs_of(keys.rank, source):
+        for (lo, hi), tensors in zip(intervals, here, strict=True):
             for first, last in merged([pair.kv], lo, hi):
-                rows = first - lo, last - lo
-                yield Pair(rank, source, pair.q, (first, last)), run_of(k, axis, rows), run_of(v, axis, rows)
+                k, v = (run_of(x, keys.axis, (first - lo, last - lo)) for x in tensors)
+                yield Pair(keys.rank, source, pair.q, (first, last)), k, v
 
 
 class _Shared:
     """Keys that all ranks need, sent to all at once."""
 
-    def __init__(
-        self, plan: Plan, group: dist.ProcessGroup, axis: int, k: Tensor, v: Tensor, leaving: Leaving,
-        beside: Beside, under_way: UnderWay,
-    ) -> None:  # fmt: skip
-        self.plan, self.axis, self.rank, self.beside = plan, axis, dist.get_rank(group), beside
-        self.here: list[tuple[int, Interval, tuple[Tensor, ...]]] = []
+    def __init__(self, keys: Keys, leaving: Leaving, beside: Beside) -> None:
+        self.keys, self.beside = keys, beside
+        self.here: list[tuple[int, Interval, tuple[Tensor, Tensor]]] = []
         self.works: list[Any] = []
-        under_way.append(self.works)
+        beside.under_way.append(self.works)
         with beside.stream():
-            for source, (lo, hi) in plan.shared:
-                own = source == self.rank
-                keys = tuple(leaving[lo, hi] if own else (like(x, axis, hi - lo) for x in (k, v)))
-                for x in keys:
-                    root = dist.get_global_rank(group, source)
-                    self.works.append(dist.broadcast(x, root, group=group, async_op=True))
-                self.here.append((source, (lo, hi), keys))
+            for source, interval in keys.plan.shared:
+                k, v = leaving[interval] if source == keys.rank else keys.empty(interval)
+                root = dist.get_global_rank(keys.group, source)
+                for x in (k, v):
+                    self.works.append(dist.broadcast(x, root, group=keys.group, async_op=True))
+                self.here.append((source, interval, (k, v)))
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of them, once they are there."""
-        self.beside.wait(self.works, [x for _, _, keys in self.here for x in keys])
+        self.beside.wait(self.works, [x for _, _, tensors in self.here for x in tensors])
         for source in dict.fromkeys(source for source, _, _ in self.here):
-            mine = [(interval, keys) for s, interval, keys in self.here if s == source]
+            mine = [(interval, tensors) for s, interval, tensors in self.here if s == source]
             intervals = [interval for interval, _ in mine]
-            if source != self.rank:
-                yield from _pairs_in(
-                    self.plan, self.axis, self.rank, source, intervals, [keys for _, keys in mine], home
-                )
+            if source != self.keys.rank:
+                yield from _pairs_in(self.keys, source, intervals, [tensors for _, tensors in mine], home)
             if home is not None:
                 for interval in intervals:
                     home.reduce(source, interval)
                 home.open.pop(source, None)
 
 
-def _gathered_pairs(
-    plan: Plan,
-    group: dist.ProcessGroup,
-    axis: int,
-    k: Tensor,
-    v: Tensor,
-    agreed: Callable[[], None],
-    home: Home | None,
-    under_way: UnderWay,
-) -> Steps:
+def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:
     """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
-    rank, ranks = dist.get_rank(group), plan.ranks
+    plan, rank, axis = keys.plan, keys.rank, keys.axis
     first, rest = plan.calls(rank)
-    others = [other for other in range(ranks) if other != rank]
-    leaving = [(other, interval) for other in others for interval in plan.sent(rank, other)]
-    coming = [(other, interval) for other in others for interval in plan.sent(other, rank)]
-    whole = [empty_rows_first(x, axis, plan.kv.length) for x in (k, v)]
-    used = merged([*(keys for _, keys in rest), *(interval for _, interval in leaving)])
-    for own in (run for part in plan.kv.parts[rank] for run in merged(used, *part)):
-        for x, everything in zip((k, v), whole, strict=True):
-            rows = run_of(x, axis, plan.kv.rows(rank, *own))
-            run_of(everything, 0, own).copy_(rows.movedim(axis, 0))
+    leaving = [(other, interval) for other in keys.others for interval in plan.sent(rank, other)]
+    coming = [(other, interval) for other in keys.others for interval in plan.sent(other, rank)]
+    whole = [empty_rows_first(x, axis, plan.kv.length) for x in (keys.k, keys.v)]
+    used = merged([*(run for _, run in rest), *(interval for _, interval in leaving)])
+    for run in (run for part in plan.kv.parts[rank] for run in merged(used, *part)):
+        for rows, everything in zip(keys.own(run), whole, strict=True):
+            run_of(everything, 0, run).copy_(rows.movedim(axis, 0))
     agreed()
-    beside = Beside(k)
+    beside.begin()
     with beside.stream():
         sent, received = (
             [(other, run_of(x, 0, interval)) for other, interval in which for x in whole]
             for which in (leaving, coming)
         )
-        works = _exchanged(group, sent, received)
-    under_way.append(works)
+        works = _exchanged(keys.group, sent, received)
+    beside.under_way.append(works)
     if home is not None:
         few = plan.most_parts(rank) <= 3
         placed = [x.movedim(0, axis) for x in whole]
         home.gathered = Gradient(placed[0], axis, few), Gradient(placed[1], axis, few)
     for pair in first:
-        rows = plan.kv.rows(rank, *pair.kv)
-        yield pair, run_of(k, axis, rows), run_of(v, axis, rows)
+        yield pair, *keys.own(pair.kv)
     beside.wait(works, [])
-    for queries, keys in rest:
+    for queries, run in rest:
         # Whose keys these are is of no matter.
-        yield Pair(rank, rank, queries, keys), *(run_of(x, 0, keys).movedim(0, axis) for x in whole)
+        yield Pair(rank, rank, queries, run), *(run_of(x, 0, run).movedim(0, axis) for x in whole)
     if home is not None:
         home.scatter()
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Home, Steps, steps
+from .exchange import Home, Keys, Steps, steps
 from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, encoded, planned, runs, without
 from .sums import LOG2, Attended, Gradient, run_of
 
@@ -173,11 +173,15 @@ class Call:
                 home.wait()
             raise
 
-    def steps(self, k: Tensor, v: Tensor, home: Home | None = None) -> Steps:
+    def keys(self, k: Tensor, v: Tensor) -> Keys:
+        """What this rank has of them."""
+        return Keys(self.plan, self.group, self.kernels.axis, k, v)
+
+    def steps(self, keys: Keys, home: Home | None = None) -> Steps:
         """Pairs of this rank with their keys and values: first its own, then those of others."""
         # Who is gone in backward is noticed at its end: all else was agreed upon in forward.
         agreed = self.agreed if home is None else lambda: None
-        return steps(self.plan, self.group, self.kernels.axis, k, v, agreed, home)
+        return steps(keys, agreed, home)
 
 
 # --- forward ------------------------
@@ -187,7 +191,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
     """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
     axis, sunk = call.kernels.axis, _by_joining(sinks)
     total = Attended((*q.shape[:-1], v.shape[-1]), q, axis, call.few)
-    steps = call.steps(k, v)
+    steps = call.steps(call.keys(k, v))
     with call.agreeing(steps):
         for whole, keys, values in steps:
             free = total.free(call.plan.q.rows(call.rank, *whole.q))
@@ -225,10 +229,11 @@ def backward(
     total_dq = Gradient(q, axis, call.few)
     own = Gradient(k, axis, call.few), Gradient(v, axis, call.few)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
-    home = Home(call.plan, call.group, axis, own)
+    here = call.keys(k, v)
+    home = Home(here, own)
     if sinks is not None:
         learned["sinks"] = torch.zeros_like(sinks, dtype=torch.float32)
-    steps = call.steps(k, v, home)
+    steps = call.steps(here, home)
     with call.agreeing(steps, home):
         for whole, keys, values in steps:
             free = total_dq.free(call.plan.q.rows(call.rank, *whole.q))
