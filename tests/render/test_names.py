@@ -88,7 +88,7 @@ def clashing(files: dict[str, str], name: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("every", [24, pytest.param(1, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("text", [ATTENTION, NORM], ids=["attention", "norm"])
 def test_no_name_is_an_argument_too(text: str, every: int) -> None:
     files = rendered(text)

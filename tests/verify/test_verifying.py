@@ -112,7 +112,8 @@ def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     assert ("forward", "one") not in messages
 
 
-@pytest.mark.parametrize("jobs", [1, 2])  # both passes in one process, and each in its own
+# Both passes in one process, and each in its own.
+@pytest.mark.parametrize("jobs", [pytest.param(1, marks=pytest.mark.thorough), 2])
 def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
     edit(
         render(plain(), tmp_path),

@@ -57,12 +57,14 @@ def lose_a_node(cluster: Any, folder: Path) -> threading.Thread:
     """Ends one of two nodes when both have begun a task in `folder`, and lets the other go on."""
 
     def lose() -> None:
-        until(lambda: len(list(folder.iterdir())) >= 2)
-        pids = [int(path.name.rpartition("-")[2]) for path in folder.iterdir()]
-        cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
-        # Its processes outlive it by a moment, in which a task could end.
-        until(lambda: not all(Path(f"/proc/{pid}").exists() for pid in pids))
-        (folder / "go").touch()
+        try:
+            until(lambda: len(list(folder.iterdir())) >= 2, 200.0)
+            pids = [int(path.name.rpartition("-")[2]) for path in folder.iterdir()]
+            cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+            # Its processes outlive it by a moment, in which a task could end.
+            until(lambda: not all(Path(f"/proc/{pid}").exists() for pid in pids))
+        finally:
+            (folder / "go").touch()
 
     thread = threading.Thread(target=lose)
     thread.start()
