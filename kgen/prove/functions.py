@@ -45,6 +45,8 @@ def of_bits(fn: str, a: Any, b: Any) -> Any | None:
         return None
     bits = known.as_long()
     if fn in ("lshift", "rshift"):
+        if not 0 <= bits < 32:  # out of contract
+            return None
         size = z3.IntVal(2**bits)
         return a * size if fn == "lshift" else floor_div(a, size)
     size = bits + 1 if bits >= 0 else -bits

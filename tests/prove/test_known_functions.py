@@ -39,10 +39,15 @@ def test_bits_of_integers(fn: str, known: tuple[int, ...]) -> None:
 
 def test_other_bits_are_congruent_and_nothing_more() -> None:
     world, (x, y) = World({}), z3.Ints("x y")
-    for fn, b in (("bitand", z3.IntVal(5)), ("rshift", y), ("bitor", z3.IntVal(1))):
+    others = ("bitand", z3.IntVal(5)), ("rshift", y), ("bitor", z3.IntVal(1))
+    out_of_contract = ("rshift", z3.IntVal(-1)), ("lshift", z3.IntVal(32))
+    for fn, b in (*others, *out_of_contract):
         solver = z3.Solver()
         solver.add(apply(world, fn, (x + 1, b)) != apply(world, fn, (1 + x, b)))
         assert solver.check() == z3.unsat
+    solver.reset()
+    solver.add(apply(world, "rshift", (x, z3.IntVal(-1))) != apply(world, "floordiv", (x, z3.IntVal(0))))
+    assert solver.check() == z3.sat
 
 
 @pytest.mark.parametrize("fn", ["floordiv", "mod"])
