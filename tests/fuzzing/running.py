@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from linting import gone_after_loops
 from rewriting import rewritten
 from ruamel.yaml import YAML
 
@@ -134,6 +135,8 @@ def _try(loaded: Loaded, spec: Mapping[str, Any], rng: random.Random, device: st
         (other,) = render_spec(loads(respelled, "drawn.yaml"), single=True).values()
         if _code(other) != _code(file):
             raise Failed("spelling", respelled)
+    if gone := gone_after_loops(file):
+        raise Failed("crash", f"for Triton, not for Python: {gone}")
     _run(loaded, file, rng, device)
 
 

@@ -57,7 +57,7 @@ def keys_loop(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: se
     fields = fields | {"lse_lines": lse_lines}
     if uses_of([fields["dqk_scale"]]) & {"SQ", "SK"}:
         # Of packed sequences: where dk is stored, sizes are those of the next tile.
-        by_head.append(assign("dk_scale", fields["dqk_product"]))
+        shared.append(assign("dk_scale", fields["dqk_product"]))
         fields |= {"dqk_scale": Name("dk_scale")}
     loop = tile_loop(fields, [*shared, *by_head], ["b", "h", "kv_idx"], problem)
     of_tiles, at_the_end = uses_of([*tile_lines(fields), *lse_lines]), uses_of([fields["dqk_scale"]])
