@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ea787a775beb1140
-# body: 25825ef4a3471f0a
+# inputs: 7672c603ab82b0a7
+# body: 53f7a801141d8241
 """Attention of every query to the keys up to its own position.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -468,10 +468,16 @@ def _multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.lru_cache(maxsize=4096)
+def _kinds(*strides):
+    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
+    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
+
+
 def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, strides and alignment, but not sizes."""
+    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
     device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, x.stride(), x.data_ptr() % 16) for x in tensors]
+    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
 
 
 _COMPILED = {}
@@ -489,8 +495,6 @@ def _launch(kernel, programs, layouts, *args, **meta):
         compiled[programs, 1, 1](*args, *constants)
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
     elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        if len(_COMPILED) == 4096:  # strides that do not come again
-            _COMPILED.clear()
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -554,7 +558,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_4cd9ec904d142ecc", "causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5e14ba9d2bf5675e", "causal"), "FRAGMENT")
 
 
 def _operator(name):

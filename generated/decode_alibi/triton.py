@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 86b367e22cf16824
-# body: 7658cbe1e4aced8e
+# inputs: 410b840c377ee5c0
+# body: d5836d376a86e686
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -651,6 +651,10 @@ def _cdiv(a, b):
     return -(-a // b)
 
 
+def _next_power_of_2(n):
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def _tile(table, arch, *tensors):
     """The first tile for a chip whose loads the tensors allow."""
     by_tma = all(_by_tma(x) for x in tensors)
@@ -663,10 +667,16 @@ def _multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.lru_cache(maxsize=4096)
+def _kinds(*strides):
+    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
+    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
+
+
 def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, strides and alignment, but not sizes."""
+    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
     device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, x.stride(), x.data_ptr() % 16) for x in tensors]
+    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
 
 
 _COMPILED = {}
@@ -684,8 +694,6 @@ def _launch(kernel, programs, layouts, *args, **meta):
         compiled[programs, 1, 1](*args, *constants)
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
     elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        if len(_COMPILED) == 4096:  # strides that do not come again
-            _COMPILED.clear()
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -731,7 +739,7 @@ def _decode(q, k, v, slopes, scale, out, lse, store_lse):
     if not out.numel():
         return
     tile = _tile(_DECODE_TILES, _arch(q.device))
-    block_m = min(tile["BLOCK_M"], max(16, triton.next_power_of_2(SQ * HQ // HKV)))
+    block_m = min(tile["BLOCK_M"], max(16, _next_power_of_2(SQ * HQ // HKV)))
     row_tiles = _cdiv(SQ * HQ // HKV, block_m)
     programs = B * HKV * row_tiles
     at_once = _multiprocessors(q.device) * tile["per_sm"]
@@ -798,7 +806,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f259526902695935", "decode_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f3ac8fff5167c964", "decode_alibi"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 870c313abe23ce17
-# body: adcf07aa1aae241d
+# inputs: 19f757159d002b6b
+# body: 7d93fb51ba188373
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -387,6 +387,10 @@ def _cdiv(a, b):
     return -(-a // b)
 
 
+def _next_power_of_2(n):
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def _tile(table, arch, *tensors):
     """The first tile for a chip whose loads the tensors allow."""
     by_tma = all(_by_tma(x) for x in tensors)
@@ -399,10 +403,16 @@ def _multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.lru_cache(maxsize=4096)
+def _kinds(*strides):
+    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
+    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
+
+
 def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, strides and alignment, but not sizes."""
+    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
     device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, x.stride(), x.data_ptr() % 16) for x in tensors]
+    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
 
 
 _COMPILED = {}
@@ -420,8 +430,6 @@ def _launch(kernel, programs, layouts, *args, **meta):
         compiled[programs, 1, 1](*args, *constants)
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
     elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        if len(_COMPILED) == 4096:  # strides that do not come again
-            _COMPILED.clear()
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -467,7 +475,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
     if not out.numel():
         return
     tile = _tile(_DECODE_TILES, _arch(q.device))
-    block_m = min(tile["BLOCK_M"], max(16, triton.next_power_of_2(SQ * HQ // HKV)))
+    block_m = min(tile["BLOCK_M"], max(16, _next_power_of_2(SQ * HQ // HKV)))
     row_tiles = _cdiv(SQ * HQ // HKV, block_m)
     programs = B * HKV * row_tiles
     at_once = _multiprocessors(q.device) * tile["per_sm"]
@@ -485,7 +493,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
             _decode_kernel, programs * splits, layouts,
             q, k, v, out, lse, part, part_lse, *q.stride(), *k.stride(), *v.stride(), *out.stride(),
             kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-            splits=splits, BATCHES=triton.next_power_of_2(B), SPLIT=splits > 1, STORE_LSE=store_lse,
+            splits=splits, BATCHES=_next_power_of_2(B), SPLIT=splits > 1, STORE_LSE=store_lse,
             BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"], num_warps=tile["num_warps"], num_stages=tile["num_stages"],
         )
         if splits > 1:
@@ -493,7 +501,7 @@ def _decode(q, k, v, kv_lens, scale, out, lse, store_lse):
                 _combine_kernel, B * HQ * SQ, layouts,
                 part, part_lse, out, lse, *out.stride(),
                 kv_lens, *kv_lens.stride(), B, HQ, SQ, SK, scale, GQA=HQ // HKV,
-                splits=splits, BATCHES=triton.next_power_of_2(B), STORE_LSE=store_lse,
+                splits=splits, BATCHES=_next_power_of_2(B), STORE_LSE=store_lse,
                 BLOCK_M=block_m, BLOCK_N=tile["BLOCK_N"], BLOCK_S=16, num_warps=4,
             )
 
@@ -536,7 +544,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f0f9eed4bad2fb09", "decode_gqa"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9e9a087d5b2f3466", "decode_gqa"), "FRAGMENT")
 
 
 def _operator(name):

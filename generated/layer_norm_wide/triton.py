@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 627be3cfad9ec7f2
-# body: ed46c5fbcaf052c1
+# inputs: 9ebbf6a998b87df2
+# body: b583e447a0a00f57
 """Layer norm of rows of 65536.
 
     h = x
@@ -219,6 +219,15 @@ def _arch(device):
     raise ValueError(f"layer_norm_wide runs on CUDA devices, got tensors on {device}")
 
 
+def _cdiv(a, b):
+    """a / b, rounded up. Like _next_power_of_2 in Triton's place, whose own, for kernels as well, take the CPU far longer."""
+    return -(-a // b)
+
+
+def _next_power_of_2(n):
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def _schedule(table, x):
     """How rows of x become programs: how many walk over tiles side by side, the grid, and constants of the kernel."""
     arch, width = _arch(x.device), x.shape[-1]
@@ -230,12 +239,12 @@ def _schedule(table, x):
         multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     at_once = per_multiprocessor * multiprocessors
     if arch == 0:
-        elements = max(elements, triton.next_power_of_2(width))  # its programs cannot wait for one another
-    block = min(triton.next_power_of_2(width), elements)
-    rows, parts = elements // block, triton.cdiv(width, block)
-    tiles = triton.cdiv(x.shape[0], rows)
+        elements = max(elements, _next_power_of_2(width))  # its programs cannot wait for one another
+    block = min(_next_power_of_2(width), elements)
+    rows, parts = elements // block, _cdiv(width, block)
+    tiles = _cdiv(x.shape[0], rows)
     groups = min(tiles, at_once // parts) if at_once else tiles
-    constants = dict(WIDTH=width, ROWS=rows, BLOCK=block, PARTS=parts, SLOTS=triton.next_power_of_2(parts))
+    constants = dict(WIDTH=width, ROWS=rows, BLOCK=block, PARTS=parts, SLOTS=_next_power_of_2(parts))
     constants |= dict(STAGES=stages, num_warps=num_warps)
     if parts > 1:
         if x.device.type == "cuda" and parts > at_once:
@@ -271,7 +280,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e7584ecdda19074c", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5574fbd7deb54177", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):
@@ -387,7 +396,7 @@ def _backward_op(
             x.shape[0], _slots(groups, constants, x.device),
             **constants, enable_fp_fusion=True,
         )
-        _finalize_kernel[(triton.cdiv(dweight.numel(), 32),)](
+        _finalize_kernel[(_cdiv(dweight.numel(), 32),)](
             dweight_parts, dbias_parts, dweight, dbias, groups, dweight.numel(), ROWS=64, BLOCK=32, num_warps=8, enable_fp_fusion=True
         )
     return dx.to(torch.bfloat16), dweight.to(torch.bfloat16), dbias.to(torch.bfloat16)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c57e244475a0976f
-# body: 017290c97ec2de70
+# inputs: 9fcaf1676d708d35
+# body: 09ef87942388b6d8
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -637,10 +637,16 @@ def _multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.lru_cache(maxsize=4096)
+def _kinds(*strides):
+    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
+    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
+
+
 def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, strides and alignment, but not sizes."""
+    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
     device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, x.stride(), x.data_ptr() % 16) for x in tensors]
+    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
 
 
 _COMPILED = {}
@@ -658,8 +664,6 @@ def _launch(kernel, programs, layouts, *args, **meta):
         compiled[programs, 1, 1](*args, *constants)
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
     elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        if len(_COMPILED) == 4096:  # strides that do not come again
-            _COMPILED.clear()
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -723,7 +727,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_970b2c8e2cf801b2", "natten_2d"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_562a757d9dc80427", "natten_2d"), "FRAGMENT")
 
 
 def _operator(name):

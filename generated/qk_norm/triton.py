@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 24c7740e1155ff69
-# body: bc3cf7341e5dfb0e
+# inputs: b8083ae13e8641f6
+# body: 2de4cc439f713987
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -143,6 +143,15 @@ def _arch(device):
     raise ValueError(f"qk_norm runs on CUDA devices, got tensors on {device}")
 
 
+def _cdiv(a, b):
+    """a / b, rounded up. Like _next_power_of_2 in Triton's place, whose own, for kernels as well, take the CPU far longer."""
+    return -(-a // b)
+
+
+def _next_power_of_2(n):
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def _schedule(table, x):
     """How rows of x become programs: how many walk over tiles side by side, the grid, and constants of the kernel."""
     arch, width = _arch(x.device), x.shape[-1]
@@ -153,10 +162,10 @@ def _schedule(table, x):
     if x.device.type == "cuda":
         multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
     at_once = per_multiprocessor * multiprocessors
-    block = triton.next_power_of_2(width)
+    block = _next_power_of_2(width)
     n_positions, heads, _ = x.shape
-    rows = min(triton.next_power_of_2(heads), max(1, elements // block))
-    shares = triton.cdiv(heads, rows)
+    rows = min(_next_power_of_2(heads), max(1, elements // block))
+    shares = _cdiv(heads, rows)
     groups = min(n_positions, max(1, at_once // shares)) if at_once else n_positions
     return groups, groups * shares, dict(WIDTH=width, ROWS=rows, BLOCK=block, STAGES=stages, num_warps=num_warps)
 
@@ -179,7 +188,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ffc4089e37ba456d", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2b657c52b6fcfb0f", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -281,7 +290,7 @@ def _backward_op(
     dout = _rows(dout)
     weight = weight.contiguous()
     groups, programs, constants = _schedule(_BACKWARD_TILES, x)
-    groups, programs = max(groups, 1), max(programs, triton.cdiv(x.shape[1], constants["ROWS"]))
+    groups, programs = max(groups, 1), max(programs, _cdiv(x.shape[1], constants["ROWS"]))
     dweight_parts = dweight.new_empty((groups, dweight.numel()), dtype=torch.float32)
     with torch.cuda.device_of(x):
         _backward_kernel[(programs,)](
@@ -290,7 +299,7 @@ def _backward_op(
             *x.shape[:2],
             **constants, enable_fp_fusion=True,
         )
-        _finalize_kernel[(triton.cdiv(dweight.numel(), 32),)](
+        _finalize_kernel[(_cdiv(dweight.numel(), 32),)](
             dweight_parts, dweight, groups, dweight.numel(), ROWS=64, BLOCK=32, num_warps=8, enable_fp_fusion=True
         )
     return dx.to(torch.bfloat16), dweight.to(torch.bfloat16)

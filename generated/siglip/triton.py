@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1e3ce0391c1e394f
-# body: 11e2455cf0ce1667
+# inputs: b764622d88d3cec3
+# body: 585ae5452332d595
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -535,10 +535,16 @@ def _multiprocessors(device):
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
+@functools.lru_cache(maxsize=4096)
+def _kinds(*strides):
+    """What Triton compiles for of strides: which are 1, which are multiples of 16, which take 64 bits."""
+    return tuple([1 if stride == 1 else (stride % 16 == 0, stride < 2**31) for stride in strides])
+
+
 def _layouts(*tensors):
-    """What Triton compiles for: the device, and of each tensor dtype, strides and alignment, but not sizes."""
+    """What Triton compiles for: the device, and of each tensor dtype, kinds of strides and alignment, but not sizes."""
     device = tensors[0].device
-    return device, *[x if x is None else (x.dtype, x.stride(), x.data_ptr() % 16) for x in tensors]
+    return device, *[x if x is None else (x.dtype, _kinds(*x.stride()), x.data_ptr() % 16 == 0) for x in tensors]
 
 
 _COMPILED = {}
@@ -556,8 +562,6 @@ def _launch(kernel, programs, layouts, *args, **meta):
         compiled[programs, 1, 1](*args, *constants)
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
     elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
-        if len(_COMPILED) == 4096:  # strides that do not come again
-            _COMPILED.clear()
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -621,7 +625,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_b23efb8cb76603ce", "siglip"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6dd04d6fce97d78a", "siglip"), "FRAGMENT")
 
 
 def _operator(name):

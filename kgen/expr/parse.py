@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
 from kgen.expr.built import Built, check_expansion, grown, limited, of_tree, times_printed
+from kgen.expr.domain import is_always_zero, is_never_of_32_bits
 from kgen.expr.functions import TABLE
 from kgen.expr.infinity import Infinity, infinity, scores
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
@@ -34,7 +35,6 @@ from kgen.expr.text import (
     wrong,
 )
 from kgen.expr.type_rules import TypeRuleError
-from kgen.expr.zero import is_always_zero
 
 MAX_EXPONENT = 8
 INT32 = range(-(2**31), 2**31)
@@ -308,6 +308,9 @@ class _Builder:
         operands = (self.expression(node.left, inner), self.expression(node.right, inner))
         if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
             self.check_divisor(operands[1].node, node.right)
+        if row in ("lshift", "rshift") and is_never_of_32_bits(operands[1].node, self.scope.constants):
+            hint = "integers have 32 bits: shift them by 0 to 31"
+            raise wrong(self.span(node.right), "bad-shift", "the bits to shift by are not from 0 to 31", hint)
         span = self.between(node.left, node.right, symbol)
         if same := self.same_truth(row, symbol, operands, span):
             return same

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kgen.expr.domain import is_always_zero
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, walk
 from kgen.expr.parse import parse_expression
 from kgen.expr.scope import BufferType, Scope
 from kgen.expr.show import show
 from kgen.expr.text import MAX_DEPTH, ExpressionError
-from kgen.expr.zero import is_always_zero
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 INDICES = ("b", "h", "q_idx", "kv_idx", "SQ", "window")
@@ -333,6 +333,24 @@ ZEROS = [
     *("1e-60", "(1 / inf)", "float(0)", "tanh(zero)", "clamp(1, 0, 0)", "(score * 0)"),
     *("sigmoid(-1000)", "silu(-1000)"),
 ]
+
+
+@pytest.mark.parametrize("bits", ["-1", "32", "(31 + 1)", "much", "(much - 1)", "~0"])
+@pytest.mark.parametrize("operator", ["<<", ">>"])
+def test_bits_that_an_integer_does_not_have(bits: str, operator: str) -> None:
+    scope = replace(SCOPE, variables={**SCOPE.variables, "much": INT}, constants={"much": 40})
+    text = f"(q_idx {operator} {bits}) % 2 == 0"
+    with pytest.raises(ExpressionError) as caught:
+        parse_expression(text, scope, BOOL)
+    error = caught.value
+    assert error.code == "bad-shift"
+    assert text[error.column - 1 :][: error.length].strip("()") == bits.strip("()")
+
+
+@pytest.mark.parametrize("bits", ["0", "31", "h", "(much - 9)"])
+def test_bits_that_an_integer_has(bits: str) -> None:
+    scope = replace(SCOPE, variables={**SCOPE.variables, "much": INT}, constants={"much": 40})
+    parse_expression(f"(1 << {bits}) > q_idx >> {bits}", scope, BOOL)
 
 
 @pytest.mark.parametrize("zero", ZEROS)

@@ -389,8 +389,6 @@ class StandIn:
             "jit": functools.partial(_jit, package),
             "constexpr": Constexpr,
             "TensorDescriptor": Descriptor,
-            "cdiv": lambda a, b: -(-a // b),
-            "next_power_of_2": lambda n: 1 << max(n - 1, 0).bit_length(),
         }
 
     def __getattr__(self, name: str) -> Any:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from triton._C import libtriton
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 from kgen.verify.toolchain import import_file
@@ -82,10 +84,26 @@ def test_a_kernel_is_asked_again_for_other_constants(emitted):
     assert kernel.asked == 2
 
 
-def test_what_is_kept_has_an_end(emitted, monkeypatch):
-    monkeypatch.setattr(emitted, "_COMPILED", dict.fromkeys(range(4096)))
-    _launch(emitted, _Kernel(), torch.zeros(8, 16))
-    assert len(emitted._COMPILED) == 1
+def test_a_cache_that_grows_finds_its_kernels(emitted):
+    """Token by token, keys that are put together anew have other strides each time, and Triton the same kernel."""
+    kernel = _Kernel()
+    for length in range(2, 40):
+        _launch(emitted, kernel, torch.zeros(4, length, 16).transpose(0, 1))
+    assert kernel.asked == 1
+
+
+STRIDES = [0, 1, 2, 15, 16, 17, 32, 4096, 2**31 - 1, 2**31, 2**31 + 1, 2**40, 2**40 + 1]
+
+
+@pytest.mark.skipif(not hasattr(libtriton, "native_specialize_impl"), reason="Triton has it since 3.5")
+def test_kinds_of_strides_are_those_that_triton_compiles_for(emitted):
+    kinds = {stride: emitted._kinds(stride) for stride in STRIDES}
+    compiled = {
+        stride: libtriton.native_specialize_impl(CUDABackend, stride, False, True, True) for stride in STRIDES
+    }
+    for a in STRIDES:
+        for b in STRIDES:
+            assert (kinds[a] == kinds[b]) == (compiled[a] == compiled[b]), (a, b)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)

@@ -20,11 +20,11 @@ def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
     if not out.numel():
         return
     block = 16 if out.device.type == "cuda" else 256
-    programs = triton.cdiv(rows, block) * heads * batch
+    programs = -(-rows // block) * heads * batch
     with torch.cuda.device_of(out):
         _merge_kernel[(programs,)](
             out, lse, part, part_lse, *out.stride(), *lse.stride(), *part.stride(), *part_lse.stride(),
-            heads, rows, D=columns, BLOCK_S=block, BLOCK_D=triton.next_power_of_2(columns), num_warps=4,
+            heads, rows, D=columns, BLOCK_S=block, BLOCK_D=1 << (columns - 1).bit_length(), num_warps=4,
         )  # fmt: skip
 
 

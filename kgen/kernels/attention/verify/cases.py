@@ -242,7 +242,7 @@ def compile_calls(
 def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> list[Case]:
     step = math.lcm(problem.q_multiple, problem.kv_multiple)
     length = -(-256 // step) * step
-    odd = length - 1 if step == 1 else length
+    odd = length + step
     found = [
         Case("aligned", length, length, batch=2, heads_kv=2, group=group),
         Case("strided", odd, odd, 2, 2, group, layout="guarded", dout="strided"),

@@ -1,6 +1,8 @@
-"""Whether a divisor is zero whatever the tensors hold: a constant, or terms that cancel.
+"""Operands that make no sense whatever the tensors hold: divisors of zero, by a constant or by terms that cancel, and
+bits to shift by that 32 bits do not have.
 
-It is refused where it is written. A quotient by zero means nothing, and sympy would make `zoo` of it.
+They are refused where they are written. A quotient by zero means nothing, and sympy would make `zoo` of it; a shift
+past the bits of an integer is one thing in Python, another on a GPU.
 """
 
 from __future__ import annotations
@@ -17,10 +19,20 @@ SMALLEST = 2.0**-150
 
 def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
     """Whether the value is zero for all values of its names but `constants`, which have theirs."""
-    tree = transform(node, lambda n: _folded(n, constants))
+    tree = _constant(node, constants)
     if isinstance(tree, Const):
         return tree.type is not Type.BOOL and abs(tree.value) <= SMALLEST
     return isinstance(tree, Call) and tree.fn in ("add", "sub", "mul", "neg", "div") and _cancels(tree)
+
+
+def is_never_of_32_bits(node: Node, constants: Mapping[str, int | float]) -> bool:
+    """Whether a number of bits is a constant below 0 or above 31."""
+    tree = _constant(node, constants)
+    return isinstance(tree, Const) and not 0 <= tree.value < 32
+
+
+def _constant(node: Node, constants: Mapping[str, int | float]) -> Node:
+    return transform(node, lambda n: _folded(n, constants))
 
 
 def _folded(node: Node, constants: Mapping[str, int | float]) -> Node:
