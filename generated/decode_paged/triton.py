@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7c1665fffaa891e5
-# body: 66e15770d33b4c4b
+# inputs: 98451db5b8108703
+# body: cd9c7d660fcef78e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -311,8 +311,9 @@ def _launch(kernel, programs, layouts, *args, **meta):
     if found := _COMPILED.get(key):
         compiled, constants = found
         compiled[programs, 1, 1](*args, *constants)
+        return
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
+    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -421,7 +422,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_03f86251f5eec0da", "decode_paged"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_827be1626c9eb12c", "decode_paged"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4e047a98bb8fc465
-# body: 3f8d443a58af1355
+# inputs: 24f21885237c3655
+# body: 60be795a9db0a660
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -24,6 +24,7 @@ import itertools
 import math
 import numbers
 import os
+import threading
 from typing import Optional
 
 import torch
@@ -505,6 +506,13 @@ def _layouts(*tensors):
 
 
 _COMPILED = {}
+_AHEAD = {}  # threads that compile
+_THREAD = threading.local()  # whether this one launches nothing
+
+
+def _compile(device, kernel, programs, args, meta):
+    with torch.cuda.device(device):
+        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -514,11 +522,18 @@ def _launch(kernel, programs, layouts, *args, **meta):
     launched once for a kernel, layouts and constants is kept and called directly.
     """
     key = kernel, layouts, *meta.values()
+    if getattr(_THREAD, "only_compiles", False):
+        _AHEAD[key] = threading.Thread(target=_compile, args=(torch.cuda.current_device(), kernel, programs, args, meta))
+        _AHEAD[key].start()
+        return
     if found := _COMPILED.get(key):
         compiled, constants = found
         compiled[programs, 1, 1](*args, *constants)
+        return
+    if thread := _AHEAD.pop(key, None):
+        thread.join()
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
+    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -551,7 +566,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_c62723f00b9e30e7", "longformer"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0763fd242d8b893e", "longformer"), "FRAGMENT")
 
 
 def _operator(name):
@@ -658,10 +673,23 @@ def _(
     return _empty((B, HQ, SQ, 128), q)
 
 
+def _compile_backward(q, k, v, scale):
+    """Start to compile what the backward pass launches, for the forward pass is about to compile as well."""
+    B, HQ, SQ, _ = q.shape
+    out, lse = _empty((B, HQ, SQ, 128), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
+    _THREAD.only_compiles = True
+    try:
+        _backward_op(out, None, out, lse, q, k, v, scale)
+    finally:
+        _THREAD.only_compiles = False
+
+
 @_operator("longformer_lse")
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
+    if not _COMPILED and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad):
+        _compile_backward(q, k, v, scale)
     return _forward(q, k, v, scale, True)
 
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8b01c42016843d4e
-# body: 46a0791dd14cab54
+# inputs: 2325b71599d2889f
+# body: 6bd017ff2062ed8b
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -25,6 +25,7 @@ import itertools
 import math
 import numbers
 import os
+import threading
 import importlib.util
 import warnings
 from typing import Optional
@@ -545,6 +546,13 @@ def _layouts(*tensors):
 
 
 _COMPILED = {}
+_AHEAD = {}  # threads that compile
+_THREAD = threading.local()  # whether this one launches nothing
+
+
+def _compile(device, kernel, programs, args, meta):
+    with torch.cuda.device(device):
+        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -554,11 +562,18 @@ def _launch(kernel, programs, layouts, *args, **meta):
     launched once for a kernel, layouts and constants is kept and called directly.
     """
     key = kernel, layouts, *meta.values()
+    if getattr(_THREAD, "only_compiles", False):
+        _AHEAD[key] = threading.Thread(target=_compile, args=(torch.cuda.current_device(), kernel, programs, args, meta))
+        _AHEAD[key].start()
+        return
     if found := _COMPILED.get(key):
         compiled, constants = found
         compiled[programs, 1, 1](*args, *constants)
+        return
+    if thread := _AHEAD.pop(key, None):
+        thread.join()
     # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    elif compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
+    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -624,7 +639,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_19499b648cf9ae2b", "varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e1ca6eecebf28991", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -732,10 +747,23 @@ def _(
     return q.new_empty((TQ, HQ, 64))
 
 
+def _compile_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale):
+    """Start to compile what the backward pass launches, for the forward pass is about to compile as well."""
+    TQ, HQ, _ = q.shape
+    out, lse = q.new_empty((TQ, HQ, 64)), q.new_empty((HQ, TQ), dtype=torch.float32)
+    _THREAD.only_compiles = True
+    try:
+        _backward_op(out, None, out, lse, q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)
+    finally:
+        _THREAD.only_compiles = False
+
+
 @_operator("varlen_alibi_lse")
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, slopes: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
+    if not _COMPILED and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad or slopes.requires_grad):
+        _compile_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, True)
 
 

@@ -343,15 +343,30 @@ class Kernel:
         return functools.partial(self._launch, grid)
 
     def _launch(self, grid: Sequence[int], *args: Any, enable_fp_fusion: bool = True, **meta: Any) -> Any:
-        given = dict(zip(self.arg_names, args, strict=False))
-        given |= {name: meta.pop(name) for name in self.arg_names if name in meta}
-        arch = _arch(args)
-        for cubin in self.package.cubins(self.__name__, arch):
-            if cubin.fits(given, meta):
-                cubin.launch(grid, [given[name] for name in self.arg_names])
-                return cubin
-        self.package.by_triton(self, arch)[grid](*_for_triton(args), **meta, **_rest(given, len(args)))
+        given, options = self._told(args, meta)
+        if cubin := self._found(given, options, args):
+            cubin.launch(grid, [given[name] for name in self.arg_names])
+            return cubin
+        source = self.package.by_triton(self, _arch(args))
+        source[grid](*_for_triton(args), **options, **_rest(given, len(args)))
         return None  # launchers keep what they are given, and call it with descriptors of this module
+
+    def warmup(self, *args: Any, grid: Sequence[int], enable_fp_fusion: bool = True, **meta: Any) -> None:
+        """Load the machine code that a launch takes to the current device."""
+        if cubin := self._found(*self._told(args, meta), args):
+            _function(torch.cuda.current_device(), cubin)
+
+    def _told(self, args: Sequence[Any], meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Arguments by name, and options."""
+        given = dict(zip(self.arg_names, args, strict=False))
+        given |= {name: meta[name] for name in self.arg_names if name in meta}
+        return given, {name: value for name, value in meta.items() if name not in given}
+
+    def _found(
+        self, given: Mapping[str, Any], options: Mapping[str, Any], args: Sequence[Any]
+    ) -> Cubin | None:
+        fit = (cubin for cubin in self.package.cubins(self.__name__, _arch(args)) if cubin.fits(given, options))
+        return next(fit, None)
 
 
 def _rest(given: Mapping[str, Any], count: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,19 @@ import pytest
 import torch
 from triton._C import libtriton
 from triton.backends.nvidia.compiler import CUDABackend
+from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
+from kgen.kernels.attention.verify.cases import differentiable
+from kgen.kernels.attention.verify.inputs import call, draw
+from kgen.spec.load import load
+from kgen.verify.compile_triton import OfflineDriver
+from kgen.verify.families import family_of, problem_of
 from kgen.verify.toolchain import import_file
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = [p for p in sorted(ROOT.glob("generated/*/triton.py")) if "def _launch(" in p.read_text()]
+TRAINED = [p for p in FILES if "def _compile_backward(" in p.read_text()]
 
 
 class _Kernel:
@@ -104,6 +112,46 @@ def test_kinds_of_strides_are_those_that_triton_compiles_for(emitted):
     for a in STRIDES:
         for b in STRIDES:
             assert (kinds[a] == kinds[b]) == (compiled[a] == compiled[b]), (a, b)
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.parent.name)
+def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monkeypatch):
+    """Threads compile what it launches while the forward pass compiles, and nothing else; nothing is launched twice."""
+    module = import_file(path, f"kgen_test_ahead_{path.parent.name}")
+    problem = problem_of(load(ROOT / "specs" / f"{path.parent.name}.yaml"))
+    (_, compile_calls), *_ = family_of(problem).compile_calls(problem)
+    ran: list[tuple[str, bool]] = []
+
+    def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **meta: Any) -> _Compiled:
+        ran.append((kernel.fn.__name__, warmup))
+        return _Compiled(_Kernel())
+
+    def forward(*args: Any) -> Any:
+        if args[-1] and not module._COMPILED:
+            module._compile_backward(*args[:-1])
+            ahead.update(module._AHEAD)
+        return plain(*args)
+
+    ahead: dict[Any, Any] = {}
+    plain = module._forward
+    monkeypatch.setattr(JITFunction, "run", run)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(driver, "_active", OfflineDriver(capability))
+    monkeypatch.setattr(module, "_arch", lambda device: capability)
+    monkeypatch.setattr(module, "_forward", forward)
+    case = compile_calls.args[1]
+    inputs = draw(problem, case, "cpu")
+    wanted = list(differentiable(problem, inputs).values())
+    torch.autograd.grad(call(getattr(module, problem.name), inputs), wanted, inputs.dout)
+    assert ahead
+    assert ahead.keys() <= module._COMPILED.keys()
+    assert not module._AHEAD, "what was compiled ahead was not launched"
+    warm = [name for name, warmup in ran if warmup]
+    launched = [name for name, warmup in ran if not warmup]
+    assert sorted(warm) == sorted(launched[-len(warm) :])
+    assert len(launched) > len(warm)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)

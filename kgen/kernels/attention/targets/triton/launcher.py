@@ -100,6 +100,7 @@ class LauncherFields:
             "gradient_buffer_names": list(self._gradient_buffers()),
             "problem_args": ", ".join(problem_args),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
+            "needs_gradient": needs,
             "needs_lse": f"(torch.is_grad_enabled() and ({needs}))" if plan.backward else None,
             "paged": paged,
             "kv_sizes": self.kv_sizes(),
