@@ -17,6 +17,20 @@ SMALLEST = 2.0**-150
 """What is no larger is zero in float32."""
 
 
+def misfit(row: str, operand: Node, constants: Mapping[str, int | float]) -> tuple[str, str, str] | None:
+    """Code, message and hint, where the second operand of a row of the table makes no sense."""
+    if row in ("div", "floordiv", "mod") and is_always_zero(operand, constants):
+        hint = "divide by something else; a parameter with a value counts as that value"
+        return "zero-division", "the divisor is always zero", hint
+    if row in ("lshift", "rshift") and _is_never_of_32_bits(operand, constants):
+        return (
+            "bad-shift",
+            "the bits to shift by are not from 0 to 31",
+            "integers have 32 bits: shift by 0 to 31",
+        )
+    return None
+
+
 def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
     """Whether the value is zero for all values of its names but `constants`, which have theirs."""
     tree = _constant(node, constants)
@@ -25,7 +39,7 @@ def is_always_zero(node: Node, constants: Mapping[str, int | float]) -> bool:
     return isinstance(tree, Call) and tree.fn in ("add", "sub", "mul", "neg", "div") and _cancels(tree)
 
 
-def is_never_of_32_bits(node: Node, constants: Mapping[str, int | float]) -> bool:
+def _is_never_of_32_bits(node: Node, constants: Mapping[str, int | float]) -> bool:
     """Whether a number of bits is a constant below 0 or above 31."""
     tree = _constant(node, constants)
     return isinstance(tree, Const) and not 0 <= tree.value < 32

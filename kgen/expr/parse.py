@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from kgen.diagnostics import closest, did_you_mean, shown
 from kgen.expr import language
 from kgen.expr.built import Built, check_expansion, grown, limited, of_tree, times_printed
-from kgen.expr.domain import is_always_zero, is_never_of_32_bits
+from kgen.expr.domain import misfit
 from kgen.expr.functions import TABLE
 from kgen.expr.infinity import Infinity, infinity, scores
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
@@ -306,11 +306,8 @@ class _Builder:
             raise self.no_operator(node.op, node.left, node.right)
         row, symbol = operator
         operands = (self.expression(node.left, inner), self.expression(node.right, inner))
-        if row in ("div", "floordiv", "mod") and operands[1].type is not Type.BOOL:
-            self.check_divisor(operands[1].node, node.right)
-        if row in ("lshift", "rshift") and is_never_of_32_bits(operands[1].node, self.scope.constants):
-            hint = "integers have 32 bits: shift them by 0 to 31"
-            raise wrong(self.span(node.right), "bad-shift", "the bits to shift by are not from 0 to 31", hint)
+        if operands[1].type is not Type.BOOL:
+            self.check_domain(row, operands[1].node, node.right)
         span = self.between(node.left, node.right, symbol)
         if same := self.same_truth(row, symbol, operands, span):
             return same
@@ -326,10 +323,9 @@ class _Builder:
         other = self.apply("not", symbol, (b,), span)
         return self.apply("where", symbol, (a, b, other) if row == "eq" else (a, other, b), span)
 
-    def check_divisor(self, divisor: Node, at: ast.expr) -> None:
-        if is_always_zero(divisor, self.scope.constants):
-            hint = "divide by something else; a parameter with a value counts as that value"
-            raise wrong(self.span(at), "zero-division", "the divisor is always zero", hint)
+    def check_domain(self, row: str, operand: Node, at: ast.expr) -> None:
+        if found := misfit(row, operand, self.scope.constants):
+            raise wrong(self.span(at), *found)
 
     def no_operator(self, operator: ast.AST, left: ast.expr, right: ast.expr) -> ExpressionError:
         symbol, hint = language.NO_OPERATOR[type(operator)]

@@ -365,7 +365,9 @@ class Kernel:
     def _found(
         self, given: Mapping[str, Any], options: Mapping[str, Any], args: Sequence[Any]
     ) -> Cubin | None:
-        fit = (cubin for cubin in self.package.cubins(self.__name__, _arch(args)) if cubin.fits(given, options))
+        fit = (
+            cubin for cubin in self.package.cubins(self.__name__, _arch(args)) if cubin.fits(given, options)
+        )
         return next(fit, None)
 
 
