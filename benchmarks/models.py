@@ -1,7 +1,8 @@
 """Steps of transformers' models through an emitted adapter: `python benchmarks/models.py [MODEL...]`.
 
 A model of a few layers in the shape of a published one, with random weights, takes training steps (loss, forward and
-backward, no optimizer), prefills and generates; `attn_implementation` is the adapter's, and what transformers brings.
+backward, no optimizer), prefills and generates, with a cache that grows and with a static one, for which transformers
+compiles the model; `attn_implementation` is the adapter's, and what transformers brings.
 All of one model are called in turns in one process, which of them first changing from call to call. Prints medians,
 the ratio of medians, and how far the loss and the gradients are apart; writes all of it to
 `benchmarks/<device>/models.json`. `--device cpu` is a dry run of small models in Triton's interpreter.
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,16 +134,21 @@ def passes(model: Any, sizes: tuple[int, int, int, int], device: str) -> dict[st
         with torch.no_grad():
             return model(ids, use_cache=False, logits_to_keep=1).logits
 
-    def generate() -> Any:
+    def generate(**more: Any) -> Any:
         return model.generate(
             ids[:, :prompt],
             max_new_tokens=tokens,
             min_new_tokens=tokens,
             do_sample=False,
-            disable_compile=True,
+            **more,
         )
 
-    return {"training step": step, "prefill": prefill, f"generating {tokens} tokens": generate}
+    return {
+        "training step": step,
+        "prefill": prefill,
+        f"generating {tokens} tokens": partial(generate, disable_compile=True),
+        f"compiled: generating {tokens} tokens": partial(generate, cache_implementation="static"),
+    }
 
 
 def timed(run: Callable[[], Any], device: str) -> float:

@@ -119,14 +119,20 @@ def results(model: Any, implementation: str) -> dict[str, Tensor]:
         found[f"{name}logits"] = out.logits.detach()[there.bool()]
         found |= {f"{name}d {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
     model.eval()
-    for name, more in (("", {}), ("static ", {"cache_implementation": "static"})):
+    whole = torch.ones_like(there)
+    static = {"cache_implementation": "static"}
+    for name, mask, n, more in (
+        ("", there, 14, {}),
+        ("static ", there, 14, static),
+        ("whole ", whole, 4, {}),
+    ):
         given = {
-            "max_new_tokens": 14,
+            "max_new_tokens": n,
             "do_sample": False,
             "output_scores": True,
             "return_dict_in_generate": True,
         }
-        out = model.generate(ids, attention_mask=there, **given, **more)
+        out = model.generate(ids, attention_mask=mask, **given, **more)
         found[f"{name}tokens"], found[f"{name}scores"] = out.sequences, torch.stack(out.scores)
     return found
 
@@ -159,7 +165,11 @@ MISTAKES = {
         "at[..., 0], at[..., 1] = q_offset, kv_offset",
         "at[..., 0], at[..., 1] = 0, 0",
     ),
-    "padding is there": ("at[..., 2] = 0 if first is None", "at[..., 2] = 0 if True"),
+    "queries stand there where nothing is padding": (
+        "(q_offset, kv_offset, 0, kv_length)",
+        "(0, 0, 0, kv_length)",
+    ),
+    "padding is there": ("at[..., 2], at[..., 3] = first, end", "at[..., 2], at[..., 3] = 0, end"),
     "all layers have a window": ("2**30 if everywhere else WINDOW", "WINDOW"),
     "no layer has a window": ("everywhere = sliding_window is None and", "everywhere = True or"),
 }
