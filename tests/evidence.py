@@ -44,6 +44,8 @@ def _random_specs() -> Iterator[tuple[str, str]]:
     yield "of these refused, by error", _counted(seeds["refused"])
     for counts in seeds["before"].values():
         yield f"{sum(counts.values())} of an earlier generator", f"{_counted(counts)}; all mended since"
+    cuda = _read("tests/fuzzing/seeds_cuda.json")
+    yield f"{cuda['tried']} random specs on a GPU", f"{_counted(cuda['outcomes'])}; what failed is mended since"
 
 
 def _mutants() -> Iterator[tuple[str, str]]:
