@@ -56,11 +56,16 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", metavar="RUN", help=f"of {', '.join(RUNS)}")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--calls", type=int, default=10)
+    parser.add_argument(
+        "--trace", type=Path, metavar="FOLDER", help="Where traces of calls are put, by rank."
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks")
     parser.add_argument(
         "--plot", type=Path, metavar="FILE", help="A context_parallel.json: draw it, run nothing."
     )
     options = parser.parse_args()
+    if unknown := [name for name in options.runs if name not in RUNS]:
+        parser.error(f"no such run: {', '.join(unknown)}")
     if options.plot:
         plot(options.plot)
         return
@@ -230,6 +235,8 @@ def _run(
             if call >= 2 or device == "cpu":
                 times[contender].append(took[0])
                 alone[contender].append(took[1])
+    if options.trace:
+        traced(contenders["ranks"], options.trace / f"{name}-of-{ranks}-{dist.get_rank()}.json.gz")
     medians = {n: statistics.median(t) for n, t in times.items()}
     head = (model.head_dim.qk + model.head_dim.v) * 2
     return {
@@ -244,6 +251,19 @@ def _run(
         "bytes_received": [plan.plan.received(rank) * head * kv_heads for rank in range(ranks)],
         "work": list(plan.work),
     }
+
+
+def traced(call: Callable[[], Any], path: Path) -> None:
+    """What a rank and its GPU do in three calls that follow each other, for Perfetto or chrome://tracing."""
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with torch.profiler.profile() as profile:
+        for _ in range(3):
+            call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    profile.export_chrome_trace(str(path))
 
 
 def timed(call: Callable[[], Any], device: str, times: int = 1) -> float:
