@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import repeating
 from fuzzing.explained import EXPLAINED
 
 from kgen.verify.sanitizing import TOOLS
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def table() -> str:
     """Random specs, mutants, sanitizers."""
-    rows = [*_random_specs(), *_mutants(), *_sanitizers()]
+    rows = [*_random_specs(), *_mutants(), *_sanitizers(), *repeating.rows()]
     return (
         "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
         + "\n"
@@ -45,7 +46,10 @@ def _random_specs() -> Iterator[tuple[str, str]]:
     for counts in seeds["before"].values():
         yield f"{sum(counts.values())} of an earlier generator", f"{_counted(counts)}; all mended since"
     cuda = _read("tests/fuzzing/seeds_cuda.json")
-    yield f"{cuda['tried']} random specs on a GPU", f"{_counted(cuda['outcomes'])}; what failed is mended since"
+    yield (
+        f"{cuda['tried']} random specs on a GPU",
+        f"{_counted(cuda['outcomes'])}; what failed is mended since",
+    )
 
 
 def _mutants() -> Iterator[tuple[str, str]]:

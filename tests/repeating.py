@@ -1,0 +1,134 @@
+"""`scripts/repeat`: the kernels of emitted files a thousand times, with the same bits in every run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Optional
+from unittest import mock
+
+import parts
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.terminal import Format
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.spec.load import load
+from kgen.verify import ledger
+from kgen.verify.families import Subject, family_of, problem_of
+from kgen.verify.toolchain import describe, import_file
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = Path(__file__).parent / "repeated.json"
+OF_A_PASS = 3
+"""Cases: the first, one of the middle, and the last, which on a GPU is a long one."""
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """A file whose calls were repeated. `wrong` says what differed, or was off."""
+
+    spec: str
+    cases: int
+    wrong: tuple[str, ...]
+
+
+@app.command()
+def repeat(
+    specs: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Argument(help="Spec files whose emitted Triton files run. Default: all."),
+    ] = None,
+    runs: Annotated[int, typer.Option(min=1, help="How often each case runs.")] = 1000,
+    jobs: parts.Jobs = 1,
+    record: Annotated[bool, typer.Option(help="Enter what is right in tests/repeated.json.")] = True,
+) -> None:
+    """Run cases of emitted files again and again; exit 1 where a bit changes that is fixed. On a GPU alone."""
+
+    def run() -> int:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise KgenError(Diagnostic("missing-device", "there is no GPU: interpreters have no races"))
+        paths = specs or sorted(ROOT.glob("specs/*.yaml"))
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            for future in as_completed([pool.submit(repeated, path, runs, "cuda") for path in paths]):
+                found = future.result()
+                terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.cases} cases'}")
+                failed.extend(found.wrong)
+                if record and not found.wrong:
+                    enter(found, runs, describe("cuda")["device"])
+        return int(bool(failed))
+
+    failed: list[str] = []
+    raise SystemExit(terminal.guarded(run, Format.TEXT))
+
+
+def repeated(path: Path, runs: int, device: str) -> Repeated:
+    """What comes of the cases of a spec's Triton file, each of which runs so often."""
+    from kgen.verify import compare
+
+    loaded = load(path)
+    problem, file = problem_of(loaded), emitted(loaded.spec.name)
+    family = family_of(problem)
+    subject = Subject(problem, "triton", file, import_file(file, f"kgen_repeated_{problem.name}"), device)
+    wrong, count = [], 0
+    with mock.patch.object(compare, "AGAIN", runs - 1), mock.patch.object(compare, "AGAIN_SECONDS", 0.0):
+        for group in family.groups(problem):
+            for name in some(family.case_names(problem, group, quick=False)):
+                found = family.run_case(subject, group, name)
+                wrong += [f"{group} {name}: {check.message}" for check in found if not check.ok]
+                count += 1
+    return Repeated(loaded.spec.name, count, tuple(wrong))
+
+
+def some(names: Sequence[str]) -> list[str]:
+    """The first, the last, and what lies between them."""
+    last = len(names) - 1
+    return [*dict.fromkeys(names[i * last // max(1, OF_A_PASS - 1)] for i in range(OF_A_PASS))]
+
+
+def emitted(spec: str) -> Path:
+    """The Triton file of a spec."""
+    return ROOT / "generated" / spec / "triton.py"
+
+
+def enter(found: Repeated, runs: int, device: str) -> None:
+    """Put into the report what was right."""
+    report = read()
+    report[found.spec] = {
+        "hash": ledger.file_hash(emitted(found.spec)),
+        "device": device,
+        "cases": found.cases,
+        "runs": runs,
+    }
+    REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read() -> dict[str, Any]:
+    """The report, by spec."""
+    found: dict[str, Any] = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
+    return found
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """For the documentation: what ran so often, of texts that are still those of the files."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for spec, row in sorted(read().items()):
+        if row["hash"] == ledger.file_hash(emitted(spec)):
+            groups.setdefault((row["runs"], row["device"]), []).append(row["cases"])
+    for (runs, device), cases in sorted(groups.items()):
+        yield (
+            f"{sum(cases)} cases of {len(cases)} files, {runs} times each on {device}",
+            "the same bits in every run",
+        )
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,57 @@
+"""`scripts/repeat`: that it repeats, and finds what is not the same in every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import repeating
+import torch
+from apart import interpreted
+
+SPEC = Path(__file__).parents[1] / "specs" / "rms_norm.yaml"
+
+
+def test_cases_are_the_first_one_between_and_the_last() -> None:
+    assert repeating.some("abcdefg") == ["a", "d", "g"]
+    assert repeating.some("ab") == ["a", "b"]
+    assert repeating.some("a") == ["a"]
+
+
+def test_each_case_runs_so_often_and_what_changes_is_found() -> None:
+    assert interpreted(_repeated, 3, 0) == ()
+    wrong = interpreted(_repeated, 3, 3)
+    assert wrong
+    assert all("differ from run to run" in message for message in wrong)
+    # What is off in the fourth run is not seen by three.
+    assert interpreted(_repeated, 3, 4) == ()
+
+
+def _repeated(runs: int, off: int) -> tuple[str, ...]:
+    """What is found wrong where the run of that number gives other bits. There is no GPU: the interpreter is taken for
+    one where runs are counted."""
+    from kgen.verify import compare
+
+    careful = compare.careful
+
+    def counting(run: Any, inputs: Any, device: str, *more: Any) -> Any:
+        count = 0
+
+        def counted() -> Any:
+            nonlocal count
+            count += 1
+            return {name: x + (count == off) for name, x in run().items()}
+
+        found = careful(counted, inputs, "cuda", *more)
+        assert count == runs
+        return found
+
+    from kgen.kernels.norm.verify import cases
+
+    with (
+        mock.patch.object(cases.compare, "careful", counting),
+        mock.patch.object(torch.cuda, "synchronize"),
+        mock.patch.object(cases, "case_names", return_value=("plain",)),
+    ):
+        return repeating.repeated(SPEC, runs, "cpu").wrong
