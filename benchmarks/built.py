@@ -4,7 +4,7 @@ BUILT is a folder of packages of `kgen build`. Three things are measured. The fi
 and with the backward pass, of the package (with Triton made unimportable), of the emitted file, of FlexAttention and of
 a process that imports torch and draws the same inputs, whose time is subtracted. The time of later calls on the GPU,
 package and file in turns, with a cold L2 cache. The time that the CPU takes for a call, of inputs so small that the GPU
-waits. Writes `benchmarks/<device>/built.json`.
+waits, beside that of an operator which launches nothing. Writes `benchmarks/<device>/built.json`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kgen.verify.families import problem_of  # noqa: E402
 from kgen.verify.toolchain import describe, import_file  # noqa: E402
 
 ROUNDS, CALLS, QUICK = 3, 24, 300
+_LIBRARY = torch.library.Library("kgen_bare", "FRAGMENT")
 _NEEDS = "q, k, v = (x.requires_grad_() for x in (q, k, v))\n"
 _BLOCKED = 'sys.modules["triton"] = None\n'
 _BUILT = """
@@ -68,10 +69,8 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path) -> Iterator[
                     call = call.replace("\nout = ", f"\n{_NEEDS}out = ")
                 scripts[name] = (call.replace("{name}", problem.name) + end, path)
             times: dict[str, list[float]] = {name: [] for name in scripts}
-            for number in range(ROUNDS):
+            for _ in range(ROUNDS):
                 for name, (script, path) in scripts.items():
-                    if name == "flex" and number:  # seconds that differ by a few parts in a hundred
-                        continue
                     seconds, error = _fresh(script, [str(data), str(path)])
                     if error:
                         raise RuntimeError(f"{name}: {error}")
@@ -119,6 +118,35 @@ def steady(
         }
 
 
+def bare_operator() -> Callable[..., Any]:
+    """An operator of PyTorch's, registered as those of emitted files are, that makes what they return and launches
+    nothing: no call through Python takes the CPU less."""
+    operators = {}
+    for name, returned, made in (
+        ("out", "Tensor", lambda q, k, v: torch.empty_like(q)),
+        ("out_and_lse", "(Tensor, Tensor)", lambda q, k, v: (torch.empty_like(q), q.new_empty(q.shape[:-1]))),
+        ("backward", "(Tensor, Tensor, Tensor)", lambda q, k, v: tuple(map(torch.empty_like, (q, k, v)))),
+    ):
+        _LIBRARY.define(f"{name}(Tensor q, Tensor k, Tensor v) -> {returned}")
+        _LIBRARY.impl(name, made, "CompositeExplicitAutograd")
+        operators[name] = getattr(torch.ops.kgen_bare, name).default
+
+    def save(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs, *output)
+
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return operators["backward"](*ctx.saved_tensors[:3])
+
+    torch.library.register_autograd(operators["out_and_lse"], backward, setup_context=save, lib=_LIBRARY)
+
+    def bare(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        if torch.is_grad_enabled() and q.requires_grad:
+            return operators["out_and_lse"](q, k, v)[0]
+        return operators["out"](q, k, v)
+
+    return bare
+
+
 def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Microseconds until a call returns, of 128 tokens and one head for each KV head."""
     w = draw_workload(problem, 1, problem.gqa if isinstance(problem.gqa, int) else 1, 128, "cuda")
@@ -135,11 +163,12 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
     def both(function: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(function(q, k, v, **w.buffers, **w.runtime), (q, k, v), dout)
 
+    bare = bare_operator()
     for what, made in (("forward", forward), ("forward and backward", both)):
         if "backward" in what and "backward" not in problem.passes:
             continue
         row: dict[str, Any] = {"spec": spec, "what": "CPU", "pass": what}
-        for side, function in functions.items():
+        for side, function in {**functions, "operator": bare}.items():
             run, samples = made(function), []
             for _ in range(9):
                 torch.cuda.synchronize()
