@@ -160,6 +160,40 @@ def test_a_model_is_what_it_is_in_eager(name: str, tmp_path: Path) -> None:
     assert {key: error for key, error in found.items() if not error < 3e-5} == {}
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["llama", "gpt_oss"])
+def test_with_a_static_cache_steps_are_compiled_as_a_whole(name: str, tmp_path: Path) -> None:
+    written(spec(name, MODELS[name][2]), tmp_path)
+    assert interpreted(compiled, tmp_path, name) < 3e-5
+
+
+def compiled(folder: Path, name: str) -> float:
+    """How far scores of a generation are from eager's where torch.compile has each step in one graph, as on a GPU."""
+    from transformers import CompileConfig
+
+    imported(folder, name)
+    model = model_of(name).eval()
+    ids, there = tokens()
+    whole = CompileConfig(backend="aot_eager", fullgraph=True, mode=None)
+    whole._compile_all_devices = True
+    found = []
+    for implementation, more in (("eager", {}), (f"my_{name}", {"compile_config": whole})):
+        model.set_attn_implementation(implementation)
+        out = model.generate(
+            ids,
+            attention_mask=there,
+            max_new_tokens=6,
+            do_sample=False,
+            cache_implementation="static",
+            output_scores=True,
+            return_dict_in_generate=True,
+            **more,
+        )
+        found.append(torch.stack(out.scores))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return float((found[0] - found[1]).abs().max() / found[0].abs().max())
+
+
 MISTAKES = {
     "queries stand where keys do": (
         "at[..., 0], at[..., 1] = q_offset, kv_offset",
