@@ -12,6 +12,7 @@ from c_on_paper import Library, Paper
 
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.problem import Problem
+from kgen.kernels.chunk_output.verify import inputs as chunks
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.targets.native import member
 from kgen.verify.families import problem_of
@@ -289,4 +290,60 @@ def norm_launches(
         got[name] = paper.launched
         if pass_ == "backward" and len(got[name]) == len(want[name]):
             assert paper.crowded(rooms, library.workspace) == []
+    return want, got
+
+
+def chunk_launches(
+    paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
+) -> tuple[Launches, Launches]:
+    """The same of chunk_output: `batch` rows or packed sequences of `sq` tokens, `sk` of the last one's."""
+    packed, heads = loaded.spec.varlen, loaded.spec.heads
+    lengths = (*[case.sq] * (case.batch - 1), case.sk) if packed else (case.sq,)
+    layout = {"bhsd": "contiguous"}.get(case.layout, case.layout)
+    wanted = chunks.Case("paper", lengths, heads=heads.qk or case.heads, layout=layout, indices=packed)
+    wanted = replace(
+        wanted, batch=1 if packed else case.batch, do="strided" if layout == "guarded" else layout
+    )
+    problem = replace(problem_of(loaded), group=heads.ratio or case.group)
+    inputs = chunks.draw(problem, wanted, "cpu")
+    given: Tensors = inputs.tensors | {n: x.int() for n, x in inputs.keywords.items()}
+    given |= {"do": inputs.do, "scale": 0.3}
+    names = [argument.name for argument in launcher._forward_op._schema.arguments]
+    backward = "backward" in loaded.spec.passes
+    want: Launches = {}
+    got: Launches = {}
+    if backward:
+        table = launcher._DQDK_TILES
+        parts = problem.head_qk // launcher._tile(table, arch)["BLOCK_K"]
+        most = max(problem.head_qk // tile["BLOCK_K"] for _, tile in table)
+    paper.device(arch, case.multiprocessors)
+    # The chunks of packed sequences, given and not.
+    for said, found in (("", None), (", given", given.get("chunk_indices"))) if packed else (("", None),):
+        given["chunk_indices"] = found
+        called = {member(n, ()): x for n, x in given.items()}
+        known = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
+        passed = [given[name] for name in names]
+        rooms: list[list[int]] = []
+        with paper.under_python(launcher, arch, case.multiprocessors):
+            paper.begin(known)
+            called["o"] = launcher._forward_op(*passed)
+            want[f"forward{said}"] = paper.launched
+            rooms.append(paper.rooms())
+            if backward:
+                paper.begin(known)
+                results = launcher._backward_op(given["do"], *passed)
+                called |= dict(zip(("dq", "dk", "dv", "dh"), results, strict=False))
+                called |= {"dg": torch.ones(most, *given["g"].shape)} if len(results) > 4 else {}
+                want[f"backward{said}"] = paper.launched
+                rooms.append(paper.rooms())
+        called = {n: x for n, x in called.items() if hasattr(library.arguments, n)}
+        for pass_, room in zip(("forward", "backward"), rooms, strict=False):
+            paper.begin(known)
+            assert library.call(pass_, called) == 0, library.error()
+            got[f"{pass_}{said}"] = paper.launched
+            assert paper.crowded(room, library.workspace) == []
+        if "dg" in called:
+            # The parts that the chip has are written by kernels, of which none runs here.
+            assert called["dg"][:parts].all()
+            assert not called["dg"][parts:].any()
     return want, got
