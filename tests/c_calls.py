@@ -293,57 +293,68 @@ def norm_launches(
     return want, got
 
 
-def chunk_launches(
-    paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
-) -> tuple[Launches, Launches]:
-    """The same of chunk_output: `batch` rows or packed sequences of `sq` tokens, `sk` of the last one's."""
+def chunk_tensors(loaded: Any, case: Case) -> Tensors:
+    """What both sides are given of chunk_output, by the names of Python: `batch` rows of `sq` tokens; or so many packed
+    sequences, the last one of `sk`."""
     packed, heads = loaded.spec.varlen, loaded.spec.heads
     lengths = (*[case.sq] * (case.batch - 1), case.sk) if packed else (case.sq,)
     layout = {"bhsd": "contiguous"}.get(case.layout, case.layout)
-    wanted = chunks.Case("paper", lengths, heads=heads.qk or case.heads, layout=layout, indices=packed)
-    wanted = replace(
-        wanted, batch=1 if packed else case.batch, do="strided" if layout == "guarded" else layout
+    drawn = chunks.Case(
+        name="paper",
+        lengths=lengths,
+        batch=1 if packed else case.batch,
+        heads=heads.qk or case.heads,
+        layout=layout,
+        do={"guarded": "strided"}.get(layout, layout),
+        indices=packed,
     )
-    problem = replace(problem_of(loaded), group=heads.ratio or case.group)
-    inputs = chunks.draw(problem, wanted, "cpu")
-    given: Tensors = inputs.tensors | {n: x.int() for n, x in inputs.keywords.items()}
-    given |= {"do": inputs.do, "scale": 0.3}
+    inputs = chunks.draw(replace(problem_of(loaded), group=heads.ratio or case.group), drawn, "cpu")
+    packing = {name: x.int() for name, x in inputs.keywords.items()}
+    return {**inputs.tensors, **packing, "do": inputs.do, "scale": 0.3}
+
+
+def chunk_launches(
+    paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
+) -> tuple[Launches, Launches]:
+    """The same of chunk_output: the chunks of packed sequences are found by the call, and given."""
+    given = chunk_tensors(loaded, case)
     names = [argument.name for argument in launcher._forward_op._schema.arguments]
-    backward = "backward" in loaded.spec.passes
     want: Launches = {}
     got: Launches = {}
-    if backward:
-        table = launcher._DQDK_TILES
-        parts = problem.head_qk // launcher._tile(table, arch)["BLOCK_K"]
-        most = max(problem.head_qk // tile["BLOCK_K"] for _, tile in table)
     paper.device(arch, case.multiprocessors)
-    # The chunks of packed sequences, given and not.
-    for said, found in (("", None), (", given", given.get("chunk_indices"))) if packed else (("", None),):
-        given["chunk_indices"] = found
-        called = {member(n, ()): x for n, x in given.items()}
-        known = {n: x for n, x in given.items() if isinstance(x, torch.Tensor)}
-        passed = [given[name] for name in names]
-        rooms: list[list[int]] = []
+    for given_too in (False, True)[: 1 + loaded.spec.varlen]:
+        passed = given if given_too else given | {"chunk_indices": None}
+        known = {name: x for name, x in passed.items() if isinstance(x, torch.Tensor)}
+        called = {member(name, ()): x for name, x in passed.items()}
+        words = ", chunks given" * given_too
+        rooms = {}
         with paper.under_python(launcher, arch, case.multiprocessors):
             paper.begin(known)
-            called["o"] = launcher._forward_op(*passed)
-            want[f"forward{said}"] = paper.launched
-            rooms.append(paper.rooms())
-            if backward:
+            called["o"] = launcher._forward_op(*[passed[name] for name in names])
+            want[f"forward{words}"], rooms["forward"] = paper.launched, paper.rooms()
+            if "backward" in loaded.spec.passes:
                 paper.begin(known)
-                results = launcher._backward_op(given["do"], *passed)
+                results = launcher._backward_op(passed["do"], *[passed[name] for name in names])
                 called |= dict(zip(("dq", "dk", "dv", "dh"), results, strict=False))
-                called |= {"dg": torch.ones(most, *given["g"].shape)} if len(results) > 4 else {}
-                want[f"backward{said}"] = paper.launched
-                rooms.append(paper.rooms())
-        called = {n: x for n, x in called.items() if hasattr(library.arguments, n)}
-        for pass_, room in zip(("forward", "backward"), rooms, strict=False):
+                want[f"backward{words}"], rooms["backward"] = paper.launched, paper.rooms()
+                if len(results) > 4:
+                    parts, most = parts_of_dg(launcher, arch)
+                    called["dg"] = torch.ones(most, *passed["g"].shape)
+        called = {name: x for name, x in called.items() if hasattr(library.arguments, name)}
+        for pass_, room in rooms.items():
             paper.begin(known)
             assert library.call(pass_, called) == 0, library.error()
-            got[f"{pass_}{said}"] = paper.launched
+            got[pass_ + words] = paper.launched
             assert paper.crowded(room, library.workspace) == []
         if "dg" in called:
-            # The parts that the chip has are written by kernels, of which none runs here.
+            # Kernels write the parts that a chip has, and none of them runs here; the rest is zeros.
             assert called["dg"][:parts].all()
             assert not called["dg"][parts:].any()
     return want, got
+
+
+def parts_of_dg(launcher: ModuleType, arch: int) -> tuple[int, int]:
+    """How many shares of a gate's gradient a chip leaves, and the one that leaves most."""
+    width, table = launcher.K.value, launcher._DQDK_TILES
+    own = launcher._tile(table, arch)["BLOCK_K"]
+    return width // own, max(width // tile["BLOCK_K"] for _, tile in table)
