@@ -43,6 +43,8 @@ class Case:
     dlse: bool = False
     multiprocessors: int = 7
     deterministic: bool = False
+    spare: int = 0
+    """Chunks that no sequence has."""
 
 
 def laid_out(case: Case, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -309,8 +311,14 @@ def chunk_tensors(loaded: Any, case: Case) -> Tensors:
         indices=packed,
     )
     inputs = chunks.draw(replace(problem_of(loaded), group=heads.ratio or case.group), drawn, "cpu")
-    packing = {name: x.int() for name, x in inputs.keywords.items()}
-    return {**inputs.tensors, **packing, "do": inputs.do, "scale": 0.3}
+    given = inputs.tensors | {name: x.int() for name, x in inputs.keywords.items()}
+    behind = {"h": (1, case.spare), "chunk_indices": (0, case.spare)}
+    if loaded.spec.v_layout == "chunk_padded":
+        behind["v"] = (1, case.spare * loaded.spec.chunk_size)
+    for name, (axis, count) in behind.items() if case.spare else ():
+        x = given[name]
+        given[name] = torch.cat([x, x.new_zeros(*x.shape[:axis], count, *x.shape[axis + 1 :])], axis)
+    return {**given, "do": inputs.do, "scale": 0.3}
 
 
 def chunk_launches(
@@ -322,7 +330,8 @@ def chunk_launches(
     want: Launches = {}
     got: Launches = {}
     paper.device(arch, case.multiprocessors)
-    for given_too in (False, True)[: 1 + loaded.spec.varlen]:
+    # A list of no chunks is NULL, as one that is not given.
+    for given_too in (False, True)[: 1 + bool(given.get("chunk_indices", torch.empty(0)).numel())]:
         passed = given if given_too else given | {"chunk_indices": None}
         known = {name: x for name, x in passed.items() if isinstance(x, torch.Tensor)}
         called = {member(name, ()): x for name, x in passed.items()}

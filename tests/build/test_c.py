@@ -100,6 +100,8 @@ CHUNK_CASES = (
     Case(batch=3, heads=8, sq=64, sk=0, layout="offset"),
     Case(heads=8, layout="guarded", group=2),
     Case(heads=8, sq=0, sk=0),
+    Case(heads=8, sq=0, sk=0, spare=1),
+    Case(heads=8, sq=70, spare=2),
 )
 LAUNCHES = {"attention": attention_launches, "norm": norm_launches, "chunk_output": chunk_launches}
 
@@ -120,8 +122,7 @@ def compared(package: Path, name: str, arch: int) -> list[str]:
 def cases_of(loaded: Any) -> list[Case]:
     """Those that a spec takes."""
     if loaded.spec.kernel == "chunk_output":
-        # A list of no chunks is NULL, as one that is not given.
-        return [c for c in CHUNK_CASES if c.sq or not loaded.spec.varlen]
+        return [c for c in CHUNK_CASES if loaded.spec.varlen or not c.spare]
     if loaded.spec.kernel == "norm":
         width = loaded.spec.width
         if loaded.spec.heads is not None:
