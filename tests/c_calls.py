@@ -12,6 +12,7 @@ from c_on_paper import Library, Paper
 
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.verify.problem import Problem
+from kgen.kernels.chunk_output.verify import inputs as chunks
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.targets.native import member
 from kgen.verify.families import problem_of
@@ -42,6 +43,8 @@ class Case:
     dlse: bool = False
     multiprocessors: int = 7
     deterministic: bool = False
+    spare: int = 0
+    """Chunks that no sequence has."""
 
 
 def laid_out(case: Case, sizes: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -290,3 +293,77 @@ def norm_launches(
         if pass_ == "backward" and len(got[name]) == len(want[name]):
             assert paper.crowded(rooms, library.workspace) == []
     return want, got
+
+
+def chunk_tensors(loaded: Any, case: Case) -> Tensors:
+    """What both sides are given of chunk_output, by the names of Python: `batch` rows of `sq` tokens; or so many packed
+    sequences, the last one of `sk`."""
+    packed, heads = loaded.spec.varlen, loaded.spec.heads
+    lengths = (*[case.sq] * (case.batch - 1), case.sk) if packed else (case.sq,)
+    layout = {"bhsd": "contiguous"}.get(case.layout, case.layout)
+    drawn = chunks.Case(
+        name="paper",
+        lengths=lengths,
+        batch=1 if packed else case.batch,
+        heads=heads.qk or case.heads,
+        layout=layout,
+        do={"guarded": "strided"}.get(layout, layout),
+        indices=packed,
+    )
+    inputs = chunks.draw(replace(problem_of(loaded), group=heads.ratio or case.group), drawn, "cpu")
+    given = inputs.tensors | {name: x.int() for name, x in inputs.keywords.items()}
+    behind = {"h": (1, case.spare), "chunk_indices": (0, case.spare)}
+    if loaded.spec.v_layout == "chunk_padded":
+        behind["v"] = (1, case.spare * loaded.spec.chunk_size)
+    for name, (axis, count) in behind.items() if case.spare else ():
+        x = given[name]
+        given[name] = torch.cat([x, x.new_zeros(*x.shape[:axis], count, *x.shape[axis + 1 :])], axis)
+    return {**given, "do": inputs.do, "scale": 0.3}
+
+
+def chunk_launches(
+    paper: Paper, library: Library, launcher: ModuleType, loaded: Any, case: Case, arch: int
+) -> tuple[Launches, Launches]:
+    """The same of chunk_output: the chunks of packed sequences are found by the call, and given."""
+    given = chunk_tensors(loaded, case)
+    names = [argument.name for argument in launcher._forward_op._schema.arguments]
+    want: Launches = {}
+    got: Launches = {}
+    paper.device(arch, case.multiprocessors)
+    # A list of no chunks is NULL, as one that is not given.
+    for given_too in (False, True)[: 1 + bool(given.get("chunk_indices", torch.empty(0)).numel())]:
+        passed = given if given_too else given | {"chunk_indices": None}
+        known = {name: x for name, x in passed.items() if isinstance(x, torch.Tensor)}
+        called = {member(name, ()): x for name, x in passed.items()}
+        words = ", chunks given" * given_too
+        rooms = {}
+        with paper.under_python(launcher, arch, case.multiprocessors):
+            paper.begin(known)
+            called["o"] = launcher._forward_op(*[passed[name] for name in names])
+            want[f"forward{words}"], rooms["forward"] = paper.launched, paper.rooms()
+            if "backward" in loaded.spec.passes:
+                paper.begin(known)
+                results = launcher._backward_op(passed["do"], *[passed[name] for name in names])
+                called |= dict(zip(("dq", "dk", "dv", "dh"), results, strict=False))
+                want[f"backward{words}"], rooms["backward"] = paper.launched, paper.rooms()
+                if len(results) > 4:
+                    parts, most = parts_of_dg(launcher, arch)
+                    called["dg"] = torch.ones(most, *passed["g"].shape)
+        called = {name: x for name, x in called.items() if hasattr(library.arguments, name)}
+        for pass_, room in rooms.items():
+            paper.begin(known)
+            assert library.call(pass_, called) == 0, library.error()
+            got[pass_ + words] = paper.launched
+            assert paper.crowded(room, library.workspace) == []
+        if "dg" in called:
+            # Kernels write the parts that a chip has, and none of them runs here; the rest is zeros.
+            assert called["dg"][:parts].all()
+            assert not called["dg"][parts:].any()
+    return want, got
+
+
+def parts_of_dg(launcher: ModuleType, arch: int) -> tuple[int, int]:
+    """How many shares of a gate's gradient a chip leaves, and the one that leaves most."""
+    width, table = launcher.K.value, launcher._DQDK_TILES
+    own = launcher._tile(table, arch)["BLOCK_K"]
+    return width // own, max(width // tile["BLOCK_K"] for _, tile in table)

@@ -31,7 +31,7 @@ _COPY = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
 class Tensor(ctypes.Structure):
     """`kgen_tensor`."""
 
-    _fields_ = [("data", ctypes.c_void_p), ("sizes", ctypes.c_int64 * 4), ("strides", ctypes.c_int64 * 4)]
+    _fields_ = [("data", ctypes.c_void_p), ("sizes", ctypes.c_int64 * 5), ("strides", ctypes.c_int64 * 5)]
 
 
 def tensor(x: torch.Tensor | None) -> Tensor:

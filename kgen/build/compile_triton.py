@@ -9,6 +9,8 @@ import json
 import struct
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import product
 from typing import IO, Any
 
 import triton
@@ -41,7 +43,19 @@ def build_all(build: BuildJob, say: Callable[[Mapping[str, Any]], None]) -> None
                 {"error": f"{launch.function.fn.__name__}, {variant}: {type(error).__name__}: {error}"[:2000]}
             )
 
-    each_launch(build.job, take, build.sizes)
+    for problem in _problems(build):
+        each_launch(replace(build.job, problem=problem), take, build.sizes)
+
+
+def _problems(build: BuildJob) -> Iterator[Any]:
+    """The spec's problem; where kernels have heads as constants and the spec leaves them to calls, one for each number
+    of heads."""
+    problem, sizes = build.job.problem, build.sizes
+    if getattr(problem, "heads_v", 0) is not None:
+        yield problem
+        return
+    for heads, group in product(sizes["heads"], [problem.group] if problem.group else sizes["gqa"]):
+        yield replace(problem, heads=heads, heads_v=heads * group, group=group)
 
 
 def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:

@@ -52,6 +52,7 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
     context = {
         **native.context,
         **_machine_code(native, rows, package),
+        "hint": native.hint,
         "tables": [_resolved(table, rows) for table in native.tables],
     }
     common = {"_cubins.inc": "c/_cubins.inc.j2", "CMakeLists.txt": "c/CMakeLists.txt.j2"}

@@ -29,7 +29,7 @@ def build(
         Optional[list[int]],  # noqa: UP045
         typer.Option(
             min=1,
-            help="Query heads for each KV head, or in CuTe value heads for each of q and k, "
+            help="Query heads for each KV head, or of chunk_output value heads for each of q and k, "
             "where a spec allows any. Repeatable.",
         ),
     ] = None,
@@ -44,7 +44,7 @@ def build(
     heads: Annotated[
         Optional[list[int]],  # noqa: UP045
         typer.Option(
-            min=1, help="Of a norm, or of q and k for files in CuTe, where a spec allows any. Repeatable."
+            min=1, help="Of a norm, or of q and k of chunk_output, where a spec allows any. Repeatable."
         ),
     ] = None,
     c: Annotated[

@@ -24,7 +24,7 @@ DTYPES = {
 }
 """What kernels and the runtime in C call a dtype of specs, and bytes of an element."""
 WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8_e4m3": "float8_e4m3"}
-MOST_DIMS = 4
+MOST_DIMS = 5
 """Dimensions of `kgen_tensor`."""
 _KEYWORDS = """
 alignas alignof and_eq asm atomic_cancel auto bitand bitor bool case catch char char8_t char16_t
@@ -67,6 +67,8 @@ class Native:
     """Of all arguments of kernels, strides of a tensor one behind the other."""
     context: Mapping[str, object]
     tables: Sequence[Tiles]
+    hint: str = "name their sizes to `kgen build`, as `--gqa` or `--width`"
+    """What to do where no machine code fits a call."""
 
 
 def member(name: str, taken: Collection[str]) -> str:

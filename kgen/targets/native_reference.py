@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
+from kgen.spec.load import Loaded
+from kgen.targets.native import refuse
 
 INFIX = {
     "add": "+",
@@ -87,6 +91,28 @@ def in_cpp(node: Node, names: Mapping[str, str]) -> str:
             if fn in PLAIN:
                 return f"std::{fn}({', '.join(f'double({g})' for g in given)})"
             return FORMS[fn].format(*given, type=TYPES[kind])
+
+
+@contextmanager
+def spelled(loaded: Loaded) -> Iterator[None]:
+    """Raises `KgenError` where an expression of the spec is spelled that has a function of no spelling here."""
+    try:
+        yield
+    except KeyError as error:
+        refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
+
+
+def dtype_of(tensor: Mapping[str, Any]) -> str:
+    """What the example calls the dtype of a tensor (`kgen.targets.native.tensor`)."""
+    names = {
+        "KGEN_I32": "INT32",
+        "KGEN_I64": "INT64",
+        "KGEN_U8": "UINT8",
+        "KGEN_I1": "BOOL",
+        "KGEN_FP8E4NV": "FP8",
+    }
+    kind = str(tensor["dtype"])
+    return names.get(kind, kind.removeprefix("KGEN_"))
 
 
 def _number(value: float, kind: Type) -> str:

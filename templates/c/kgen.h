@@ -15,7 +15,7 @@ extern "C" {
 /* As cuda.h has it, which is not needed here and may be included as well. NULL is the default stream. */
 typedef struct CUstream_st *CUstream;
 
-enum { KGEN_DIMS = 4 };
+enum { KGEN_DIMS = 5 };
 
 /* A tensor on the device. Sizes and strides are in elements; those past its last dimension are not read. Where `data` is
  * NULL there is no tensor. */

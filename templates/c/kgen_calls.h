@@ -90,6 +90,16 @@ static inline int kgen_check_real(const char *function, const char *label, doubl
     return KGEN_OK;
 }
 
+/* Strides of a contiguous tensor, which has the same where a size of it is 0 or 1. */
+static inline void kgen_dense_strides(kgen_value *values, const kgen_tensor *x, int rank)
+{
+    int64_t step = 1;
+    for (int i = rank - 1; i >= 0; i--) {
+        values[i] = kgen_integer(step);
+        step *= x->sizes[i] > 1 ? x->sizes[i] : 1;
+    }
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 /* Where `bytes` begin that a workspace of `total` bytes gets more. */

@@ -300,6 +300,16 @@ inline bool right(const char *name, Tensor &got, const std::vector<double> &want
     return fine;
 }
 
+/* How a function of numbers at a place changes with one of them. */
+template <typename Values> double slope(double (*function)(const Values &), Values at, double Values::*of)
+{
+    const double value = at.*of, step = 1e-5 * std::max(1.0, std::fabs(value));
+    at.*of = value + step;
+    const double above = function(at);
+    at.*of = value - step;
+    return (above - function(at)) / (2.0 * step);
+}
+
 /* --- functions of expressions ------------------------------------------------------------------------------------- */
 
 inline int64_t f_floordiv(int64_t a, int64_t b)

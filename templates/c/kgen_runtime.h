@@ -117,9 +117,9 @@ typedef struct {
 enum { KGEN_CONTEXTS = 32, KGEN_PARAMETERS = 160, KGEN_MAPS = 16 };
 
 /* A package: machine code, of each kernel what asks for most first; and for each context the functions that were loaded
- * there, `count` for each. */
+ * there, `count` for each. `hint` says what to do where none fits. */
 typedef struct {
-    const char *name;
+    const char *name, *hint;
     const char *const *kernels;
     const kgen_cubin *cubins;
     int count;
@@ -280,8 +280,8 @@ static inline int kgen_launch(kgen_library *library, int kernel, const kgen_devi
     }
     cubin = kgen_fitting(library, kernel, device->arch, values);
     if (!cubin) {
-        return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: name their sizes to "
-                         "`kgen build`, as `--gqa` or `--width`", library->name, library->kernels[kernel], device->arch);
+        return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: %s", library->name,
+                         library->kernels[kernel], device->arch, library->hint);
     }
     KGEN_TRY(kgen_load(library, cubin, device, &function));
     for (int i = 0; i < cubin->count; i++) {

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from c_calls import Case, Launches, attention_launches, norm_launches
+from c_calls import Case, Launches, attention_launches, chunk_launches, norm_launches
 from c_on_paper import Library, Paper, loaded_package
 
 from kgen.kernels.attention.plan.decode import decodes
@@ -20,6 +20,7 @@ from kgen.spec.load import load
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ("causal_alibi", "varlen_alibi", "decode_gqa", "causal_images", "layer_norm")
+FEW += ("gated_delta_output_varlen", "retention_output")
 MANY = (
     *(
         "causal",
@@ -33,6 +34,7 @@ MANY = (
     ),
     *("rms_norm", "qk_norm", "fused_add_rms_norm", "gated_rms_norm", "causal_d64", "causal_fp32", "padding"),
     *("prefix_lm", "softcap_causal", "siglip", "varlen_causal", "head_scale", "relative_bias"),
+    *("gated_delta_output", "gated_delta_output_fla", "linear_attention_output"),
     *("decode_alibi", "decode_sliding_window", "decode_paged", "natten_2d", "block_sparse"),
 )
 """Other stock specs that are called from C."""
@@ -91,6 +93,17 @@ NORM_CASES = (
     Case(sq=3, sk=16384, multiprocessors=4),
     Case(sq=0, sk=512, multiprocessors=4),
 )
+CHUNK_CASES = (
+    Case(heads=8, sq=256),
+    Case(heads=8, sq=133, sk=7, group=2),
+    Case(batch=1, heads=8, sq=1, sk=1, group=4),
+    Case(batch=3, heads=8, sq=64, sk=0, layout="offset"),
+    Case(heads=8, layout="guarded", group=2),
+    Case(heads=8, sq=0, sk=0),
+    Case(heads=8, sq=0, sk=0, spare=1),
+    Case(heads=8, sq=70, spare=2),
+)
+LAUNCHES = {"attention": attention_launches, "norm": norm_launches, "chunk_output": chunk_launches}
 
 
 def compared(package: Path, name: str, arch: int) -> list[str]:
@@ -100,8 +113,7 @@ def compared(package: Path, name: str, arch: int) -> list[str]:
     launcher = loaded_package(package, f"{name}_on_paper")
     found: list[str] = []
     for case in cases_of(loaded):
-        of_family = norm_launches if loaded.spec.kernel == "norm" else attention_launches
-        want, got = of_family(paper, library, launcher, loaded, case, arch)
+        want, got = LAUNCHES[loaded.spec.kernel](paper, library, launcher, loaded, case, arch)
         assert any(want.values()) or 0 in (case.sq, case.sk)
         found += [f"{case}: {said}" for said in differences(want, got)]
     return found
@@ -109,6 +121,8 @@ def compared(package: Path, name: str, arch: int) -> list[str]:
 
 def cases_of(loaded: Any) -> list[Case]:
     """Those that a spec takes."""
+    if loaded.spec.kernel == "chunk_output":
+        return [c for c in CHUNK_CASES if loaded.spec.varlen or not c.spare]
     if loaded.spec.kernel == "norm":
         width = loaded.spec.width
         if loaded.spec.heads is not None:

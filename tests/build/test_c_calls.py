@@ -8,18 +8,21 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from apart import interpreted
-from c_calls import Case, attention_tensors
+from c_calls import Case, attention_tensors, chunk_tensors
 from c_on_paper import Library, Paper, compiled
 from typer.testing import CliRunner
 
 from kgen.build.package import build_specs, stale
 from kgen.cli import app
+from kgen.family import family
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 
@@ -90,7 +93,33 @@ mask_mod: q_idx >= kv_idx and allowed[h, q_idx // 64, kv_idx // 64] or image[b, 
 passes: [forward, backward]
 """
 """A mask that is lists of blocks."""
+CHUNKS = """kernel: chunk_output
+name: chunks
+dtype: fp16
+state_dtype: fp32
+gate_dtype: bf16
+head_dim: {qk: 128, v: 64}
+chunk_size: 16
+heads: {qk: 2, v: 4}
+decay: g[i] + 0.5 * (i + 1) * g_gamma[h] * (h + 1) / HV
+"""
+"""Gradients of a gate in two parts, and decays of all that they may be of."""
+PACKED = """kernel: chunk_output
+name: packed
+dtype: fp16
+head_dim: 64
+chunk_size: 16
+heads: any
+decay: g[i]
+gate_base: 2
+state_layout: vk
+v_layout: chunk_padded
+varlen: true
+"""
+"""Packed sequences, whose values are padded."""
+OUTPUTS = ("gated_delta_output", "gated_delta_output_varlen", "retention_output")
 SPECS = {"awkward": AWKWARD, "learned": LEARNED, "cache": CACHE, "pages": PAGES, "images": IMAGES}
+SPECS |= {"chunks": CHUNKS, "packed": PACKED}
 
 
 @pytest.fixture(scope="session")
@@ -125,6 +154,8 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
         pytest.param("cache", 2, marks=pytest.mark.thorough),
         ("pages", 2),
         pytest.param("images", 5, marks=pytest.mark.thorough),
+        ("chunks", 6),
+        pytest.param("packed", 6, marks=pytest.mark.thorough),
     ],
 )
 def test_the_example_is_right_on_paper(folder: Path, name: str, results: int) -> None:
@@ -273,6 +304,111 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert said("forward", lse=lse)[0] == 0
 
 
+def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
+    paper, library = Paper(folder / "packed"), Library(folder / "packed", "packed")
+    paper.device(80, 4)
+    given = _chunks(folder, "packed", Case(heads=8, group=2, sq=40, sk=9))
+
+    def said(pass_: str = "backward", **more: Any) -> tuple[int, str]:
+        paper.begin({})
+        room = torch.zeros(64, dtype=torch.uint8)
+        return library.call(pass_, given | more, room), library.error().removeprefix("packed: ")
+
+    def refused(words: str, pass_: str = "backward", **more: Any) -> None:
+        assert said(pass_, **more) == (INVALID, words)
+        assert library.query(pass_, given | more) == -1
+
+    assert said() == said("forward") == (0, "")
+    q, h, ends = given["q"], given["h"], given["cu_seqlens"]
+    refused("k must be [1, 48, 8, 64], got [1, 49, 8, 64]", q=q[:, 1:])
+    refused("packed sequences are one row, B = 1, got 2", q=q.expand(2, -1, -1, -1))
+    refused("q has 8 heads, of which the 15 value heads are not a multiple", h=h[:, :, 1:])
+    refused("q has 0 heads, of which the 16 value heads are not a multiple", q=None)
+    refused("v must be [1, 48, 16, 64], got [1, 64, 16, 64]", h=h[:, 1:])
+    refused("h must be [1, 4, 16, 64, 64], got [1, 4, 16, 64, 32]", h=h[..., :32])
+    refused("g must be [1, 49, 16], got [1, 48, 16]", g=given["g"][:, 1:])
+    refused("cu_seqlens must be [N + 1] for N sequences, got [0]", cu_seqlens=None)
+    refused("cu_seqlens must be contiguous", cu_seqlens=ends.repeat(2)[::2])
+    refused("chunk_indices must be [4, 2], got [5, 2]", chunk_indices=torch.zeros(5, 2, dtype=torch.int32))
+    refused("chunk_indices must be contiguous", chunk_indices=torch.zeros(4, 3, dtype=torch.int32)[:, :2])
+    refused("o must be [1, 49, 16, 64], got [0, 0, 0, 0]", "forward", o=None)
+    refused("do must be [1, 49, 16, 64], got [0, 0, 0, 0]", do_=None)
+    for name in ("dq", "dk", "dv", "dh", "dg"):
+        wide = given[name].repeat_interleave(2, -1)[..., ::2]
+        refused(f"{name} must be contiguous", **{name: wide})
+    refused("o must be contiguous", "forward", o=given["o"].repeat_interleave(2, -1)[..., ::2])
+    refused("dg must be [1, 1, 49, 16], got [2, 1, 49, 16]", dg=given["dg"].repeat(2, 1, 1, 1))
+    refused("scale must be finite in float32, and not vanish there, got nan", scale=math.nan)
+    # The room that the chunks take which are not given.
+    assert library.query("forward", given) == library.query("backward", given) == 0
+    assert library.query("backward", given | {"chunk_indices": None}) == 8 * 4
+    none = torch.zeros(31, dtype=torch.uint8)
+    assert library.call("backward", given | {"chunk_indices": None}, none) == WORKSPACE
+    # Other strides of tokens, and other numbers of heads, are other constants.
+    hint = (
+        "and these arguments: make tensors contiguous, or name heads to `kgen build`, as `--heads` or `--gqa`"
+    )
+    for other in (
+        {"q": torch.zeros(1, 49, 8, 72, dtype=torch.float16)[..., :64]},
+        _chunks(folder, "packed", Case(heads=2, group=2, sq=40, sk=9)),
+    ):
+        assert said("forward", **other) == (NO_KERNEL, f"no machine code of _forward_kernel for sm_80 {hint}")
+    paper.device(86, 4)
+    assert said() == (NO_KERNEL, "no machine code for sm_86: `kgen build --arch` makes it")
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "power", "words"),
+    [
+        *((x, 1, 24, f"tokens of {x} may not lie 2**24 elements apart") for x in ("q", "k", "v", "g")),
+        *(
+            (x, 3, 23, f"elements of a row of {x} lie too far apart, make it contiguous")
+            for x in ("q", "k", "v")
+        ),
+        ("h", 3, 23, "rows of h may not lie 2**23 elements apart"),
+        ("h", 4, 23, "elements of a row of h lie too far apart, make it contiguous"),
+        ("do_", 1, 23, "tokens of do may not lie 2**23 elements apart"),
+        ("do_", 3, 23, "elements of a row of do lie too far apart, make it contiguous"),
+        ("g_gamma", 0, 23, "elements of a row of g_gamma lie too far apart, make it contiguous"),
+    ],
+)
+def test_strides_are_those_that_kernels_reckon_with(
+    folder: Path, name: str, axis: int, power: int, words: str
+) -> None:
+    paper, library = Paper(folder / "chunks"), Library(folder / "chunks", "chunks")
+    paper.device(80, 4)
+    paper.begin({})
+    made = library.made(_chunks(folder, "chunks", Case(sq=40)))
+    backward = library.library.chunks_backward
+    assert backward(ctypes.byref(made), None, 0, None) == 0
+    getattr(made, name).strides[axis] = 1 << power
+    assert backward(ctypes.byref(made), None, 0, None) == INVALID
+    assert library.error() == f"chunks: {words}"
+    getattr(made, name).strides[axis] -= 1
+    assert backward(ctypes.byref(made), None, 0, None) == NO_KERNEL
+
+
+def test_heads_and_states_of_chunks_are_those_of_the_spec(folder: Path) -> None:
+    paper, library = Paper(folder / "chunks"), Library(folder / "chunks", "chunks")
+    paper.device(80, 4)
+    given = _chunks(folder, "chunks", Case(sq=40))
+    assert library.query("backward", given) == 0
+    assert library.query("backward", given | {"h": given["h"][:, 1:]}) == -1
+    assert library.error() == "chunks: 40 tokens are 3 chunks of 16, h has 2 states"
+    assert library.query("backward", given | {"h": given["h"][:, :, 1:]}) == -1
+    assert library.error() == "chunks: expects 2 and 4 heads, got 2 and 3"
+
+
+def _chunks(folder: Path, name: str, case: Case) -> dict[str, Any]:
+    """Arguments of C, those included that are written."""
+    found = chunk_tensors(load(folder / f"{name}.yaml"), case)
+    found["do_"] = found.pop("do")
+    gradients = {f"d{x}": torch.zeros(found[x].shape, dtype=found[x].dtype) for x in "qkvh"}
+    parts = found["q"].shape[-1] // 64
+    gradients["dg"] = torch.zeros(parts, *found["g"].shape)
+    return found | gradients | {"o": torch.zeros_like(found["do_"])}
+
+
 def test_what_tma_cannot_reach_takes_portable_kernels(folder: Path) -> None:
     paper, library = Paper(folder / "awkward"), Library(folder / "awkward", "awkward")
     paper.device(90, 4)
@@ -358,7 +494,9 @@ def _cmake(source: Path, build: Path) -> None:
 
 
 def test_what_there_is_only_in_python_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["build", "gated_delta_output", "--c", "-o", str(tmp_path / "out")])
+    own = replace(family("chunk_output").targets["triton"], native=None)
+    with mock.patch.dict(family("chunk_output").targets, {"triton": own}):
+        done = CliRunner().invoke(app, ["build", "gated_delta_output", "--c", "-o", str(tmp_path / "out")])
     assert done.exit_code == 2
     said = "`gated_delta_output` cannot be called from C: `chunk_output` is called from Python alone"
     assert said in done.output
@@ -380,7 +518,7 @@ def test_check_says_what_of_c_is_not_what_was_built(folder: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["causal_alibi", "varlen_causal", "gpt_oss", "layer_norm"])
+@pytest.mark.parametrize("name", ["causal_alibi", "varlen_causal", "gpt_oss", "layer_norm", *OUTPUTS])
 def test_the_example_is_right_on_a_device(name: str, tmp_path: Path) -> None:
     major, minor = torch.cuda.get_device_capability()
     arch = f"sm_{major}{minor}{'a' * (major >= 9)}"

@@ -68,7 +68,7 @@ def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
     algebra = Algebra()
     read = {r.buffer for r in reads(decay)}
     gates = tuple(name for name in GATES if name in read)
-    written = substitute(folded(decay, {}), _values())
+    written = substitute(folded(decay, {}), gate_values())
     exponent = written
     if algebra.takes(written):
         exponent = algebra.simplified(algebra.to_sympy(written), written)
@@ -78,7 +78,7 @@ def plan_chunk_output(loaded: Loaded) -> ChunkOutputPlan:
     return ChunkOutputPlan(spec, decay, exponent, slope, gates)
 
 
-def _values() -> dict[Node, Node]:
+def gate_values() -> dict[Node, Node]:
     """The reads that `decay` may make, and the names of their values."""
     return {Read(name, (Var(index, Type.INT),), Type.FLOAT): GATE_VARS[name] for name, index in GATES.items()}
 

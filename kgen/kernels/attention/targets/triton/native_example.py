@@ -10,8 +10,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import learned_example
 from kgen.spec.load import Loaded
-from kgen.targets.native import refuse
-from kgen.targets.native_reference import in_cpp
+from kgen.targets.native_reference import in_cpp, spelled
 
 Fields = dict[str, Any]
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
@@ -47,13 +46,10 @@ def example_fields(
         value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
         names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
     names |= {b["name"]: f"tensors.{b['member']}" for b in buffers}
-    try:
+    with spelled(loaded):
         trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
         drawn = [_drawn(b, spec.buffers[b["name"]]) for b in buffers]
         of_learned = learned_example(plan, learned, names, drawn)
-    except KeyError as error:
-        refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
-        raise
     # Of a cache the first keys alone are there.
     known = "at.SK" if not spec.per_batch else f"int64_t(tensors.{_lens(buffers)}({{b}}))"
     return {

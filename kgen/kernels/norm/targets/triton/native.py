@@ -144,7 +144,8 @@ class _Fields:
         name, along = operand.name, operand.along
         words = f"{self.shapes[along]} {WORDS.get(operand.dtype, operand.dtype)}{said}"
         own = self.taken - {name}
-        of = tensor(name, self.sizes[along], operand.dtype, words, own, contiguous=along != "element")
+        how = {"widest": "1"} if along == "element" else {"contiguous": True}
+        of = tensor(name, self.sizes[along], operand.dtype, words, own, **how)
         axes = [(f"stride_{name}", 0), *[(f"stride_{name}_head", 1)] * self.heads]
         strides = [{"name": n, "axis": axis} for n, axis in axes] if along == "element" else []
         return self._named(of, strides)

@@ -8,8 +8,7 @@ from typing import Any
 from kgen.expr.nodes import variables
 from kgen.kernels.norm.plan.planning import NormPlan
 from kgen.spec.load import Loaded
-from kgen.targets.native import refuse
-from kgen.targets.native_reference import in_cpp
+from kgen.targets.native_reference import dtype_of, in_cpp, spelled
 
 Fields = dict[str, Any]
 ROWS, INTEGER, REAL = 37, 3, 0.5
@@ -37,11 +36,8 @@ def norm_example(
     for name, param in spec.params.items():
         value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
         names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
-    try:
+    with spelled(loaded):
         trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
-    except KeyError as error:
-        refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
-        raise
     plain = "at.x_ + at.residual_" if "residual" in along else "at.x_"
     backward = plan.backward is not None
     used = {name: variables(tree) for name, tree in loaded.trees.items()}
@@ -90,18 +86,12 @@ def _column(name: str) -> str:
 
 def _sized(of: Fields, heads: bool) -> Fields:
     sizes = [{"p->rows": "N", "p->heads": "H", "p->width": "D"}.get(s, s) for s in of["sizes"]]
-    return {"member": of["member"], "sizes": sizes, "dtype": _dtype(of)}
-
-
-def _dtype(of: Fields) -> str:
-    names = {"KGEN_I32": "INT32", "KGEN_I64": "INT64", "KGEN_I1": "BOOL", "KGEN_FP8E4NV": "FP8"}
-    kind = str(of["dtype"])
-    return names.get(kind, kind.removeprefix("KGEN_"))
+    return {"member": of["member"], "sizes": sizes, "dtype": dtype_of(of)}
 
 
 def _draw(of: Fields) -> str:
     if of["name"] == "scale":
         return "[](int64_t) { return 0.05; }"
-    if _dtype(of) in ("INT32", "INT64", "BOOL"):
+    if dtype_of(of) in ("INT32", "INT64", "BOOL"):
         return "[](int64_t i) { return double(i % 2); }"
     return "1.0"
