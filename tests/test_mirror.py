@@ -21,6 +21,7 @@ OF_THE_REPOSITORY = {
     "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
     "recipes": "CONTRIBUTING.md, followed in a copy",
+    "repeating": "tests/repeating.py",
     "sampling": "tests/sampling.py",
     "settings": "kgen/settings.py, which is in no package",
     "release": "the project as others meet it: versions, workflows, the site",

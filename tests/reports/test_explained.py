@@ -142,7 +142,7 @@ def test_what_is_said() -> None:
         "kernels of its own, in Gluon",
         "dq adds up ds times keys",
         "All batches and heads have these tiles.",
-        "verified on NVIDIA H200",
+        "verified on NVIDIA H",
         "none: the spec does not ask for it by targets: {cuda: {}}",
         "kv_start = kv_lo + (i + turn) % wrap * BLOCK_N",
     ):
