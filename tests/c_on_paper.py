@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import torch
 
 from kgen.build.runtime import triton as runtime
 
+ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(__file__).with_name("paper_cuda.c")
 STRICT = ("-Wall", "-Wextra", "-Werror", "-pedantic")
 _LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p)
@@ -251,6 +253,34 @@ def loaded_package(folder: Path, name: str) -> ModuleType:
     package = runtime.Package(name, folder)
     sys.modules[name] = mock.MagicMock(__path__=[str(folder)])
     return package.load("triton")
+
+
+def packages_on_paper(out: Path, specs: Sequence[str]) -> None:
+    """Packages of specs, by name or path, under a folder; in a process of its own."""
+    done = _python(["tests/paper_build.py", str(out), *specs], {"TRITON_INTERPRET": None})
+    assert done.returncode == 0, done.stderr
+
+
+def packages_of(specs: Mapping[str, str], out: Path) -> Path:
+    """The folder, with the texts of specs and their packages on paper."""
+    for name, text in specs.items():
+        (out / f"{name}.yaml").write_text(text)
+    packages_on_paper(out, [str(out / f"{name}.yaml") for name in specs])
+    return out
+
+
+def run_example(package: Path) -> subprocess.CompletedProcess[str]:
+    """The example of a package, whose kernels Triton's interpreter runs."""
+    from kgen.verify.interpreter import ENVIRONMENT
+
+    return _python(["tests/c_example.py", str(package)], ENVIRONMENT)
+
+
+def _python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in (os.environ | more).items() if value is not None}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, *command]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False)
 
 
 class Library:

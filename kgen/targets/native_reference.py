@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -113,6 +113,11 @@ def dtype_of(tensor: Mapping[str, Any]) -> str:
     }
     kind = str(tensor["dtype"])
     return names.get(kind, kind.removeprefix("KGEN_"))
+
+
+def two_of(sizes: Sequence[int]) -> int:
+    """What the example takes of the sizes that there is machine code for: two, or else the first."""
+    return 2 if 2 in sizes else sizes[0]
 
 
 def _number(value: float, kind: Type) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -13,7 +10,7 @@ from typing import Any
 
 import pytest
 from c_calls import Case, Launches, attention_launches, chunk_launches, norm_launches
-from c_on_paper import Library, Paper, loaded_package
+from c_on_paper import Library, Paper, loaded_package, packages_on_paper
 
 from kgen.kernels.attention.plan.decode import decodes
 from kgen.spec.load import load
@@ -47,11 +44,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
     folder = tmp_path_factory.mktemp("paper")
 
     def made(*specs: str) -> None:
-        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-        command = [sys.executable, str(ROOT / "tests/paper_build.py"), str(folder), *specs]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-        assert done.returncode == 0, done.stderr
+        packages_on_paper(folder, specs)
 
     @cache
     def package(spec: str) -> Path:

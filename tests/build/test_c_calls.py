@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +14,8 @@ from unittest import mock
 import pytest
 import torch
 from apart import interpreted
-from c_calls import Case, attention_tensors, chunk_tensors
-from c_on_paper import Library, Paper, compiled
+from c_calls import Case, attention_tensors
+from c_on_paper import Library, Paper, compiled, packages_of, run_example
 from typer.testing import CliRunner
 
 from kgen.build.package import build_specs, stale
@@ -93,48 +91,14 @@ mask_mod: q_idx >= kv_idx and allowed[h, q_idx // 64, kv_idx // 64] or image[b, 
 passes: [forward, backward]
 """
 """A mask that is lists of blocks."""
-CHUNKS = """kernel: chunk_output
-name: chunks
-dtype: fp16
-state_dtype: fp32
-gate_dtype: bf16
-head_dim: {qk: 128, v: 64}
-chunk_size: 16
-heads: {qk: 2, v: 4}
-decay: g[i] + 0.5 * (i + 1) * g_gamma[h] * (h + 1) / HV
-"""
-"""Gradients of a gate in two parts, and decays of all that they may be of."""
-PACKED = """kernel: chunk_output
-name: packed
-dtype: fp16
-head_dim: 64
-chunk_size: 16
-heads: any
-decay: g[i]
-gate_base: 2
-state_layout: vk
-v_layout: chunk_padded
-varlen: true
-"""
-"""Packed sequences, whose values are padded."""
 OUTPUTS = ("gated_delta_output", "gated_delta_output_varlen", "retention_output")
 SPECS = {"awkward": AWKWARD, "learned": LEARNED, "cache": CACHE, "pages": PAGES, "images": IMAGES}
-SPECS |= {"chunks": CHUNKS, "packed": PACKED}
 
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Packages on paper."""
-    out = tmp_path_factory.mktemp("calls")
-    specs = [out / f"{name}.yaml" for name in SPECS]
-    for spec in specs:
-        spec.write_text(SPECS[spec.stem])
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, str(ROOT / "tests/paper_build.py"), *map(str, [out, *specs])]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    return out
+    return packages_of(SPECS, tmp_path_factory.mktemp("calls"))
 
 
 # --- numbers ------------------------
@@ -154,18 +118,11 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
         pytest.param("cache", 2, marks=pytest.mark.thorough),
         ("pages", 2),
         pytest.param("images", 5, marks=pytest.mark.thorough),
-        ("chunks", 6),
-        pytest.param("packed", 6, marks=pytest.mark.thorough),
     ],
 )
 def test_the_example_is_right_on_paper(folder: Path, name: str, results: int) -> None:
     """It calls as a program does, in memory that is garbage, and compares with numbers of its own."""
-    from kgen.verify.interpreter import ENVIRONMENT
-
-    environment = {k: v for k, v in (os.environ | ENVIRONMENT).items() if v is not None}
-    environment |= {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, str(ROOT / "tests/c_example.py"), str(folder / name)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    done = run_example(folder / name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": right") == results
 
@@ -302,111 +259,6 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     assert said("forward") == (DRIVER, "no CUDA context is current in this thread")
     paper.driver.paper_context(1)
     assert said("forward", lse=lse)[0] == 0
-
-
-def test_what_is_wrong_with_chunks_is_said(folder: Path) -> None:
-    paper, library = Paper(folder / "packed"), Library(folder / "packed", "packed")
-    paper.device(80, 4)
-    given = _chunks(folder, "packed", Case(heads=8, group=2, sq=40, sk=9))
-
-    def said(pass_: str = "backward", **more: Any) -> tuple[int, str]:
-        paper.begin({})
-        room = torch.zeros(64, dtype=torch.uint8)
-        return library.call(pass_, given | more, room), library.error().removeprefix("packed: ")
-
-    def refused(words: str, pass_: str = "backward", **more: Any) -> None:
-        assert said(pass_, **more) == (INVALID, words)
-        assert library.query(pass_, given | more) == -1
-
-    assert said() == said("forward") == (0, "")
-    q, h, ends = given["q"], given["h"], given["cu_seqlens"]
-    refused("k must be [1, 48, 8, 64], got [1, 49, 8, 64]", q=q[:, 1:])
-    refused("packed sequences are one row, B = 1, got 2", q=q.expand(2, -1, -1, -1))
-    refused("q has 8 heads, of which the 15 value heads are not a multiple", h=h[:, :, 1:])
-    refused("q has 0 heads, of which the 16 value heads are not a multiple", q=None)
-    refused("v must be [1, 48, 16, 64], got [1, 64, 16, 64]", h=h[:, 1:])
-    refused("h must be [1, 4, 16, 64, 64], got [1, 4, 16, 64, 32]", h=h[..., :32])
-    refused("g must be [1, 49, 16], got [1, 48, 16]", g=given["g"][:, 1:])
-    refused("cu_seqlens must be [N + 1] for N sequences, got [0]", cu_seqlens=None)
-    refused("cu_seqlens must be contiguous", cu_seqlens=ends.repeat(2)[::2])
-    refused("chunk_indices must be [4, 2], got [5, 2]", chunk_indices=torch.zeros(5, 2, dtype=torch.int32))
-    refused("chunk_indices must be contiguous", chunk_indices=torch.zeros(4, 3, dtype=torch.int32)[:, :2])
-    refused("o must be [1, 49, 16, 64], got [0, 0, 0, 0]", "forward", o=None)
-    refused("do must be [1, 49, 16, 64], got [0, 0, 0, 0]", do_=None)
-    for name in ("dq", "dk", "dv", "dh", "dg"):
-        wide = given[name].repeat_interleave(2, -1)[..., ::2]
-        refused(f"{name} must be contiguous", **{name: wide})
-    refused("o must be contiguous", "forward", o=given["o"].repeat_interleave(2, -1)[..., ::2])
-    refused("dg must be [1, 1, 49, 16], got [2, 1, 49, 16]", dg=given["dg"].repeat(2, 1, 1, 1))
-    refused("scale must be finite in float32, and not vanish there, got nan", scale=math.nan)
-    # The room that the chunks take which are not given.
-    assert library.query("forward", given) == library.query("backward", given) == 0
-    assert library.query("backward", given | {"chunk_indices": None}) == 8 * 4
-    none = torch.zeros(31, dtype=torch.uint8)
-    assert library.call("backward", given | {"chunk_indices": None}, none) == WORKSPACE
-    # Other strides of tokens, and other numbers of heads, are other constants.
-    hint = (
-        "and these arguments: make tensors contiguous, or name heads to `kgen build`, as `--heads` or `--gqa`"
-    )
-    for other in (
-        {"q": torch.zeros(1, 49, 8, 72, dtype=torch.float16)[..., :64]},
-        _chunks(folder, "packed", Case(heads=2, group=2, sq=40, sk=9)),
-    ):
-        assert said("forward", **other) == (NO_KERNEL, f"no machine code of _forward_kernel for sm_80 {hint}")
-    paper.device(86, 4)
-    assert said() == (NO_KERNEL, "no machine code for sm_86: `kgen build --arch` makes it")
-
-
-@pytest.mark.parametrize(
-    ("name", "axis", "power", "words"),
-    [
-        *((x, 1, 24, f"tokens of {x} may not lie 2**24 elements apart") for x in ("q", "k", "v", "g")),
-        *(
-            (x, 3, 23, f"elements of a row of {x} lie too far apart, make it contiguous")
-            for x in ("q", "k", "v")
-        ),
-        ("h", 3, 23, "rows of h may not lie 2**23 elements apart"),
-        ("h", 4, 23, "elements of a row of h lie too far apart, make it contiguous"),
-        ("do_", 1, 23, "tokens of do may not lie 2**23 elements apart"),
-        ("do_", 3, 23, "elements of a row of do lie too far apart, make it contiguous"),
-        ("g_gamma", 0, 23, "elements of a row of g_gamma lie too far apart, make it contiguous"),
-    ],
-)
-def test_strides_are_those_that_kernels_reckon_with(
-    folder: Path, name: str, axis: int, power: int, words: str
-) -> None:
-    paper, library = Paper(folder / "chunks"), Library(folder / "chunks", "chunks")
-    paper.device(80, 4)
-    paper.begin({})
-    made = library.made(_chunks(folder, "chunks", Case(sq=40)))
-    backward = library.library.chunks_backward
-    assert backward(ctypes.byref(made), None, 0, None) == 0
-    getattr(made, name).strides[axis] = 1 << power
-    assert backward(ctypes.byref(made), None, 0, None) == INVALID
-    assert library.error() == f"chunks: {words}"
-    getattr(made, name).strides[axis] -= 1
-    assert backward(ctypes.byref(made), None, 0, None) == NO_KERNEL
-
-
-def test_heads_and_states_of_chunks_are_those_of_the_spec(folder: Path) -> None:
-    paper, library = Paper(folder / "chunks"), Library(folder / "chunks", "chunks")
-    paper.device(80, 4)
-    given = _chunks(folder, "chunks", Case(sq=40))
-    assert library.query("backward", given) == 0
-    assert library.query("backward", given | {"h": given["h"][:, 1:]}) == -1
-    assert library.error() == "chunks: 40 tokens are 3 chunks of 16, h has 2 states"
-    assert library.query("backward", given | {"h": given["h"][:, :, 1:]}) == -1
-    assert library.error() == "chunks: expects 2 and 4 heads, got 2 and 3"
-
-
-def _chunks(folder: Path, name: str, case: Case) -> dict[str, Any]:
-    """Arguments of C, those included that are written."""
-    found = chunk_tensors(load(folder / f"{name}.yaml"), case)
-    found["do_"] = found.pop("do")
-    gradients = {f"d{x}": torch.zeros(found[x].shape, dtype=found[x].dtype) for x in "qkvh"}
-    parts = found["q"].shape[-1] // 64
-    gradients["dg"] = torch.zeros(parts, *found["g"].shape)
-    return found | gradients | {"o": torch.zeros_like(found["do_"])}
 
 
 def test_what_tma_cannot_reach_takes_portable_kernels(folder: Path) -> None:

@@ -10,7 +10,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.native_learned import learned_example
 from kgen.spec.load import Loaded
-from kgen.targets.native_reference import in_cpp, spelled
+from kgen.targets.native_reference import in_cpp, spelled, two_of
 
 Fields = dict[str, Any]
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
@@ -33,7 +33,7 @@ def example_fields(
     """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
     C++ has no spelling of here."""
     spec = plan.spec
-    group = _two(open_sizes["gqa"]) if spec.gqa == "any" else int(spec.gqa)
+    group = two_of(open_sizes["gqa"]) if spec.gqa == "any" else int(spec.gqa)
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
     longest = {"q": FEW if decodes(loaded) else LENGTH, "kv": LENGTH}
     lengths = {
@@ -55,7 +55,7 @@ def example_fields(
     return {
         "group": group,
         # Kernels that share out sequences of a cache are made for numbers of them.
-        "batch": _two(open_sizes["batch"]) if decodes(loaded) else 2,
+        "batch": two_of(open_sizes["batch"]) if decodes(loaded) else 2,
         "lengths": lengths,
         "heads": 2,
         "dtype": spec.dtype.upper(),
@@ -69,10 +69,6 @@ def example_fields(
         "known": known,
         "query_at": f"{known} - at.SQ + i" if spec.aligned_to_end else "i",
     }
-
-
-def _two(of: Sequence[int]) -> int:
-    return 2 if 2 in of else of[0]
 
 
 def _multiple(length: Any) -> int:

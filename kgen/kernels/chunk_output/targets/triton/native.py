@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from kgen.expr.show import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import Tile, tile_tables
 from kgen.kernels.chunk_output.targets.triton.native_example import chunk_output_example
+from kgen.kernels.chunk_output.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import WORDS, Native, Tiles, prefix_of, tensor, unique
@@ -37,11 +37,12 @@ class _Fields:
     def __init__(self, loaded: Loaded, plan: ChunkOutputPlan, sizes: Mapping[str, Sequence[int]]) -> None:
         self.loaded, self.plan, self.spec, self.open = loaded, plan, plan.spec, sizes
         self.name = prefix_of(loaded)
-        self.K, self.V, self.BT = (
-            int(n) for n in (plan.spec.head_dim.qk, plan.spec.head_dim.v, plan.spec.chunk_size)
-        )
+        head = self.spec.head_dim
+        self.K, self.V, self.BT = head.qk, head.v, self.spec.chunk_size
         self.tables = tile_tables(plan.spec)
         self.has_dg = plan.slope is not None
+        (source,) = sources(loaded)
+        self.emitted = source.context
 
     def native(self) -> Native:
         named = {"forward": self.tables.forward}
@@ -75,7 +76,6 @@ class _Fields:
         inputs, of_backward = self._inputs(), self._of_backward()
         cu_seqlens, chunk_indices = self._packing()
         sizes = ["B", "T", "H", "HV", "NT", *["N"] * spec.varlen]
-        power = "exp({})" if plan.natural else "2**({})"
         return {
             "name": self.name,
             "guard": f"{self.name.upper()}_H",
@@ -89,15 +89,11 @@ class _Fields:
             "V": self.V,
             "BT": self.BT,
             "default_scale": repr(self.K**-0.5),
-            "words": {
-                "heads": self._heads_words(),
-                "chunks": "the chunks of all sequences"
-                if spec.varlen
-                else f"ceil(T / {self.BT}) chunks of a row",
-            },
-            "before": power.format("c(i)") if plan.decay is not None else None,
-            "between": power.format("c(i) - c(j)") if plan.decay is not None else None,
-            "formula": show(plan.decay) if plan.decay is not None else None,
+            "chunks": "the chunks of all sequences"
+            if spec.varlen
+            else f"the ceil(T / {self.BT}) chunks of a row",
+            # As the emitted file says it.
+            **{name: self.emitted[name] for name in ("before", "between", "formula", "head_words")},
             "inputs": inputs,
             "packing": [cu_seqlens, chunk_indices] if spec.varlen else [],
             "cu_seqlens": cu_seqlens,
@@ -190,12 +186,6 @@ class _Fields:
         return found | {"tensors": [found["do"], *found["of_keys"], *found["of_values"], *found["dg"]]}
 
     # --- checks ---
-
-    def _heads_words(self) -> str:
-        heads = self.spec.heads
-        if heads.qk:
-            return f"H is {heads.qk}, HV is {heads.v}"
-        return f"HV is {heads.group} * H" if heads.group else "HV is a multiple of H"
 
     def _checks(self, inputs: Sequence[Fields]) -> list[Fields]:
         """Of the numbers of heads and chunks and of strides, as of the emitted function."""

@@ -8,7 +8,7 @@ from typing import Any
 from kgen.expr.nodes import substitute
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, gate_values
 from kgen.spec.load import Loaded
-from kgen.targets.native_reference import dtype_of, in_cpp, spelled
+from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
 
 Fields = dict[str, Any]
 BATCH = 2
@@ -24,12 +24,12 @@ def chunk_output_example(
     """Sizes, what is drawn, and the decay as it was written. Raises `KgenError` for a function that C++ has no spelling
     of here."""
     spec = plan.spec
-    BT = int(spec.chunk_size)
+    BT = spec.chunk_size
     # Packed sequences: one of no tokens, and some that end inside a chunk. One sequence has such an end, too.
     lengths = (BT + 6, 0, 2 * BT, 5) if spec.varlen else (2 * BT + 5,)
     ends = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     heads = spec.heads.qk or open_sizes["heads"][0]
-    group = spec.heads.ratio or _two(open_sizes["gqa"])
+    group = spec.heads.ratio or two_of(open_sizes["gqa"])
     decay = "0.0"
     if plan.decay is not None:
         with spelled(loaded):
@@ -66,10 +66,6 @@ def chunk_output_example(
         "compared": ["dq", "dk", "dv", "dh"] if plan.backward else [],
         "allowed": repr(max(ERRORS[d] for d in (spec.dtype, spec.state, spec.gate_dtype))),
     }
-
-
-def _two(of: Sequence[int]) -> int:
-    return 2 if 2 in of else of[0]
 
 
 def _at(gate: str) -> str:
