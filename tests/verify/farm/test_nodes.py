@@ -29,6 +29,9 @@ from kgen.verify.verifying import verify_specs
 
 ray = pytest.importorskip("ray", exc_type=ImportError)
 MEMORY = 80 * 2**20
+SOON = {f"health_check_{what}_ms": 500 for what in ("initial_delay", "period")}
+SOON |= {"health_check_timeout_ms": 5000, "health_check_failure_threshold": 2}
+"""When Ray takes a node for lost: by default after half a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +41,7 @@ def cluster() -> Iterator[Any]:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     head = {"num_cpus": 0, "object_store_memory": MEMORY, "include_dashboard": False}
+    head["_system_config"] = SOON
     found = Cluster(initialize_head=True, head_node_args=head)
     try:
         for _ in range(2):
