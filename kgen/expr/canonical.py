@@ -46,7 +46,7 @@ from kgen.expr.nodes import (
 )
 from kgen.expr.quotients import blocks, quotient, starts
 from kgen.expr.show import show
-from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.expr.wrapping import may_wrap
 
 INEQUALITIES = ("lt", "le", "gt", "ge")
@@ -75,8 +75,11 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
 
 
 def _without_infinities(score: Node) -> tuple[Node, list[Node]]:
-    """A score without what makes it -inf, and the conditions of that being left out."""
+    """A score without what makes it -inf, and the conditions of that being left out. One that asks for the score is no
+    mask, for that is known to a loop alone."""
     match score:
+        case Call("where", (test, *_)) if SCORE in walk(test):
+            pass
         case Call("where", (test, kept, lost)) if _is_minus_infinity(lost):
             rest, hidden = _without_infinities(kept)
             return rest, [test, *hidden]
