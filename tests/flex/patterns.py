@@ -716,7 +716,9 @@ def packed_by_eight(b, h, q_idx, kv_idx):
 
 
 def powers(score, b, h, q_idx, kv_idx):
-    return torch.sign(score) * torch.pow(score.abs() + 0.5, 1.5) + torch.round(score * 4) / 4 + 2.0**score
+    return (
+        torch.sign(score) * torch.pow(abs(score) + 0.5, 1.5) + torch.round(score * 4) / 4 + 2.0 ** -abs(score)
+    )
 
 
 def rounded_index(score, b, h, q_idx, kv_idx):

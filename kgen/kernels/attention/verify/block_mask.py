@@ -78,16 +78,24 @@ def _compare(problem: Problem, inputs: Inputs, got: Any) -> None:
 
 
 def pairs(problem: Problem, inputs: Inputs, b: int, h: int) -> Tensor:
-    """The pairs [SQ, SK] that the mask allows, on the CPU, from the tree as the user wrote it."""
+    """The pairs [SQ, SK] that the mask allows, on the CPU, from the trees as the user wrote them: a score of minus
+    infinity, whatever the score was, is a mask."""
     size = inputs.case.sizes
     sq, sk = size["SQ"], size["SK"]
     length = int(inputs.cache["kv_lens"][b]) if "kv_lens" in inputs.cache else sk
     first = length - sq if problem.aligned_to_end else 0
     index = {"q_idx": first + torch.arange(sq)[:, None], "kv_idx": torch.arange(sk)[None, :]}
     env: dict[str, Any] = {**size, **inputs.params, "inf": torch.inf, "b": b, "h": h, **index}
+    env["h_kv"] = h // (size["HQ"] // size["HKV"])
     env |= {name: value.cpu() for name, value in (inputs.buffers | inputs.cache).items()}
     allowed = (index["kv_idx"] < length).expand(sq, sk)
-    return allowed if problem.mask_mod is None else allowed & evaluate(problem.mask_mod, env, torch)
+    if problem.mask_mod is not None:
+        allowed = allowed & evaluate(problem.mask_mod, env, torch)
+    if problem.score_mod is not None:
+        some = torch.tensor([-1e4, 0.0, 1e4])[:, None, None]
+        scores = evaluate(problem.score_mod, {**env, "score": some}, torch)
+        allowed = allowed & ~(torch.as_tensor(scores) == -torch.inf).expand(3, sq, sk).all(0)
+    return allowed
 
 
 def block_kinds(allowed: Tensor) -> Tensor:
