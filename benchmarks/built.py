@@ -9,6 +9,7 @@ waits, beside that of an operator which launches nothing. Writes `benchmarks/<de
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -118,6 +119,7 @@ def steady(
         }
 
 
+@functools.cache
 def bare_operator() -> Callable[..., Any]:
     """An operator of PyTorch's, registered as those of emitted files are, that makes what they return and launches
     nothing: no call through Python takes the CPU less."""

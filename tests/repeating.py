@@ -62,7 +62,7 @@ def repeat(
                 found = future.result()
                 terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.cases} cases'}")
                 failed.extend(found.wrong)
-                if record and not found.wrong:
+                if record:
                     enter(found, runs, describe("cuda")["device"])
         return int(bool(failed))
 
@@ -100,14 +100,16 @@ def emitted(spec: str) -> Path:
 
 
 def enter(found: Repeated, runs: int, device: str) -> None:
-    """Put into the report what was right."""
+    """Put into the report what was right, and take out what was not."""
     report = read()
-    report[found.spec] = {
-        "hash": ledger.file_hash(emitted(found.spec)),
-        "device": device,
-        "cases": found.cases,
-        "runs": runs,
-    }
+    report.pop(found.spec, None)
+    if not found.wrong:
+        report[found.spec] = {
+            "hash": ledger.file_hash(emitted(found.spec)),
+            "device": device,
+            "cases": found.cases,
+            "runs": runs,
+        }
     REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+PATTERNS = (
+    "score_mod-trigonometric, score_mod-all_dimensions, score_mod-causal_torch, score_mod-bias_by_distance, "
+    "score_mod-alibi_table, mask_mod-by_length, mask_mod-interleaved, mask_mod-alternating"
+)
 SAMPLES: Mapping[str, frozenset[str]] = {
     name: frozenset(part.strip() for part in sample.split(",") if part)
     for name, sample in {
-        "flex/test_import.py::test_pattern_as_a_live_function": "score_mod-trigonometric, score_mod-all_dimensions, "
-        "score_mod-causal_torch, score_mod-bias_by_distance, score_mod-alibi_table, mask_mod-by_length, "
-        "mask_mod-interleaved, mask_mod-alternating",
-        "flex/test_import.py::test_pattern_and_back": "score_mod-trigonometric, score_mod-all_dimensions, "
-        "score_mod-causal_torch, score_mod-bias_by_distance, score_mod-alibi_table, mask_mod-by_length, "
-        "mask_mod-interleaved, mask_mod-alternating",
+        "flex/test_import.py::test_pattern_as_a_live_function": PATTERNS,
+        "flex/test_import.py::test_pattern_and_back": PATTERNS,
         "kernels/attention/adapt/test_transformers.py::test_a_model_is_what_it_is_in_eager": "llama, gemma3, gpt_oss",
         "kernels/attention/test_hopper.py::test_verified": "sliding_window, llama3_gqa, decode_gqa, varlen_causal, "
         "mla_prefill, learned_slopes",

@@ -117,7 +117,8 @@ def test_kinds_of_strides_are_those_that_triton_compiles_for(emitted):
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("path", TRAINED, ids=lambda path: path.parent.name)
 def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monkeypatch):
-    """Threads compile what it launches while the forward pass compiles, and nothing else; nothing is launched twice."""
+    """Threads compile what it launches while the first forward pass compiles, and nothing else; nothing is launched
+    twice. Without a gradient that is wanted nothing is compiled ahead."""
     module = import_file(path, f"kgen_test_ahead_{path.parent.name}")
     problem = problem_of(load(ROOT / "specs" / f"{path.parent.name}.yaml"))
     (_, compile_calls), *_ = family_of(problem).compile_calls(problem)
@@ -127,31 +128,40 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
         ran.append((kernel.fn.__name__, warmup))
         return _Compiled(_Kernel())
 
-    def forward(*args: Any) -> Any:
-        if args[-1] and not module._COMPILED:
-            module._compile_backward(*args[:-1])
-            ahead.update(module._AHEAD)
-        return plain(*args)
+    def compile_backward(*args: Any) -> None:
+        plain(*args)
+        ahead.append({*module._AHEAD})
 
-    ahead: dict[Any, Any] = {}
-    plain = module._forward
+    ahead: list[set[Any]] = []
+    plain = module._compile_backward
     monkeypatch.setattr(JITFunction, "run", run)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(driver, "_active", OfflineDriver(capability))
     monkeypatch.setattr(module, "_arch", lambda device: capability)
-    monkeypatch.setattr(module, "_forward", forward)
-    case = compile_calls.args[1]
-    inputs = draw(problem, case, "cpu")
+    monkeypatch.setattr(module, "_compile_backward", compile_backward)
+    function, inputs = getattr(module, problem.name), draw(problem, compile_calls.args[1], "cpu")
     wanted = list(differentiable(problem, inputs).values())
-    torch.autograd.grad(call(getattr(module, problem.name), inputs), wanted, inputs.dout)
-    assert ahead
-    assert ahead.keys() <= module._COMPILED.keys()
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True, raising=False)
+    for value in wanted:
+        value.requires_grad_(False)
+    call(function, inputs, return_lse=True)
+    assert not ahead
+    ran.clear()
+    module._COMPILED.clear()
+    for value in wanted:
+        value.requires_grad_()
+    torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
+    (keys,) = ahead
+    assert keys
+    assert keys <= module._COMPILED.keys()
     assert not module._AHEAD, "what was compiled ahead was not launched"
     warm = [name for name, warmup in ran if warmup]
     launched = [name for name, warmup in ran if not warmup]
     assert sorted(warm) == sorted(launched[-len(warm) :])
     assert len(launched) > len(warm)
+    torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
+    assert ahead == [keys], "the second call compiled ahead"
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.parent.name)
