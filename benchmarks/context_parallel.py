@@ -4,8 +4,9 @@ Of each run, forward and backward together: on one GPU the emitted function for 
 the emitted package for context parallel, and for causal masks PyTorch's own context_parallel with
 scaled_dot_product_attention. All take turns in one process group, as often as `--calls` says, each with several calls
 in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. `alone` are
-times of a call that the GPUs had to wait for. Prints medians, efficiency (time on one / ranks x time over ranks), and
-the bytes that ranks took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`.
+times of a call that the GPUs had to wait for, `ahead` those of calls in a row that the CPUs have launched before the
+GPUs begin, as in a model whose other layers keep GPUs busy. Prints medians, efficiency (time on one / ranks x time over
+ranks), and the bytes that ranks took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`.
 `--device cpu` is a dry run of short sequences in Triton's interpreter. `--plot FILE` draws what was measured before.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import statistics
 import sys
@@ -229,15 +231,19 @@ def _run(
             del contenders[contender]
     times: dict[str, list[float]] = {n: [] for n in contenders}
     alone: dict[str, list[float]] = {n: [] for n in contenders}
+    ahead: dict[str, list[float]] = {n: [] for n in contenders}
     for call in range(options.calls + 2 if device == "cuda" else 1):
         for contender in [*contenders][call % 2 :] + [*contenders][: call % 2]:
             took = timed(contenders[contender], device, IN_A_ROW), timed(contenders[contender], device)
             if call >= 2 or device == "cpu":
                 times[contender].append(took[0])
                 alone[contender].append(took[1])
+            if call >= 2 and device == "cuda":
+                ahead[contender].append(timed_ahead(contenders[contender], IN_A_ROW, max(alone[contender])))
     if options.trace:
         traced(contenders["ranks"], options.trace / f"{name}-of-{ranks}-{dist.get_rank()}.json.gz")
     medians = {n: statistics.median(t) for n, t in times.items()}
+    launched = {n: statistics.median(t) for n, t in ahead.items() if t}
     head = (model.head_dim.qk + model.head_dim.v) * 2
     return {
         "run": name,
@@ -247,6 +253,7 @@ def _run(
         "milliseconds": {n: round(t, 4) for n, t in medians.items()},
         "alone": {n: round(statistics.median(t), 4) for n, t in alone.items()},
         **({"failed": failed} if failed else {}),
+        "ahead": {n: round(t, 4) for n, t in launched.items() if t < math.inf},
         "efficiency": round(medians["one"] / (ranks * medians["ranks"]), 4),
         "bytes_received": [plan.plan.received(rank) * head * kv_heads for rank in range(ranks)],
         "work": list(plan.work),
@@ -280,6 +287,26 @@ def timed(call: Callable[[], Any], device: str, times: int = 1) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     took = torch.tensor([1000 * (time.perf_counter() - begin) / times], device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+def timed_ahead(call: Callable[[], Any], times: int, alone: float) -> float:
+    """Milliseconds of a call, of so many in a row, on GPUs that slept until all of them had been launched."""
+    import torch
+    import torch.distributed as dist
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    dist.barrier()
+    torch.cuda._sleep(int(2e6 * times * min(alone, 15)))  # cycles; a call takes the CPU no longer than that
+    dist.all_reduce(torch.zeros(1, device="cuda"))  # so that all begin together
+    begin.record()
+    for _ in range(times):
+        call()
+    end.record()
+    launched = not begin.query()
+    torch.cuda.synchronize()
+    took = torch.tensor([begin.elapsed_time(end) / times if launched else math.inf], device="cuda")
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took)
 

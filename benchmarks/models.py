@@ -247,13 +247,13 @@ def main() -> None:
 
 
 def write(output: Path, facts: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-    """Rows of models that were not run now stay as they are."""
+    """Rows of passes of models that were not run now stay as they are."""
     path = output / facts["device"].lower().replace(" ", "-") / "models.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(path.read_text())["rows"] if path.exists() else []
-    now = {row["model"] for row in rows}
+    now = {(row["model"], row["pass"]) for row in rows}
     shape = {"batch": BATCH, "length": LENGTH, "prompt": PROMPT, "layers": COMMON["num_hidden_layers"]}
-    kept = [row for row in before if row["model"] not in now]
+    kept = [row for row in before if (row["model"], row["pass"]) not in now]
     path.write_text(json.dumps({**facts, "shape": shape, "rows": kept + rows}, indent=1) + "\n")
 
 

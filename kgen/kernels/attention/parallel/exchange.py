@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .planning import Interval, Pair, Plan, merged
-from .sums import Gradient, run_of
+from .sums import Sum, copied, run_of
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,16 @@ class Keys:
 class Home:
     """Brings dk and dv to the rank that has the keys."""
 
-    def __init__(self, keys: Keys, own: tuple[Gradient, Gradient]) -> None:
+    def __init__(self, keys: Keys, own: tuple[Sum, Sum]) -> None:
         self.keys, self.own = keys, own
         self.plan, self.group, self.axis, self.rank = keys.plan, keys.group, keys.axis, keys.rank
-        self.open: dict[int, tuple[list[Interval], list[tuple[Gradient, Gradient]]]] = {}
+        self.open: dict[int, tuple[list[Interval], list[tuple[Sum, Sum]]]] = {}
         self.coming: list[tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]] = []
-        self.gathered: tuple[Gradient, Gradient] | None = None
+        self.gathered: tuple[Sum, Sum] | None = None
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
         """Gradients of another's keys are going to be added."""
-        few = len(self.plan.pairs_of(self.rank, kv_rank)) <= 3
-        sums = [(Gradient(k, self.axis, few), Gradient(v, self.axis, few)) for k, v in keys]
+        sums = [(Sum(k.shape, k, self.axis), Sum(v.shape, v, self.axis)) for k, v in keys]
         self.open[kv_rank] = intervals, sums
 
     def add(self, pair: Pair, dk: Tensor, dv: Tensor) -> None:
@@ -95,12 +94,13 @@ class Home:
         assert self.gathered is not None
         axis, (sums, self.gathered) = self.axis, (self.gathered, None)
         others = self.keys.others
-        sent = [
-            (other, rows_first(total.rows(interval), axis))
-            for other in others
-            for interval in self.plan.sent(other, self.rank)
-            for total in sums
-        ]
+        sent = []
+        for other in others:
+            for interval in self.plan.sent(other, self.rank):
+                for total in sums:
+                    leaving = empty_rows_first(total.like, axis, interval[1] - interval[0])
+                    total.write(interval, leaving.movedim(0, axis))
+                    sent.append((other, leaving))
         coming = [
             (
                 other,
@@ -114,8 +114,8 @@ class Home:
         works = _exchanged(self.group, sent, received)
         for run in self.plan.kv.parts[self.rank]:
             for own, total in zip(self.own, sums, strict=True):
-                if total.free(run) != [run]:
-                    own.add(self.plan.kv.rows(self.rank, *run), total.rows(run))
+                for interval, part in total.parts(run):
+                    own.add(self.plan.kv.rows(self.rank, *interval), part)
         arrived = [(interval, *(x.movedim(0, axis) for x in pair)) for _, interval, pair in coming]
         self.coming.append((works, [x for _, x in sent], arrived))
 
@@ -138,7 +138,7 @@ class Home:
         if kv_rank == self.rank:
             length = interval[1] - interval[0]
             k, v = (run_of(total.like, self.axis, (0, length)) for total in self.own)
-            sums = Gradient(k, self.axis), Gradient(v, self.axis)
+            sums = Sum(k.shape, k, self.axis), Sum(v.shape, v, self.axis)
         else:
             intervals, all_sums = self.open[kv_rank]
             sums = all_sums[intervals.index(interval)]
@@ -150,6 +150,9 @@ class Home:
 
 
 # --- beside what computes ------------------------
+
+LEAD = 20_000
+"""Cycles: some ten microseconds, in which a kernel of NCCL is there."""
 
 
 class Beside:
@@ -175,6 +178,15 @@ class Beside:
         beside.wait_event(self.begun)
         with torch.cuda.stream(beside):
             yield
+
+    def lead(self) -> None:
+        """What computes goes on a moment after transfers can begin: a kernel that has all of a GPU leaves nothing to a
+        transfer that became ready with it, until it is over."""
+        if self.begun is None or not any(self.under_way):
+            return
+        with self.stream():
+            torch.cuda._sleep(LEAD)
+        torch.cuda.current_stream(self.device).wait_stream(_stream_beside(self.device))
 
     def wait(self, works: list[Any], received: list[Tensor]) -> None:
         """What computes goes on after these, with what they bring."""
@@ -238,6 +250,7 @@ def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home
     beside.begin()
     shared = _Shared(keys, leaving, beside)
     next_step = _Step(keys, leaving, beside, 1) if ranks > 1 else None
+    beside.lead()
     for pair in plan.pairs_of(rank, rank):
         yield pair, *keys.own(pair.kv)
     yield from shared.pairs(home)
@@ -321,14 +334,14 @@ class _Shared:
 def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:
     """What a rank needs of all others at once, at its place among the keys of the whole sequence."""
     plan, rank, axis = keys.plan, keys.rank, keys.axis
-    first, rest = plan.calls(rank)
+    calls = plan.calls(rank, back=home is not None)
     leaving = [(other, interval) for other in keys.others for interval in plan.sent(rank, other)]
     coming = [(other, interval) for other in keys.others for interval in plan.sent(other, rank)]
     whole = [empty_rows_first(x, axis, plan.kv.length) for x in (keys.k, keys.v)]
-    used = merged([*(run for _, run in rest), *(interval for _, interval in leaving)])
+    used = merged([*(run for _, run in calls.rest), *(interval for _, interval in leaving)])
     for run in (run for part in plan.kv.parts[rank] for run in merged(used, *part)):
         for rows, everything in zip(keys.own(run), whole, strict=True):
-            run_of(everything, 0, run).copy_(rows.movedim(axis, 0))
+            copied(run_of(everything, 0, run).movedim(0, axis), rows)
     agreed()
     beside.begin()
     with beside.stream():
@@ -339,17 +352,19 @@ def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home
         works = _exchanged(keys.group, sent, received)
     beside.under_way.append(works)
     if home is not None:
-        few = plan.most_parts(rank) <= 3
-        placed = [x.movedim(0, axis) for x in whole]
-        home.gathered = Gradient(placed[0], axis, few), Gradient(placed[1], axis, few)
-    for pair in first:
+        k, v = (x.movedim(0, axis) for x in whole)
+        home.gathered = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
+    beside.lead()
+    for pair in calls.first:
         yield pair, *keys.own(pair.kv)
     beside.wait(works, [])
-    for queries, run in rest:
+    for queries, run in calls.rest:
         # Whose keys these are is of no matter.
         yield Pair(rank, rank, queries, run), *(run_of(x, 0, run).movedim(0, axis) for x in whole)
     if home is not None:
         home.scatter()
+    for queries, run in calls.last:
+        yield Pair(rank, rank, queries, run), *keys.own(run)
 
 
 def empty_rows_first(x: Tensor, axis: int, length: int) -> Tensor:
@@ -357,11 +372,6 @@ def empty_rows_first(x: Tensor, axis: int, length: int) -> Tensor:
     shape = [*x.shape]
     del shape[axis]
     return x.new_empty((length, *shape))
-
-
-def rows_first(x: Tensor, axis: int) -> Tensor:
-    """The same with each row in one piece."""
-    return x.movedim(axis, 0).contiguous()
 
 
 def gathered(

@@ -1,6 +1,8 @@
-"""The kernel that merges what parts of the keys give."""
+"""The kernel that makes one of several parts: their sum, or the output of all their keys."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -8,31 +10,34 @@ import triton.language as tl
 from torch import Tensor
 
 
-def merge(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
-    """Put a part into a sum, in place: out [.., D] and lse [.., H, S] float32 of the sum, and those of the part.
+def merge(
+    out: Tensor, parts: Sequence[Tensor], lse: Tensor | None = None, lses: Sequence[Tensor] = ()
+) -> None:
+    """Write the sum of parts into out; where log-sum-exps are given, the output of the keys of all parts, and into lse
+    their log-sum-exp.
 
-    Tensors are [B, H, S, D], or [T, H, D] of packed sequences; lse is base-2, [B, H, S] or [H, T].
+    Tensors are [B, H, S, D], or [T, H, D] of packed sequences, with columns side by side; log-sum-exps are float32 and
+    base-2, [B, H, S] or [H, T]. Sums are in float32. The first part may be out itself, and its log-sum-exp lse.
     """
     if out.dim() == 3:
-        out, part = out.transpose(0, 1)[None], part.transpose(0, 1)[None]
-        lse, part_lse = lse[None], part_lse[None]
+        out, *parts = (x.transpose(0, 1)[None] for x in (out, *parts))
+        lse, *lses = (x if x is None else x[None] for x in (lse, *lses))
     batch, heads, rows, columns = out.shape
     if not out.numel():
         return
-    block = 16 if out.device.type == "cuda" else 256
-    programs = -(-rows // block) * heads * batch
+    wide = 1 << (columns - 1).bit_length()
+    block = max(16, 4096 // wide) if out.device.type == "cuda" else 256
     with torch.cuda.device_of(out):
-        _merge_kernel[(programs,)](
-            out, lse, part, part_lse, *out.stride(), *lse.stride(), *part.stride(), *part_lse.stride(),
-            heads, rows, D=columns, BLOCK_S=block, BLOCK_D=1 << (columns - 1).bit_length(), num_warps=4,
+        _merge_kernel[(-(-rows // block) * heads * batch,)](
+            out, out.stride(), tuple(parts), tuple(x.stride() for x in parts),
+            lse, lse.stride() if lse is not None else (), tuple(lses), tuple(x.stride() for x in lses),
+            heads, rows, D=columns, BLOCK_S=block, BLOCK_D=wide, num_warps=4,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["H", "S"])  # type: ignore[untyped-decorator]
 def _merge_kernel(  # type: ignore[no-untyped-def]
-    out_ptr, lse_ptr, part_ptr, part_lse_ptr,
-    stride_ob, stride_oh, stride_os, stride_od, stride_lb, stride_lh, stride_ls,
-    stride_pb, stride_ph, stride_ps, stride_pd, stride_mb, stride_mh, stride_ms,
+    out_ptr, out_strides, parts, strides, lse_ptr, lse_out_strides, lses, lse_strides,
     H, S, D: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     tiles = tl.cdiv(S, BLOCK_S)
@@ -43,21 +48,34 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     d = tl.arange(0, BLOCK_D)
     live = s < S
     both = live[:, None] & (d < D)[None, :]
-    lse_rows = lse_ptr + b * stride_lb + h * stride_lh + s * stride_ls
-    lse = tl.load(lse_rows, mask=live, other=float("-inf"))
-    part_lse = tl.load(
-        part_lse_ptr + b * stride_mb + h * stride_mh + s * stride_ms, mask=live, other=float("-inf")
-    )
-    most = tl.maximum(lse, part_lse)
-    # A row without a key on either side stays as it is.
-    most = tl.where(most == float("-inf"), 0.0, most)
-    weight, part_weight = tl.exp2(lse - most), tl.exp2(part_lse - most)
-    total = weight + part_weight
-    some = tl.where(total == 0.0, 1.0, total)
-    out_tile = out_ptr + b * stride_ob + h * stride_oh + s[:, None] * stride_os + d[None, :] * stride_od
-    part_tile = part_ptr + b * stride_pb + h * stride_ph + s[:, None] * stride_ps + d[None, :] * stride_pd
-    out = tl.load(out_tile, mask=both, other=0.0).to(tl.float32)
-    part = tl.load(part_tile, mask=both, other=0.0).to(tl.float32)
-    out = out * (weight / some)[:, None] + part * (part_weight / some)[:, None]
-    tl.store(out_tile, out, mask=both)
-    tl.store(lse_rows, most + tl.log2(total), mask=live)
+    if len(lses):
+        most = tl.full((BLOCK_S,), float("-inf"), tl.float32)
+        for i in tl.static_range(len(lses)):
+            most = tl.maximum(
+                most, tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
+            )
+        # A row without a key in any part has no output.
+        most = tl.where(most == float("-inf"), 0.0, most)
+        total = tl.zeros((BLOCK_S,), tl.float32)
+        for i in tl.static_range(len(lses)):
+            total += tl.exp2(
+                tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf")) - most
+            )
+        some = tl.where(total == 0.0, 1.0, total)
+    out = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
+    for i in tl.static_range(len(parts)):
+        part = tl.load(_rows(parts[i], strides[i], b, h, s)[:, None] + d[None, :], mask=both, other=0.0)
+        if len(lses):
+            lse = tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
+            out += part.to(tl.float32) * (tl.exp2(lse - most) / some)[:, None]
+        else:
+            out += part.to(tl.float32)
+    # A part may be what is written here.
+    tl.store(_rows(out_ptr, out_strides, b, h, s)[:, None] + d[None, :], out, mask=both)
+    if len(lses):
+        tl.store(_rows(lse_ptr, lse_out_strides, b, h, s), most + tl.log2(total), mask=live)
+
+
+@triton.jit
+def _rows(pointer, strides, b, h, s):  # type: ignore[no-untyped-def]
+    return pointer + b * strides[0] + h * strides[1] + s * strides[2]

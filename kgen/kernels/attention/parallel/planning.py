@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 Interval = tuple[int, int]
@@ -44,10 +44,15 @@ class Sharding:
         """How many positions a rank has."""
         return sum(hi - lo for lo, hi in self.parts[rank])
 
+    @cached_property
+    def _pieces(self) -> list[list[Interval]]:
+        """By rank its intervals, neighbours as one."""
+        return [merged(part) for part in self.parts]
+
     def rows(self, rank: int, lo: int, hi: int) -> Interval:
-        """Where positions that lie in one interval of a rank are in its tensors. Raises `ValueError` for others."""
+        """Where positions that a rank has side by side are in its tensors. Raises `ValueError` for others."""
         first = 0
-        for own_lo, own_hi in self.parts[rank]:
+        for own_lo, own_hi in self._pieces[rank]:
             if own_lo <= lo and hi <= own_hi:
                 return first + lo - own_lo, first + hi - own_lo
             first += own_hi - own_lo
@@ -77,7 +82,8 @@ def runs(lengths: Sequence[int]) -> Sharding:
 def head_tail(length: int, ranks: int) -> Sharding:
     """Two runs for each rank, as far from the start as from the end: of a causal mask, all have equal work."""
     pieces = cut(length, 2 * ranks)
-    return Sharding(tuple(_filled(pieces[r], pieces[-1 - r]) for r in range(ranks)))
+    ends = [(pieces[r], pieces[-1 - r]) for r in range(ranks)]
+    return Sharding(tuple(tuple((lo, hi) for lo, hi in two if lo < hi) for two in ends))
 
 
 def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2) -> Sharding:
@@ -183,6 +189,42 @@ class Pair:
     kv: Interval
 
 
+Run = tuple[Interval, Interval]
+"""Queries and keys, whoever has them."""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What a rank computes where keys are gathered.
+
+    `first` are pairs of its first run and its own keys, while those of others come. `last` are queries and keys of its
+    own at the end of its last run, while gradients of keys go home. `rest` is all else, in as few calls as can be.
+    """
+
+    first: list[Pair]
+    rest: list[Run]
+    last: list[Run]
+
+
+def _joined(pairs: Sequence[Pair]) -> list[Run]:
+    """Pairs of one run of queries, those with keys side by side as one."""
+    found = []
+    for keys in merged(p.kv for p in pairs):
+        seen = [p.q for p in pairs if keys[0] <= p.kv[0] and p.kv[1] <= keys[1]]
+        found.append(((min(a for a, _ in seen), max(z for _, z in seen)), keys))
+    return found
+
+
+def _side_by_side(runs: Sequence[Run]) -> list[Run]:
+    """Queries side by side that see the same keys are one run."""
+    found: list[Run] = []
+    for queries, keys in sorted(runs, key=lambda run: (run[1], run[0])):
+        if found and found[-1][1] == keys and found[-1][0][1] == queries[0]:
+            queries = found.pop()[0][0], queries[1]
+        found.append((queries, keys))
+    return found
+
+
 @dataclass(frozen=True)
 class Plan:
     """Who attends to what, and how keys come to where they are needed.
@@ -221,41 +263,25 @@ class Plan:
         own = sum(hi - lo for other in range(self.ranks) for lo, hi in self.sent(other, rank))
         return own + sum(hi - lo for other, (lo, hi) in self.shared if other != rank)
 
-    def calls(self, rank: int) -> tuple[list[Pair], list[tuple[Interval, Interval]]]:
-        """Where keys are gathered: the pairs that a rank begins with, of its first run and its own keys, while others
-        come; and as few runs of queries and of keys, whoever has them, as the rest can be."""
-        if rank not in self._calls:
+    def calls(self, rank: int, back: bool) -> Calls:
+        """Where keys are gathered: what a rank computes, forward and `back`."""
+        if (rank, back) not in self._calls:
             runs = self.q.parts[rank]
             mine = [p for p in self.pairs if p.q_rank == rank]
-            first = [p for p in mine if p.kv_rank == rank and runs[0][0] <= p.q[0] and p.q[1] <= runs[0][1]]
-            rest = []
-            for lo, hi in runs:
-                of_run = [p for p in mine if lo <= p.q[0] and p.q[1] <= hi and p not in first]
-                for keys in merged(p.kv for p in of_run):
-                    seen = [p.q for p in of_run if keys[0] <= p.kv[0] and p.kv[1] <= keys[1]]
-                    rest.append(((min(a for a, _ in seen), max(z for _, z in seen)), keys))
-            self._calls[rank] = first, rest
-        return self._calls[rank]
-
-    def most_parts(self, rank: int) -> int:
-        """The most parts that a row of a rank has, of its output or of a gradient."""
-        if rank not in self._most_parts:
-            first, rest = self.calls(rank) if self.gathered else (self.pairs_of(rank, rank), [])
-            others = [p for p in self.pairs if p.q_rank == rank and p.kv_rank != rank]
-            queries = [p.q for p in first] + (
-                [q for q, _ in rest] if self.gathered else [p.q for p in others]
-            )
-            keys = [p.kv for p in first] + [keys for _, keys in rest]
-            senders = {p.q_rank for p in self.pairs if p.kv_rank == rank} - {rank}
-            self._most_parts[rank] = max(overlap(queries), overlap(keys) + len(senders))
-        return self._most_parts[rank]
+            of_runs = [[p for p in mine if lo <= p.q[0] and p.q[1] <= hi] for lo, hi in runs]
+            first = [p for p in of_runs[0] if p.kv_rank == rank] if runs else []
+            own = [p for p in of_runs[-1] if p.kv_rank == rank] if back and len(runs) > 1 else []
+            # The keys at the end of the last run: those ahead of them may be in one call with keys of others.
+            lo, _ = merged(p.kv for p in own)[-1] if own else (MOST, MOST)
+            last = _joined([p for p in own if p.kv[0] >= lo])
+            rest: list[Run] = []
+            for of_run in of_runs:
+                rest += _joined([p for p in of_run if p not in first and not (p in own and p.kv[0] >= lo)])
+            self._calls[rank, back] = Calls(first, _side_by_side(rest), last)
+        return self._calls[rank, back]
 
     @cached_property
-    def _calls(self) -> dict[int, tuple[list[Pair], list[tuple[Interval, Interval]]]]:
-        return {}
-
-    @cached_property
-    def _most_parts(self) -> dict[int, int]:
+    def _calls(self) -> dict[tuple[int, bool], Calls]:
         return {}
 
     @cached_property
@@ -264,12 +290,6 @@ class Plan:
         for pair in self.pairs:
             found.setdefault((pair.q_rank, pair.kv_rank), []).append(pair)
         return found
-
-
-def overlap(intervals: Sequence[Interval]) -> int:
-    """The most of them that have one position in common."""
-    ends = sorted([(lo, 1) for lo, _ in intervals] + [(hi, -1) for _, hi in intervals])
-    return max(accumulate(step for _, step in ends), default=0)
 
 
 def planned(q: Sharding, kv: Sharding, mask: Mask, few: int = 4096) -> Plan:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .exchange import Home, Keys, Steps, steps
-from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, encoded, planned, runs, without
-from .sums import LOG2, Attended, Gradient, run_of
+from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs, without
+from .sums import LOG2, Sum, run_of
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,6 @@ class Call:
     rank: int
     agreed: Callable[[], None]
     """Raises `Disagreement` on all ranks where they differ."""
-
-    @property
-    def few(self) -> bool:
-        """Whether no row of this rank has more than three parts of its output, or of a gradient."""
-        return not self.plan.shared and self.plan.most_parts(self.rank) <= 3
 
     @property
     def learned(self) -> list[str]:
@@ -190,7 +185,7 @@ class Call:
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
     axis, sunk = call.kernels.axis, _by_joining(sinks)
-    total = Attended((*q.shape[:-1], v.shape[-1]), q, axis, call.few)
+    total = Sum((*q.shape[:-1], v.shape[-1]), q, axis)
     steps = call.steps(call.keys(k, v))
     with call.agreeing(steps):
         for whole, keys, values in steps:
@@ -226,8 +221,8 @@ def backward(
     lse is base-2, and dlse is of that.
     """
     axis, given, sunk = call.kernels.axis, call.given, _by_joining(sinks)
-    total_dq = Gradient(q, axis, call.few)
-    own = Gradient(k, axis, call.few), Gradient(v, axis, call.few)
+    total_dq = Sum(q.shape, q, axis)
+    own = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
     here = call.keys(k, v)
     home = Home(here, own)
@@ -282,14 +277,15 @@ def called(
     ranks = dist.distributed_c10d._resolve_process_group(group)
     axis, rank = kernels.axis, dist.get_rank(ranks)
     shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
-    plan = None if numbers is None else decoded_once(tuple(numbers.tolist()))
+    encoded = None if numbers is None else tuple(numbers.tolist())
+    plan = None if encoded is None else decoded_once(encoded)
     lengths = q.shape[axis], k.shape[axis]
     words = Words(
         ranks,
         lengths,
         {
             "q, k and v of": (shapes, str(q.dtype)),
-            "the plan": plan and _named(plan),
+            "the plan": encoded and _named(encoded),
             "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
             "buffers of": [(buffer, tuple(given[buffer].shape)) for _, buffer, _ in kernels.views],
         },
@@ -360,9 +356,9 @@ decoded_once = functools.lru_cache(256)(decoded)
 
 
 @functools.lru_cache(256)
-def _named(plan: Plan) -> int:
+def _named(plan: tuple[int, ...]) -> int:
     """A number that other plans do not have."""
-    return _digest(tuple(encoded(plan)))
+    return _digest(plan)
 
 
 def mask_of(

@@ -1,10 +1,11 @@
-"""Sums over parts, by rows: what one part alone covers stays as its kernel stored it."""
+"""Sums over parts, by rows: a part that is alone stays as its kernel stored it, several are added up in one go."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 from torch import Tensor
@@ -13,119 +14,132 @@ from .merging import merge
 from .planning import Interval, without
 
 LOG2 = math.log(2)
+WAITING = 3
+"""Parts of a row that are kept until they are added up: more of them would take memory."""
+
+Part = tuple[Tensor, Optional[Tensor]]  # noqa: UP045
+"""Rows of a sum; and their log-sum-exp, where outputs are merged."""
 
 
 @dataclass(frozen=True)
-class _Piece:
-    rows: Interval
-    tensor: Tensor
-    in_place: bool
-    """Whether it is a view of what is returned."""
+class _Run:
+    """Rows with the same parts. `in_place`: the first is a view of what is returned."""
 
-    def cut(self, rows: Interval, axis: int) -> _Piece:
+    rows: Interval
+    parts: tuple[Part, ...]
+    in_place: bool = False
+
+    def cut(self, rows: Interval, axis: int) -> _Run:
+        """Some of these rows."""
+        if rows == self.rows:
+            return self
         inner = rows[0] - self.rows[0], rows[1] - self.rows[0]
-        return self if rows == self.rows else _Piece(rows, run_of(self.tensor, axis, inner), self.in_place)
+        parts = (
+            (run_of(x, axis, inner), lse if lse is None else run_of(lse, -1, inner)) for x, lse in self.parts
+        )
+        return _Run(rows, tuple(parts), self.in_place)
 
 
 class Sum:
-    """A tensor of this shape, and of the dtype and device of `like`, that parts of its rows along `axis` add up to.
+    """A tensor of this shape, and of the dtype and device of `like`, that parts of its rows along `axis` add up to, in
+    float32. Outputs come with their log-sum-exps, by which they are merged."""
 
-    Rows that several parts cover are added up in float32; where `few` says that there are three at most, in their own
-    dtype, which rounds once more, as each part was.
-    """
-
-    def __init__(self, shape: Sequence[int], like: Tensor, axis: int, few: bool = False) -> None:
-        self.shape, self.like, self.axis, self.few = tuple(shape), like, axis, few
-        self.whole: Tensor | None = None
-        self.pieces: list[_Piece] = []
+    def __init__(self, shape: Sequence[int], like: Tensor, axis: int) -> None:
+        self.shape, self.like, self.axis = tuple(shape), like, axis
+        self.whole: Part | None = None
+        self.runs: list[_Run] = []
 
     def free(self, rows: Interval) -> list[Interval]:
         """The rows of these that no part covers yet."""
-        return without([rows], [piece.rows for piece in self.pieces])
+        return without([rows], [run.rows for run in self.runs])
 
-    def put(self, rows: Interval, part: Tensor, join: Callable[[Tensor, Tensor, Interval], None]) -> None:
-        """Add a part, which is taken over; `join` puts rows of it into those of a sum."""
-        if not self.pieces and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype:
-            self.whole = part
-        new = _Piece(rows, part, self.whole is part)
-        pieces = [new.cut(run, self.axis) for run in self.free(rows)]
-        for old in self.pieces:
+    def add(self, rows: Interval, part: Tensor, lse: Tensor | None = None) -> None:
+        """A part, which is taken over: its columns lie side by side."""
+        first = not self.runs and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype
+        if first:
+            self.whole = part, lse
+        new = _Run(rows, ((part, lse),), first)
+        found = [new.cut(run, self.axis) for run in self.free(rows)]
+        for old in self.runs:
             both = max(old.rows[0], rows[0]), min(old.rows[1], rows[1])
             if both[0] >= both[1]:
-                pieces.append(old)
+                found.append(old)
                 continue
-            pieces += [old.cut(run, self.axis) for run in without([old.rows], [both])]
-            total = old.cut(both, self.axis)
-            if not self.few and total.tensor.dtype != torch.float32:
-                total = _Piece(both, total.tensor.float(), in_place=False)
-            join(total.tensor, new.cut(both, self.axis).tensor, both)
-            pieces.append(total)
-        self.pieces = pieces
+            found += [old.cut(run, self.axis) for run in without([old.rows], [both])]
+            before = old.cut(both, self.axis)
+            run = _Run(both, before.parts + new.cut(both, self.axis).parts, before.in_place)
+            found.append(self._added_up(run) if len(run.parts) > WAITING else run)
+        self.runs = found
+
+    def _added_up(self, run: _Run) -> _Run:
+        length, lse = run.rows[1] - run.rows[0], run.parts[0][1]
+        shape = [*self.shape]
+        shape[self.axis] = length
+        total = (
+            self.like.new_empty(shape, dtype=torch.float32),
+            lse if lse is None else torch.empty_like(lse, memory_format=torch.contiguous_format),
+        )
+        _write(total, run)
+        return _Run(run.rows, (total,))
+
+    def parts(self, rows: Interval) -> Iterator[tuple[Interval, Tensor]]:
+        """What covers some rows, as it came."""
+        for run in self._within(rows):
+            for part, _ in run.parts:
+                yield run.rows, part
+
+    def write(self, rows: Interval, out: Tensor) -> None:
+        """The sum of some rows, of which each has a part."""
+        for run in self._within(rows):
+            _write(_Run(rows, ((out, None),)).cut(run.rows, self.axis).parts[0], run)
+
+    def _within(self, rows: Interval) -> Iterator[_Run]:
+        for run in self.runs:
+            lo, hi = max(run.rows[0], rows[0]), min(run.rows[1], rows[1])
+            if lo < hi:
+                yield run.cut((lo, hi), self.axis)
 
     def result(self) -> Tensor:
         """All rows; zeros where no part was."""
-        if self.whole is None:
-            return self.rows((0, self.shape[self.axis]))
-        for piece in self.pieces:
-            if not piece.in_place:
-                run_of(self.whole, self.axis, piece.rows).copy_(piece.tensor)
-        return self.whole
-
-    def rows(self, rows: Interval) -> Tensor:
-        """Some rows; a view where one part has them all."""
-        inside = [(max(p.rows[0], rows[0]), min(p.rows[1], rows[1]), p) for p in self.pieces]
-        pieces = [piece.cut((lo, hi), self.axis) for lo, hi, piece in inside if lo < hi]
-        if len(pieces) == 1 and pieces[0].rows == rows:
-            return pieces[0].tensor.to(self.like.dtype)
-        shape = [*self.shape]
-        shape[self.axis] = rows[1] - rows[0]
-        total = (self.like.new_zeros if self.free(rows) else self.like.new_empty)(shape)
-        for piece in pieces:
-            lo, hi = piece.rows
-            run_of(total, self.axis, (lo - rows[0], hi - rows[0])).copy_(piece.tensor)
-        return total
-
-
-class Gradient(Sum):
-    """A sum of gradients of a tensor."""
-
-    def __init__(self, of: Tensor, axis: int, few: bool = False) -> None:
-        super().__init__(of.shape, of, axis, few)
-
-    def add(self, rows: Interval, gradient: Tensor) -> None:
-        """Of some rows."""
-        self.put(rows, gradient, lambda total, part, _: total.add_(part))
-
-
-class Attended(Sum):
-    """Outputs of parts of the keys, merged: a mean, weighted by their sums of exponentials."""
-
-    lse: Tensor | None = None
-
-    def add(self, rows: Interval, out: Tensor, lse: Tensor) -> None:
-        """What some rows make of some keys."""
-        if self.lse is None and rows == (0, self.shape[self.axis]):
-            self.lse = lse
-        else:
-            total = self._lse()
-            for lo, hi in self.free(rows):
-                run_of(total, -1, (lo, hi)).copy_(run_of(lse, -1, (lo - rows[0], hi - rows[0])))
-
-        def join(total: Tensor, part: Tensor, both: Interval) -> None:
-            at = both[0] - rows[0], both[1] - rows[0]
-            merge(total, run_of(self._lse(), -1, both), part, run_of(lse, -1, at))
-
-        self.put(rows, out, join)
-
-    def _lse(self) -> Tensor:
-        if self.lse is None:
-            rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
-            self.lse = self.like.new_full(rows, -math.inf, dtype=torch.float32)
-        return self.lse
+        out, _ = self.whole or (self._room(), None)
+        self._write_all((out, None))
+        return out
 
     def attended(self) -> tuple[Tensor, Tensor]:
-        """Of all keys; zeros and -inf where there are none."""
-        return self.result(), self._lse()
+        """Outputs and their log-sum-exps, [.., H, S]; zeros and -inf where no part was."""
+        if self.whole is None:
+            rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
+            out, lse = self._room(), self.like.new_full(rows, -math.inf, dtype=torch.float32)
+        else:
+            out, of_whole = self.whole
+            assert of_whole is not None
+            lse = of_whole
+        self._write_all((out, lse))
+        return out, lse
+
+    def _room(self) -> Tensor:
+        free = self.free((0, self.shape[self.axis]))
+        return (self.like.new_zeros if free else self.like.new_empty)(self.shape)
+
+    def _write_all(self, out: Part) -> None:
+        whole = _Run((0, self.shape[self.axis]), (out,))
+        for run in self.runs:
+            if not (run.in_place and len(run.parts) == 1):
+                _write(whole.cut(run.rows, self.axis).parts[0], run)
+
+
+def _write(out: Part, run: _Run) -> None:
+    total, lse = out
+    lses = [x for _, x in run.parts if x is not None]
+    merge(total, [part for part, _ in run.parts], lse if lses else None, lses)
+
+
+def copied(out: Tensor, x: Tensor) -> None:
+    """A tensor like out into it."""
+    if x.stride(-1) == 1:
+        merge(out, [x])
+    else:
+        out.copy_(x)
 
 
 def run_of(x: Tensor, axis: int, rows: Interval) -> Tensor:

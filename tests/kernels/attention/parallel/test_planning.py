@@ -110,21 +110,20 @@ def test_calls_of_gathered_keys_are_of_keys_that_are_there(
 ) -> None:
     sharding = sharded(name, mask, length, ranks)
     plan = replace(planned(sharding, sharding, mask), gathered=True, shared=())
-    seen = np.zeros((length, length), int)
-    for rank in range(ranks):
-        first, rest = plan.calls(rank)
-        there = merged([*sharding.parts[rank], *(x for o in range(ranks) for x in plan.sent(o, rank))])
-        rows = np.zeros((2, length), int)
-        for q, kv in [(p.q, p.kv) for p in first] + rest:
-            assert plan.q.rows(rank, *q)
-            assert not without([kv], there)
-            seen[slice(*q), slice(*kv)] += 1
-            rows[0, slice(*q)] += 1
-            rows[1, slice(*kv)] += 1
-        own = [x for run in sharding.parts[rank] for x in range(*run)]
-        assert max(rows[0].max(), rows[1, own].max(initial=0)) <= plan.most_parts(rank)
-    assert seen.max(initial=0) <= 1
-    assert (seen >= allowed(mask, length)).all()
+    for back in (False, True):
+        seen = np.zeros((length, length), int)
+        for rank in range(ranks):
+            calls = plan.calls(rank, back)
+            there = merged([*sharding.parts[rank], *(x for o in range(ranks) for x in plan.sent(o, rank))])
+            first = [(p.q, p.kv) for p in calls.first]
+            for q, kv in first + calls.rest + calls.last:
+                assert plan.q.rows(rank, *q)
+                assert not without([kv], there)
+                seen[slice(*q), slice(*kv)] += 1
+            assert not without([kv for _, kv in first + calls.last], sharding.parts[rank])
+            assert back or not calls.last
+        assert seen.max(initial=0) <= 1
+        assert (seen >= allowed(mask, length)).all()
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,7 +181,13 @@ def test_few_keys_that_all_need_are_gathered() -> None:
         sharding = head_tail(length, ranks)
         assert planned(sharding, sharding, CAUSAL).gathered is gathered
     # Of head and tail only the tail sees what comes: one call, and none for what is sent in pieces.
-    assert planned(head_tail(400, 2), head_tail(400, 2), CAUSAL).calls(0)[1] == [((300, 400), (0, 400))]
+    causal = planned(head_tail(400, 2), head_tail(400, 2), CAUSAL)
+    assert causal.calls(0, back=False).rest == [((300, 400), (0, 400))]
+    # Back a call of own keys follows, while gradients of others' go home; queries that see the same keys have one call.
+    assert causal.calls(0, back=True).rest == [((300, 400), (0, 300))]
+    assert causal.calls(0, back=True).last == [((300, 400), (300, 400))]
+    assert causal.calls(1, back=True).rest == [((100, 300), (0, 100))]
+    assert causal.calls(1, back=True).last == [((200, 300), (100, 300))]
     assert not planned(contiguous(100, 1), contiguous(100, 1), CAUSAL).gathered
 
 
