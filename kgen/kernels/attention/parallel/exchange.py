@@ -355,8 +355,8 @@ def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home
         k, v = (x.movedim(0, axis) for x in whole)
         home.gathered = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
     beside.lead()
-    for pair in calls.first:
-        yield pair, *keys.own(pair.kv)
+    for queries, run in calls.first:
+        yield Pair(rank, rank, queries, run), *keys.own(run)
     beside.wait(works, [])
     for queries, run in calls.rest:
         # Whose keys these are is of no matter.

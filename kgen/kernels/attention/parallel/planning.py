@@ -197,20 +197,29 @@ Run = tuple[Interval, Interval]
 class Calls:
     """What a rank computes where keys are gathered.
 
-    `first` are pairs of its first run and its own keys, while those of others come. `last` are queries and keys of its
-    own at the end of its last run, while gradients of keys go home. `rest` is all else, in as few calls as can be.
+    `first` begin in its first run, with keys of its own, while those of others come; back they are all of these that
+    one call can be, so that ranks are done with the keys of others at one time. `last` are its last run and the keys of
+    that, while gradients of keys go home. `rest` is all else, in as few calls as can be.
     """
 
-    first: list[Pair]
+    first: list[Run]
     rest: list[Run]
     last: list[Run]
 
 
-def _joined(pairs: Sequence[Pair]) -> list[Run]:
-    """Pairs of one run of queries, those with keys side by side as one."""
+def _within(run: Run, queries: Interval, keys: Interval) -> bool:
+    return all(lo <= a and z <= hi for (a, z), (lo, hi) in zip(run, (queries, keys), strict=True))
+
+
+def _begins_in(run: Run, queries: Interval) -> bool:
+    return queries[0] <= run[0][0] < queries[1]
+
+
+def _joined(runs: Sequence[Run]) -> list[Run]:
+    """Those of one run of queries, with keys side by side, as one."""
     found = []
-    for keys in merged(p.kv for p in pairs):
-        seen = [p.q for p in pairs if keys[0] <= p.kv[0] and p.kv[1] <= keys[1]]
+    for keys in merged(kv for _, kv in runs):
+        seen = [q for q, kv in runs if keys[0] <= kv[0] and kv[1] <= keys[1]]
         found.append(((min(a for a, _ in seen), max(z for _, z in seen)), keys))
     return found
 
@@ -266,17 +275,16 @@ class Plan:
     def calls(self, rank: int, back: bool) -> Calls:
         """Where keys are gathered: what a rank computes, forward and `back`."""
         if (rank, back) not in self._calls:
-            runs = self.q.parts[rank]
-            mine = [p for p in self.pairs if p.q_rank == rank]
-            of_runs = [[p for p in mine if lo <= p.q[0] and p.q[1] <= hi] for lo, hi in runs]
-            first = [p for p in of_runs[0] if p.kv_rank == rank] if runs else []
-            own = [p for p in of_runs[-1] if p.kv_rank == rank] if back and len(runs) > 1 else []
-            # The keys at the end of the last run: those ahead of them may be in one call with keys of others.
-            lo, _ = merged(p.kv for p in own)[-1] if own else (MOST, MOST)
-            last = _joined([p for p in own if p.kv[0] >= lo])
+            runs, kv_runs = self.q.parts[rank], self.kv.parts[rank]
+            mine = [(p.q, p.kv) for p in self.pairs if p.q_rank == rank]
+            own = [(p.q, p.kv) for p in self.pairs_of(rank, rank)]
+            last = [run for run in own if back and len(runs) > 1 and _within(run, runs[-1], kv_runs[-1])]
+            ahead = [run for run in own if run not in last]
+            first = [run for run in (_side_by_side(ahead) if back else ahead) if _begins_in(run, runs[0])]
+            done = [run for run in mine if run in last or any(_within(run, *some) for some in first)]
             rest: list[Run] = []
-            for of_run in of_runs:
-                rest += _joined([p for p in of_run if p not in first and not (p in own and p.kv[0] >= lo)])
+            for queries in runs:
+                rest += _joined([run for run in mine if run not in done and _begins_in(run, queries)])
             self._calls[rank, back] = Calls(first, _side_by_side(rest), last)
         return self._calls[rank, back]
 
