@@ -9,6 +9,7 @@ waits, beside that of an operator which launches nothing. Writes `benchmarks/<de
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import statistics
@@ -33,7 +34,7 @@ from kgen.spec.load import load  # noqa: E402
 from kgen.verify.families import problem_of  # noqa: E402
 from kgen.verify.toolchain import describe, import_file  # noqa: E402
 
-ROUNDS, CALLS, QUICK = 3, 24, 300
+CALLS, QUICK = 24, 300
 _LIBRARY = torch.library.Library("kgen_bare", "FRAGMENT")
 _NEEDS = "q, k, v = (x.requires_grad_() for x in (q, k, v))\n"
 _BLOCKED = 'sys.modules["triton"] = None\n'
@@ -49,7 +50,7 @@ _ENDS = {
 }
 
 
-def first_calls(spec: str, problem: Any, package: Path, file: Path) -> Iterator[dict[str, Any]]:
+def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int) -> Iterator[dict[str, Any]]:
     """Seconds of the first call in a fresh process, beyond those of one that makes none."""
     workload = draw_workload(problem, 2, 16, 8192, "cuda")
     with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +71,7 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path) -> Iterator[
                     call = call.replace("\nout = ", f"\n{_NEEDS}out = ")
                 scripts[name] = (call.replace("{name}", problem.name) + end, path)
             times: dict[str, list[float]] = {name: [] for name in scripts}
-            for _ in range(ROUNDS):
+            for _ in range(rounds):
                 for name, (script, path) in scripts.items():
                     seconds, error = _fresh(script, [str(data), str(path)])
                     if error:
@@ -84,6 +85,7 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path) -> Iterator[
                 "spec": spec,
                 "what": "first call",
                 "pass": what,
+                "processes": rounds,
                 "torch_s": round(medians["torch"], 3),
                 **rest,
             }
@@ -183,21 +185,27 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
 
 
 def main() -> None:
-    built, *specs = sys.argv[1:]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("built", type=Path)
+    parser.add_argument("specs", nargs="+", metavar="SPEC")
+    parser.add_argument("--rounds", type=int, default=3, help="Processes for each first call.")
+    asked = parser.parse_args()
     facts, rows = describe("cuda"), []
     folder = ROOT / "benchmarks" / facts["device"].lower().replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
-    for number, spec in enumerate(specs):
+    for number, spec in enumerate(asked.specs):
         problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
-        file, package = ROOT / "generated" / spec / "triton.py", Path(built).resolve() / spec
+        file, package = ROOT / "generated" / spec / "triton.py", asked.built.resolve() / spec
         functions = {
             "source": getattr(import_file(file, f"source_{spec}"), problem.name),
             "built": getattr(import_file(package / "__init__.py", f"built_{spec}"), problem.name),
         }
         parts = [steady(spec, problem, functions, file, flush), on_the_cpu(spec, problem, functions)]
         if number == 0:
-            parts.append(first_calls(spec, problem, package, file))
+            parts.append(first_calls(spec, problem, package, file, asked.rounds))
         for part in parts:
             for row in part:
                 rows.append(row)

@@ -96,8 +96,16 @@ def build_specs(
             require(runtime.needs, extra=runtime.extra)
     natives = {one.folder: native_of(one, sizes) for one, files in specs if c and _for_c(one, files)}
     tasks = [
-        (one, file, arch) for one, files in specs for arch in archs for file in files if _is_for(file, arch)
+        (one, file, arch)
+        for one, files in specs
+        for arch in archs
+        for file in files
+        if _is_for(one, file, arch)
     ]
+    for one, files in specs if skipped is not None else ():
+        for file, arch in ((file, arch) for file in files for arch in archs):
+            if (least := _least(one, file)) > capability(arch):
+                skipped(file, f"for {arch}: its kernels need sm_{least} or newer")
     done: list[int] = []
 
     def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
@@ -118,7 +126,8 @@ def build_specs(
     for one, files in specs:
         rows = [row for arch in archs for row in found.get((one.folder, arch), [])]
         if not any(row["error"] for row in rows):
-            asked = {"archs": archs, "sizes": sizes, "targets": targets}
+            here = [arch for arch in archs if any(_is_for(one, file, arch) for file in files)]
+            asked = {"archs": here, "sizes": sizes, "targets": targets}
             _write(one, files, rows, asked, out, natives.get(one.folder))
         shutil.rmtree(_unfinished(out, one.folder), ignore_errors=True)
     return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
@@ -165,7 +174,9 @@ def _files(
     files = [
         file
         for file in require_emitted(generated, loaded)
-        if file.target in (targets or TARGETS) and any(_is_for(file, arch) for arch in archs) and taken(file)
+        if file.target in (targets or TARGETS)
+        and any(_is_for(loaded, file, arch) for arch in archs)
+        and taken(file)
     ]
     if files:
         return files
@@ -175,9 +186,17 @@ def _files(
     raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
 
 
-def _is_for(file: Emitted, arch: str) -> bool:
+def _is_for(loaded: Any, file: Emitted, arch: str) -> bool:
     """Whether a file is built where an architecture is asked for: `sm_90` stands for `sm_90a` too."""
-    return file.arch is None or capability(file.arch) == capability(arch)
+    if file.arch is None:
+        return capability(arch) >= _least(loaded, file)
+    return capability(file.arch) == capability(arch)
+
+
+def _least(loaded: Any, file: Emitted) -> int:
+    """The compute capability that kernels need, as of dtypes that older chips do not have."""
+    least: int = getattr(problem_of(loaded, file.target), "least_capability", 0)
+    return least
 
 
 def _for_c(loaded: Any, files: Sequence[Emitted]) -> bool:

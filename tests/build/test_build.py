@@ -31,6 +31,14 @@ mask_mod: q_idx >= kv_idx
 buffers: {slopes: {shape: [HQ], dtype: fp32}}
 score_mod: score + slopes[h] * (kv_idx - q_idx)
 """
+NARROW = """kernel: norm
+name: narrow
+norm: rms
+dtype: bf16
+width: 64
+quantize: {dtype: fp8_e4m3, scale: per_row}
+passes: [forward]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +243,24 @@ def test_machine_code_is_for_what_it_was_compiled_for(built: Path) -> None:
     assert {_group(row) for row in manifest["kernels"]} == {1, 2, 3, 4}
     for row in manifest["kernels"]:
         assert len(runtime.Cubin(folder, row).forms) == len(row["parameters"])
+
+
+def test_a_chip_without_the_dtype_is_left_out(tmp_path: Path) -> None:
+    spec = tmp_path / "narrow.yaml"
+    spec.write_text(NARROW)
+    loaded = load(spec)
+    for name, text in render_spec(loaded).items():
+        path = tmp_path / "generated" / "narrow" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    told = ["build", str(spec), "--generated", str(tmp_path / "generated"), "-o", str(tmp_path / "out")]
+    found = CliRunner().invoke(app, [*told, "--arch", "sm_80", "--arch", "sm_90a", "--target", "triton"])
+    assert found.exit_code == 0, found.output
+    assert "for sm_80: its kernels need sm_89 or newer" in found.output
+    manifest = json.loads((tmp_path / "out" / "narrow" / "manifest.json").read_text())
+    assert manifest["archs"] == ["sm_90a"]
+    assert {kernel["arch"] for kernel in manifest["kernels"]} == {"sm_90a"}
+    assert stale([loaded], tmp_path / "generated", tmp_path / "out") == []
+    alone = CliRunner().invoke(app, [*told, "--arch", "sm_80"])
+    assert alone.exit_code == 2
+    assert "has no file to build for" in alone.output

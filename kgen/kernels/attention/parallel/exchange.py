@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -179,23 +179,18 @@ class Beside:
         with torch.cuda.stream(beside):
             yield
 
-    def lead(self) -> None:
-        """What computes goes on a moment after transfers can begin: a kernel that has all of a GPU leaves nothing to a
-        transfer that became ready with it, until it is over."""
-        if self.begun is None or not any(self.under_way):
-            return
-        with self.stream():
-            torch.cuda._sleep(LEAD)
-        torch.cuda.current_stream(self.device).wait_stream(_stream_beside(self.device))
-
-    def wait(self, works: list[Any], received: list[Tensor]) -> None:
-        """What computes goes on after these, with what they bring."""
+    def wait(self, works: list[Any] | None = None, received: Sequence[Tensor] = ()) -> None:
+        """What computes goes on after these, with what they bring; and a moment after what is under way besides can
+        begin: a kernel that has all of a GPU leaves nothing to a transfer that became ready with it, until it is over.
+        """
         if self.begun is None:
-            _wait(works)
+            _wait(works or [])
             return
         beside, here = _stream_beside(self.device), torch.cuda.current_stream(self.device)
         with torch.cuda.stream(beside):  # whose memory they have: it is not given away before they are over
-            _wait(works)
+            _wait(works or [])
+            if any(self.under_way):
+                torch.cuda._sleep(LEAD)
         here.wait_stream(beside)
         for x in received:
             x.record_stream(here)
@@ -250,7 +245,7 @@ def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home
     beside.begin()
     shared = _Shared(keys, leaving, beside)
     next_step = _Step(keys, leaving, beside, 1) if ranks > 1 else None
-    beside.lead()
+    beside.wait()
     for pair in plan.pairs_of(rank, rank):
         yield pair, *keys.own(pair.kv)
     yield from shared.pairs(home)
@@ -354,10 +349,10 @@ def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home
     if home is not None:
         k, v = (x.movedim(0, axis) for x in whole)
         home.gathered = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
-    beside.lead()
+    beside.wait()
     for queries, run in calls.first:
         yield Pair(rank, rank, queries, run), *keys.own(run)
-    beside.wait(works, [])
+    beside.wait(works)
     for queries, run in calls.rest:
         # Whose keys these are is of no matter.
         yield Pair(rank, rank, queries, run), *(run_of(x, 0, run).movedim(0, axis) for x in whole)
