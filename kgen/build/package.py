@@ -102,10 +102,9 @@ def build_specs(
         for file in files
         if _is_for(one, file, arch)
     ]
-    for one, files in specs if skipped is not None else ():
-        for file, arch in ((file, arch) for file in files for arch in archs):
-            if (least := _least(one, file)) > capability(arch):
-                skipped(file, f"for {arch}: its kernels need sm_{least} or newer")
+    for one, file, arch in ((one, file, arch) for one, files in specs for file in files for arch in archs):
+        if (least := _least(one, file)) > capability(arch) and skipped is not None:
+            skipped(file, f"for {arch}: its kernels need sm_{least} or newer")
     done: list[int] = []
 
     def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:

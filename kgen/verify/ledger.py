@@ -130,17 +130,19 @@ def record_package(
     *,
     arch: str,
     compilers: Mapping[str, str],
+    unbuilt: Sequence[str],
     device: str,
     capability: str,
     versions: Mapping[str, str],
     quick: bool,
 ) -> None:
     """Enter the same of the machine code that a package has of one file: for an architecture, by these compilers. It
-    speaks for the package alone, and what ran in place of the file is not the file."""
+    speaks for the package alone, and what ran in place of the file is not the file. `unbuilt` are cases that it has
+    no machine code for."""
     made = " and ".join(f"{tool} {version}" for tool, version in sorted(compilers.items()))
     place = f"package {arch} by {made}, {device}, torch {versions['torch']}"
     where = {"device": device, "capability": capability, "versions": dict(versions)}
-    where["package"] = {"arch": arch, "compilers": dict(compilers)}
+    where["package"] = {"arch": arch, "compilers": dict(compilers), "unbuilt": list(unbuilt)}
     _enter_run(generated, path, digest, rows, place, where, quick=quick)
 
 

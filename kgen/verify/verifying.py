@@ -53,7 +53,8 @@ def verify_specs(
     spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file that cannot run on the device is handed
     to `skipped`, with why, and a row that is not ok to `wrong`, as soon as it is there. `cases` names those to run, of
     all passes; the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With
-    `built` the packages there run in the place of the Triton files, and the ledger does not hear of it. Raises
+    `built` the packages there run in the place of the Triton files, and the ledger does not hear of it unless `record`
+    says so: then what a package has no machine code for is left out, and `skipped` is told. Raises
     `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
     or the device, and where every file is skipped.
     """
@@ -92,7 +93,7 @@ def verify_specs(
         if "case" not in row:
             return
         done += 1
-        if wrong is not None and not row["ok"]:
+        if wrong is not None and not row["ok"] and not row.get("unbuilt"):
             wrong(row)
         if progress is not None:
             progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
@@ -104,12 +105,18 @@ def verify_specs(
         (own,) = (file for file in files if (file.emitted.spec, file.emitted.stem) == one.task.key[:2])
         own.add(one.rows)
     _tell_unable(files, skipped)
+    for file in files:
+        if (names := file.leave_out_unbuilt()) and skipped is not None:
+            skipped(
+                file.emitted,
+                f"in {len(names)} cases, which its package has no machine code for: {', '.join(names)}",
+            )
     for file in files if record else []:
         if file.where is not None:
             emitted = file.emitted
-            enter = ledger.record if built is None else partial(_record_package, built, emitted)
+            enter = ledger.record if built is None else partial(_record_package, built, file)
             enter(generated, emitted.path, hashes[emitted], file.rows, quick=quick, **file.where)
-    return [row for one in found for row in one.rows if "case" in row]
+    return [row for one in found for row in one.rows if "case" in row and not row.get("unbuilt")]
 
 
 @dataclass
@@ -122,6 +129,14 @@ class _Found:
 
     def __post_init__(self) -> None:
         self.rows: list[Row] = []
+        self.unbuilt: list[str] = []
+
+    def leave_out_unbuilt(self) -> list[str]:
+        """The cases that a package has no machine code for: they are neither right nor wrong."""
+        rows = [row for row in self.rows if row.get("unbuilt")]
+        self.rows = [row for row in self.rows if not row.get("unbuilt")]
+        self.unbuilt = sorted({f"{row['pass']} {row['case']}" for row in rows})
+        return self.unbuilt
 
     def add(self, rows: Sequence[Row]) -> None:
         """The rows of one of its tasks."""
@@ -230,7 +245,7 @@ def _require_recordable(built: Path, device: str, hashes: Mapping[Emitted, str])
 
 def _record_package(
     built: Path,
-    file: Emitted,
+    found: _Found,
     generated: Path,
     path: Path,
     digest: str,
@@ -240,8 +255,9 @@ def _record_package(
     toolchain: str,
     **where: Any,
 ) -> None:
-    """As `ledger.record`, of a file in a package. Where that has no machine code for the device, all its cases have
-    failed, and there is nothing to take back."""
+    """As `ledger.record`, of a file in a package. Where that has no machine code for the device, no case has run, and
+    there is nothing to take back."""
+    file = found.emitted
     manifest = manifest_of(built, file.spec)
     compilers = {
         tool: version for tool, version in manifest["compilers"].items() if tool in file.runtime.tools
@@ -252,9 +268,8 @@ def _record_package(
         if (row["target"], row["capability"]) == (file.target, int(capability.replace(".", "")))
     }
     for arch in sorted(archs):
-        ledger.record_package(
-            generated, path, digest, rows, arch=arch, compilers=compilers, capability=capability, **where
-        )
+        told = {"arch": arch, "compilers": compilers, "unbuilt": found.unbuilt, "capability": capability}
+        ledger.record_package(generated, path, digest, rows, **told, **where)
 
 
 def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:

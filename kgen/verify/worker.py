@@ -11,7 +11,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, TypeVar
 
@@ -26,6 +26,8 @@ from kgen.verify.toolchain import import_file
 T = TypeVar("T")
 WAITS = (1.0, 4.0, 16.0)
 """Seconds until a case that ran out of memory is tried again."""
+NO_MACHINE_CODE = "NoMachineCode"
+"""What a package raises, which has that class in a module of its own."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def main(job: Job, lines: IO[str]) -> int:
         say({"start": (group, name)})
         began = time.perf_counter()
         found: list[compare.Check] = []
-        message = ""
+        message, unbuilt = "", False
         try:
             if name in checks:
                 _with_memory(lambda: checks[name](subject))  # noqa: B023
@@ -74,6 +76,7 @@ def main(job: Job, lines: IO[str]) -> int:
         except Exception as error:
             traceback.print_exc()
             message = f"{type(error).__name__}: {error}"
+            unbuilt = any(type(cause).__name__ == NO_MACHINE_CODE for cause in _causes(error))
         message = message or "; ".join(check.message for check in found if not check.ok)
         worst = max(found, key=lambda check: (not check.ok, check.ratio), default=None)
         say(
@@ -87,6 +90,7 @@ def main(job: Job, lines: IO[str]) -> int:
                 "seconds": round(time.perf_counter() - began, 3),
                 "message": message[:2000],
                 "outputs": {c.name: [_number(c.error), _number(c.ratio)] for c in found},
+                **({"unbuilt": True} if unbuilt else {}),
             }
         )
         if message and job.device == "cuda":
@@ -94,6 +98,12 @@ def main(job: Job, lines: IO[str]) -> int:
             # afresh.
             torch.cuda.synchronize()
     return 0
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _with_memory(run: Callable[[], T]) -> T:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cuda.core import ObjectCode
 
-from .folder import NO_COMPILER, Folder, may_compile, say_once
+from .folder import NO_COMPILER, Folder, NoMachineCode, may_compile, say_once
 
 
 class Package(Folder):
@@ -42,7 +42,7 @@ class Package(Folder):
         why = f"{self.name}: no machine code of {kernel} for {arch}"
         hint = f"`kgen build --arch {arch}` makes it"
         if not may_compile():
-            raise RuntimeError(f"{why}, and {NO_COMPILER} is set: {hint}")
+            raise NoMachineCode(f"{why}, and {NO_COMPILER} is set: {hint}")
         try:
             found = compiled(kernel, arch)
         except Exception as error:

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .folder import NO_COMPILER, Folder, may_compile, say_once
+from .folder import NO_COMPILER, Folder, NoMachineCode, may_compile, say_once
 
 TOOL = "nvidia-cutlass-dsl"
 
@@ -56,6 +56,6 @@ class Package(Folder):
             sizes = ", ".join(f"{name} {word}" for name, word in given.items())
             why = f"no machine code for {sizes}; `--heads` and `--gqa` of `kgen build` name sizes"
         if not may_compile():
-            raise RuntimeError(f"{self.name}: {why}, and {NO_COMPILER} is set")
+            raise NoMachineCode(f"{self.name}: {why}, and {NO_COMPILER} is set")
         say_once(f"{self.name}: {why}: CuTe DSL compiles its kernels")
         return compiled(*constants)

@@ -20,6 +20,10 @@ NO_COMPILER = "KGEN_NO_COMPILER"
 """Where the environment has it, what there is no machine code for raises: nothing is compiled."""
 
 
+class NoMachineCode(RuntimeError):
+    """A package has no machine code for a call, and may not or cannot compile any."""
+
+
 @dataclass(frozen=True, eq=False)
 class Folder:
     """A folder that `kgen build` made, as a package of that name."""

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .folder import NO_COMPILER, Folder, may_compile, say_once
+from .folder import NO_COMPILER, Folder, NoMachineCode, may_compile, say_once
 
 DTYPES = {
     torch.bfloat16: "bf16",
@@ -55,6 +55,7 @@ MAP_BYTES = 128
 
 # Numbers of cuda.h.
 MAX_DYNAMIC_SHARED = 8
+INVALID_CONTEXT = 201
 COOPERATIVE, PROGRAMMATIC = 2, 6
 INTERLEAVE_NONE, L2_PROMOTION_128B, FILL_ZERO = 0, 2, 0
 
@@ -146,6 +147,9 @@ class Cubin:
             config.grid_y, config.grid_z = (*grid, 1)[1:3]
         config.stream = _stream(device)
         error = _driver().cuLaunchKernelEx(ready.of_config, function, ready.parameters, None)
+        if error == INVALID_CONTEXT:  # in a thread that has done nothing on a GPU
+            _begin(device)
+            error = _driver().cuLaunchKernelEx(ready.of_config, function, ready.parameters, None)
         if error:
             _checked(error)
 
@@ -261,6 +265,13 @@ def _checked(error: int) -> None:
         raise RuntimeError(f"CUDA driver: {(name.value or b'unknown error').decode()} ({error})")
 
 
+def _begin(device: int) -> None:
+    """Make torch's context of a device that of this thread."""
+    context = ctypes.c_void_p()
+    _checked(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    _checked(_driver().cuCtxSetCurrent(context))
+
+
 @functools.cache
 def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
     """The kernel, loaded to a device, whose context torch has made current."""
@@ -270,9 +281,8 @@ def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
     driver = _driver()
     context = ctypes.c_void_p()
     _checked(driver.cuCtxGetCurrent(ctypes.byref(context)))
-    if not context:  # in a thread that has not done anything on a GPU
-        _checked(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
-        _checked(driver.cuCtxSetCurrent(context))
+    if not context:
+        _begin(device)
     _checked(driver.cuModuleLoadData(ctypes.byref(module), image))
     _checked(driver.cuModuleGetFunction(ctypes.byref(function), module, cubin.row["symbol"].encode()))
     if cubin.row["shared"] > 48 * 1024:
@@ -436,14 +446,14 @@ class Package(Folder):
         return sorted((Cubin(self.folder, row) for row in rows), key=lambda cubin: -cubin.strictness)
 
     def by_triton(self, kernel: Kernel, arch: int) -> Any:
-        """The kernel as Triton compiles it from the source. Raises RuntimeError without Triton."""
+        """The kernel as Triton compiles it from the source. Raises NoMachineCode without Triton."""
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
         why = "for these arguments" if arch in chips else f"for sm_{arch}"
         flag = "name their sizes to `kgen build`, as `--gqa` or `--width`"
         hint = flag if arch in chips else f"`kgen build --arch sm_{arch}` makes it"
         lacks = "no Triton here" if may_compile() else f"{NO_COMPILER} is set"
         if not may_compile() or importlib.util.find_spec("triton") is None:
-            raise RuntimeError(
+            raise NoMachineCode(
                 f"{self.name}: no machine code of {kernel.__name__} {why}, and {lacks}: {hint}"
             )
         if arch:

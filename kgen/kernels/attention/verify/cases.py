@@ -233,10 +233,15 @@ def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Everything divisible by 16, nothing, and all but rows of buffers: each without and with gradients, and with the
-    log-sum-exp."""
+    log-sum-exp. Where `sizes` say that it is for a package, also all but one operand, and sinks in all of their dtypes.
+    """
+    dtypes = (torch.float32, torch.bfloat16, torch.float16) if sizes and problem.sinks else (None,)
     for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):
-        for case in _compiled_cases(problem, group, sizes.get("batch", ())):
-            yield case.name, partial(_compile, problem, case)
+        found = _compiled_cases(problem, group, sizes.get("batch", ()))
+        if sizes:  # TMA loads two of q, k and v
+            found += [replace(found[0], name=f"odd-{i}", layout=f"odd-{i}") for i in range(3)]
+        for case, dtype in itertools.product(found, dtypes):
+            yield case.name, partial(_compile, problem, case, dtype)
 
 
 def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> list[Case]:
@@ -268,9 +273,12 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
     return found
 
 
-def _compile(problem: Problem, case: Case, function: Any) -> None:
+def _compile(problem: Problem, case: Case, sinks: torch.dtype | None, function: Any) -> None:
     inputs = draw(problem, case, "cpu")
-    call(function, inputs)
+    if sinks is not None:
+        inputs.buffers["sinks"] = inputs.buffers["sinks"].to(sinks)
+    with torch.no_grad():
+        call(function, inputs)
     call(function, inputs, return_lse=True)
     if "backward" in problem.passes:
         wanted = list(differentiable(problem, inputs).values())

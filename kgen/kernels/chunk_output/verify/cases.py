@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +20,7 @@ from kgen.kernels.chunk_output.verify.checks import (
 )
 from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
 from kgen.kernels.chunk_output.verify.problem import Problem
-from kgen.kernels.chunk_output.verify.reference import Result, chunk_output
+from kgen.kernels.chunk_output.verify.reference import Result, chunk_indices_of, chunk_output
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
@@ -108,17 +111,36 @@ def _compare(
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Everything divisible by 16, and nothing: without and with gradients."""
+    """Everything divisible by 16, and nothing: without and with gradients. Where `sizes` say that it is for a package,
+    what is said of packed sequences in all of its dtypes."""
     length = 4 * problem.chunk_size
     heads = problem.heads or 2
     for case in (
         Case("aligned", (length,), heads=heads),
         Case("strided", (length - 1,), heads=heads, layout="guarded", do="strided"),
     ):
-        yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
+        yield case.name, partial(_compile, problem, case, bool(sizes))
 
 
-def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
+def _compile(problem: Problem, case: Case, in_all_dtypes: bool, function: Any) -> None:
+    inputs = draw(problem, case, "cpu")
+    for keywords in _in_all_dtypes(problem, inputs) if in_all_dtypes else [inputs.keywords]:
+        _compile_inputs(problem, replace(inputs, keywords=keywords), function)
+
+
+def _in_all_dtypes(problem: Problem, inputs: Inputs) -> Iterator[dict[str, Any]]:
+    keywords = inputs.keywords
+    if "cu_seqlens" not in keywords:
+        yield keywords
+    else:
+        table = torch.tensor(chunk_indices_of(inputs.case.lengths, problem.chunk_size)).reshape(-1, 2)
+        for dtype, other in itertools.product((torch.int32, torch.int64), repeat=2):
+            starts = keywords["cu_seqlens"].to(dtype)
+            yield {**keywords, "cu_seqlens": starts}
+            yield {**keywords, "cu_seqlens": starts, "chunk_indices": table.to(other)}
+
+
+def _compile_inputs(problem: Problem, inputs: Inputs, function: Any) -> None:
     call(function, inputs)
     if "backward" in problem.passes:
         wanted = differentiable(problem, inputs)

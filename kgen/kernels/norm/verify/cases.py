@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -103,11 +104,14 @@ def _compare(
 def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
-    """Every row of the tile tables, with everything divisible by 16, and one width with nothing so."""
+    """Every row of the tile tables, with everything divisible by 16, and one width with nothing so; where `sizes` say
+    that it is for a package, also without a gradient of the returned h."""
     every = sizes.get("width", (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536))
     widths = problem.widths or tuple(w for w in every if problem.heads is None or w <= MAX_WIDTH_OF_HEADS)
     given = sizes.get("heads", (8,)) if problem.heads == "any" else (int(problem.heads or 0),)
     chosen = [Case(f"width-{w}", w, (4,), heads) for heads in given for w in widths]
+    if sizes and "h" in problem.outputs and "backward" in problem.passes:
+        chosen += [replace(case, name=f"out-alone-{case.width}", h=False) for case in chosen]
     odd = chosen[0].width if problem.widths or "width" in sizes else 1000
     chosen += [Case("strided", odd, (3,), heads, layout="guarded") for heads in given]
     for case in chosen:
