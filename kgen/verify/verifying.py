@@ -107,10 +107,7 @@ def verify_specs(
     _tell_unable(files, skipped)
     for file in files:
         if (names := file.leave_out_unbuilt()) and skipped is not None:
-            skipped(
-                file.emitted,
-                f"in {len(names)} cases, which its package has no machine code for: {', '.join(names)}",
-            )
+            skipped(file.emitted, f"in cases that its package has no machine code for: {', '.join(names)}")
     for file in files if record else []:
         if file.where is not None:
             emitted = file.emitted

@@ -169,6 +169,43 @@ def _another_chip(folder: Path) -> tuple[list[str], str]:
     return [], ""
 
 
+def test_a_thread_that_has_done_nothing_on_a_gpu_gets_a_context(built: Path) -> None:
+    """As autograd's, where all memory comes from what PyTorch keeps: the driver says 201, an invalid context."""
+    assert interpreted(_without_a_context, built) == ["launch", "retain", "set", "launch", "launch"]
+
+
+def _without_a_context(folder: Path) -> list[str]:
+    import torch
+    from driver_on_paper import Driver
+
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    asked: list[str] = []
+
+    class Forgetful(Driver):
+        def cuLaunchKernelEx(self, *args: Any) -> int:
+            asked.append("launch")
+            return super().cuLaunchKernelEx(*args) if "set" in asked else 201
+
+        def cuDevicePrimaryCtxRetain(self, context: Any, device: int) -> int:
+            asked.append("retain")
+            return 0
+
+        def cuCtxSetCurrent(self, context: Any) -> int:
+            asked.append("set")
+            return 0
+
+    package = runtime.Package("small_thread", folder / "out" / "small")
+    sys.modules["small_thread"] = mock.MagicMock(__path__=[str(package.folder)])
+    launcher: Any = package.load("triton")
+    x = torch.randn(1, 2, 8, 32).half()
+    with Forgetful(runtime, package).installed(launcher, 80):
+        for _ in range(2):
+            launcher.small(x, x, x, slopes=torch.zeros(2))
+    return asked
+
+
 def test_verify_runs_a_package(built: Path) -> None:
     arguments = [
         "verify",

@@ -251,9 +251,10 @@ def on_paper(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         jobs.append((job, environment.get("KGEN_NO_COMPILER")))
         for group, name in job.cases:
             yield {"start": [group, name]}
+            lacks = {"unbuilt": True} if name in jobs else {}
             yield {
-                "pass": group, "case": name, "ok": "wrong" not in jobs, "error": 1e-3, "message": "",
-                "outputs": {"out": [1e-3, 0.5]},
+                "pass": group, "case": name, "ok": "wrong" not in jobs and not lacks, "error": 1e-3, "message": "",
+                "outputs": {"out": [1e-3, 0.5]}, **lacks,
             }  # fmt: skip
 
     monkeypatch.setattr("kgen.verify.verifying.messages", messages)
@@ -296,6 +297,19 @@ def test_a_package_has_a_record_of_its_own(built: Path, rendered: Path, on_paper
     on_paper.append("wrong")
     assert CliRunner().invoke(app, [*run, "--target", "cuda"]).exit_code == 1
     assert (places(rendered, "cuda"), places(rendered, "triton")) == ([], [in_triton])
+
+
+def test_cases_without_machine_code_are_left_out_and_said(
+    built: Path, rendered: Path, on_paper: list[Any]
+) -> None:
+    on_paper.append("odd")
+    run = arguments(built, "verify", "--built", built / "out", "--record", "--target", "cuda")
+    done = CliRunner().invoke(app, run)
+    assert done.exit_code == 0, done.output
+    assert "cuda.py in cases that its package has no machine code for: forward odd" in done.output
+    (record,) = ledger.records_of(rendered / "small_norm" / "cuda.py", rendered).values()
+    assert record["package"]["unbuilt"] == ["forward odd"]
+    assert "odd" not in str(record["worst"])
 
 
 def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper: list[Any]) -> None:

@@ -27,25 +27,32 @@ SPECS = {
         {},
     ),
     "padded": (
-        "{kernel: attention, name: padded, dtype: fp16, head_dim: 64, lengths: {q: any, kv: {per_batch: true}}, "
-        "mask_mod: q_idx >= kv_idx}",
+        "{kernel: attention, name: padded, dtype: fp16, head_dim: 64, "
+        "lengths: {q: any, kv: {per_batch: true}}, mask_mod: q_idx >= kv_idx}",
         {},
     ),
     "cached": (
-        "{kernel: attention, name: cached, dtype: fp16, head_dim: 32, gqa: 4, lengths: {q: any, kv: {per_batch: true}}, "
-        "mask_mod: q_idx >= kv_idx, passes: [forward, decode]}",
+        "{kernel: attention, name: cached, dtype: fp16, head_dim: 32, gqa: 4, "
+        "lengths: {q: any, kv: {per_batch: true}}, mask_mod: q_idx >= kv_idx, passes: [forward, decode]}",
         {"batch": (1, 2, 4, 8, 16, 32, 64, 128)},
     ),
     "added": (
-        "{kernel: norm, name: added, norm: rms, dtype: fp16, width: 64, residual: true, passes: [forward, backward]}",
+        "{kernel: norm, name: added, norm: rms, dtype: fp16, width: 64, residual: in_out, "
+        "passes: [forward, backward]}",
         {},
     ),
     "chunks": (
-        "{kernel: chunk_output, name: chunks, dtype: bf16, head_dim: {qk: 64, v: 64}, heads: {qk: 2, v: 4}, "
-        "chunk_size: 64, varlen: true, passes: [forward]}",
+        "{kernel: chunk_output, name: chunks, dtype: bf16, head_dim: 64, heads: {qk: 2, v: 4}, chunk_size: 64, "
+        "varlen: true, passes: [forward]}",
         {},
     ),
 }
+QUICK = {"sunk", "added"}
+CHIPS = [
+    pytest.param(name, arch, marks=() if name in QUICK and arch == "sm_80" else pytest.mark.thorough)
+    for name in SPECS
+    for arch in ("sm_80", "sm_90a")
+]
 OTHER_STRIDES = {"padded", "stepped"}
 """Of chunk_output, whose kernels have strides of tokens compiled in."""
 
@@ -54,8 +61,7 @@ class _Called(Exception):
     pass
 
 
-@pytest.mark.parametrize("arch", ["sm_80", pytest.param("sm_90a", marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("name", "arch"), CHIPS)
 def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path) -> None:
     text, sizes = SPECS[name]
     (tmp_path / f"{name}.yaml").write_text(text)
@@ -69,7 +75,7 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
     )
     assert row["ok"], row["error"]
     lacking, launches = _lacking(loaded, tmp_path / "out" / name, int(arch[3:5]))
-    assert launches > 40
+    assert launches > 20
     if loaded.spec.kernel == "chunk_output":
         lacking = {case: kernels for case, kernels in lacking.items() if case[1] not in OTHER_STRIDES}
     assert lacking == {}
