@@ -114,23 +114,26 @@ def plot(path: Path) -> None:
     from kgen.bench.plotting import bars, pyplot, save
 
     found = json.loads(path.read_text())
-    names = {"ranks": "kgen", "context_parallel": "PyTorch's context_parallel"}
+    rows = sorted(found["rows"], key=lambda row: [*RUNS].index(row["run"]))
+    names = {
+        "kgen, CPUs ahead": ("ahead", "ranks"),
+        "kgen, calls alone in a row": ("milliseconds", "ranks"),
+        "PyTorch's context_parallel, in a row": ("milliseconds", "context_parallel"),
+    }
     series = {
         label: {
-            row["run"]: row["milliseconds"]["one"] / row["milliseconds"][name]
-            for row in found["rows"]
-            if name in row["milliseconds"]
+            row["run"]: row[times]["one"] / row[times][name] for row in rows if name in row.get(times, ())
         }
-        for name, label in names.items()
+        for label, (times, name) in names.items()
     }
-    groups = [row["run"] for row in found["rows"]]
+    groups = [row["run"] for row in rows]
     figure, axis = pyplot().subplots(figsize=(10, 3.6))
     bars(axis, groups, series, "%.2f")
     axis.axhline(found["ranks"], color="grey", linewidth=0.8, linestyle="--")
     axis.set_xticks(range(len(groups)), groups, fontsize=8)
     axis.set_ylabel(f"x one GPU, {found['ranks']} ranks")
     axis.set_title(f"Context parallel, forward and backward, on {found['device']}", fontsize=10)
-    axis.legend(fontsize=8, frameon=False, loc="upper center", ncols=2)
+    axis.legend(fontsize=8, frameon=False, loc="upper center", ncols=3)
     axis.set_ylim(0, found["ranks"] * 1.2)
     save(figure, path.with_suffix(".png"))
 
