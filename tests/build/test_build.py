@@ -301,3 +301,18 @@ def test_a_chip_without_the_dtype_is_left_out(tmp_path: Path) -> None:
     alone = CliRunner().invoke(app, [*told, "--arch", "sm_80"])
     assert alone.exit_code == 2
     assert "has no file to build for" in alone.output
+
+
+def test_what_a_package_lacks_is_known_behind_what_wraps_it() -> None:
+    """As torch.compile and opcheck do, whose errors come in the place of the package's own."""
+    from kgen.build.runtime.folder import NoMachineCode
+    from kgen.verify import worker
+
+    try:
+        try:
+            raise NoMachineCode("none")
+        except RuntimeError as inner:
+            raise ValueError("wrapped") from inner
+    except ValueError as error:
+        names = [type(cause).__name__ for cause in worker._causes(error)]
+    assert names == ["ValueError", worker.NO_MACHINE_CODE]
