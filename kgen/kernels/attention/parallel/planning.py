@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -45,14 +45,14 @@ class Sharding:
         return sum(hi - lo for lo, hi in self.parts[rank])
 
     @cached_property
-    def _pieces(self) -> list[list[Interval]]:
-        """By rank its intervals, neighbours as one."""
-        return [merged(part) for part in self.parts]
+    def joined(self) -> Sharding:
+        """The same with neighbours as one."""
+        return Sharding(tuple(tuple(merged(part)) for part in self.parts))
 
     def rows(self, rank: int, lo: int, hi: int) -> Interval:
         """Where positions that a rank has side by side are in its tensors. Raises `ValueError` for others."""
         first = 0
-        for own_lo, own_hi in self._pieces[rank]:
+        for own_lo, own_hi in self.joined.parts[rank]:
             if own_lo <= lo and hi <= own_hi:
                 return first + lo - own_lo, first + hi - own_lo
             first += own_hi - own_lo
@@ -300,24 +300,25 @@ class Plan:
         return found
 
 
-def planned(q: Sharding, kv: Sharding, mask: Mask, few: int = 4096) -> Plan:
+def planned(q: Sharding, kv: Sharding, mask: Mask, gathered: bool | None = None, few: int = 4096) -> Plan:
     """The plan of a mask. Where ranks need most keys of most others, they are gathered if there are two ranks, or `few`
-    keys at each: then fewer and larger calls count for more than memory, and than beginning with what is there.
+    keys at each: then fewer and larger calls count for more than memory, and than beginning with what is there. With
+    `gathered` that is decided.
 
     Raises `ValueError` for shardings of different numbers of ranks.
     """
     if q.ranks != kv.ranks:
         raise ValueError(f"queries are on {q.ranks} ranks, keys on {kv.ranks}")
-    pairs = tuple(_pairs(q, kv, mask))
-    plan = Plan(q, kv, pairs)
-    ranks = range(q.ranks)
-    most = sum(kv.length - kv.local(rank) for rank in ranks)
-    needed = sum(plan.received(rank) for rank in ranks)
-    if q.ranks > 2 and 2 * needed <= most:
-        return Plan(q, kv, pairs, shared=tuple(_shared(plan)))
-    longest = max((kv.local(rank) for rank in ranks), default=0)
-    at_once = q.ranks == 2 or (q.ranks > 2 and longest <= few)
-    return Plan(q, kv, pairs, gathered=at_once and 2 * needed > most)
+    plan = Plan(q, kv, tuple(_pairs(q.joined, kv.joined, mask)))
+    if gathered is None:
+        ranks = range(q.ranks)
+        most = sum(kv.length - kv.local(rank) for rank in ranks)
+        needed = sum(plan.received(rank) for rank in ranks)
+        if q.ranks > 2 and 2 * needed <= most:
+            return replace(plan, shared=tuple(_shared(plan)))
+        longest = max((kv.local(rank) for rank in ranks), default=0)
+        gathered = 2 * needed > most and (q.ranks == 2 or (q.ranks > 2 and longest <= few))
+    return Plan(q, kv, tuple(_pairs(q, kv, mask)), gathered=True) if gathered else plan
 
 
 def _pairs(q: Sharding, kv: Sharding, mask: Mask) -> Iterator[Pair]:

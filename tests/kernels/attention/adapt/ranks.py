@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -55,11 +56,10 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     asked = {n: x for n, x in keywords.items() if n in make.__kwdefaults__ or n in make.__code__.co_varnames}
     lengths = inputs.cu_seqlens if packed else (inputs.q.shape[2], inputs.k.shape[2])
     heads = {"heads": inputs.q.shape[1], "kv_heads": inputs.k.shape[1]}
-    layout = make(*lengths, **asked, **heads, ranks=group, sharding=job.get("sharding", "auto"))
-    if job.get("gathered") is not None:
-        plan = replace(layout.plan, gathered=job["gathered"], shared=())
-        numbers = torch.tensor(sys.modules[f"{package.__name__}.planning"].encoded(plan))
-        layout = replace(layout, plan=plan, numbers=numbers)
+    of_layout = sys.modules[f"{package.__name__}.layout"]
+    planned = partial(of_layout.planned, gathered=job.get("gathered"))
+    with mock.patch.object(of_layout, "planned", planned):
+        layout = make(*lengths, **asked, **heads, ranks=group, sharding=job.get("sharding", "auto"))
     shards = {"q": layout.shard(inputs.q, axis), "dout": layout.shard(inputs.dout, axis)}
     shards |= {n: layout.shard(x, axis, keys=True) for n, x in (("k", inputs.k), ("v", inputs.v))}
     shards = {n: x.detach().clone() for n, x in shards.items()}
