@@ -89,7 +89,9 @@ class Sum:
                 yield run.rows, part
 
     def write(self, rows: Interval, out: Tensor) -> None:
-        """The sum of some rows, of which each has a part."""
+        """The sum of some rows; zeros where no part was."""
+        for lo, hi in self.free(rows):
+            run_of(out, self.axis, (lo - rows[0], hi - rows[0])).zero_()
         for run in self._within(rows):
             _write(_Run(rows, ((out, None),)).cut(run.rows, self.axis).parts[0], run)
 

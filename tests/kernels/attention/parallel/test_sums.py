@@ -92,10 +92,10 @@ def written() -> None:
     first, second = torch.randn(1, 2, 20, 16), torch.randn(1, 2, 15, 16)
     total.add((5, 25), first)
     total.add((10, 25), second)
-    out = torch.full((12, 1, 2, 16), math.nan)
-    total.write((8, 20), out.movedim(0, 2))
-    wanted = first[:, :, 3:15].clone()
-    wanted[:, :, 2:] += second[:, :, :10]
+    out = torch.full((17, 1, 2, 16), math.nan)
+    total.write((3, 20), out.movedim(0, 2))
+    wanted = torch.cat([torch.zeros(1, 2, 2, 16), first[:, :, :15]], 2)
+    wanted[:, :, 7:] += second[:, :, :10]
     assert torch.equal(out.movedim(0, 2), wanted)
 
 
