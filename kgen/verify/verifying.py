@@ -106,6 +106,9 @@ def verify_specs(
         own.add(one.rows)
     _tell_unable(files, skipped)
     for file in files:
+        # Where a package has no machine code for the device at all, its cases have failed.
+        if built is None or file.where is None or not _archs(built, file):
+            continue
         if (names := file.leave_out_unbuilt()) and skipped is not None:
             skipped(file.emitted, f"in cases that its package has no machine code for: {', '.join(names)}")
     for file in files if record else []:
@@ -113,7 +116,7 @@ def verify_specs(
             emitted = file.emitted
             enter = ledger.record if built is None else partial(_record_package, built, file)
             enter(generated, emitted.path, hashes[emitted], file.rows, quick=quick, **file.where)
-    return [row for one in found for row in one.rows if "case" in row and not row.get("unbuilt")]
+    return [row for file in files for row in file.rows]
 
 
 @dataclass
@@ -240,6 +243,14 @@ def _require_recordable(built: Path, device: str, hashes: Mapping[Emitted, str])
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
 
 
+def _archs(built: Path, found: _Found) -> list[str]:
+    """The architectures of the machine code that a package has of a file for where it ran."""
+    assert found.where is not None
+    file, chip = found.emitted, int(found.where["capability"].replace(".", ""))
+    rows = manifest_of(built, file.spec)["kernels"]
+    return sorted({row["arch"] for row in rows if (row["target"], row["capability"]) == (file.target, chip)})
+
+
 def _record_package(
     built: Path,
     found: _Found,
@@ -259,14 +270,11 @@ def _record_package(
     compilers = {
         tool: version for tool, version in manifest["compilers"].items() if tool in file.runtime.tools
     }
-    archs = {
-        row["arch"]
-        for row in manifest["kernels"]
-        if (row["target"], row["capability"]) == (file.target, int(capability.replace(".", "")))
-    }
-    for arch in sorted(archs):
-        told = {"arch": arch, "compilers": compilers, "unbuilt": found.unbuilt, "capability": capability}
-        ledger.record_package(generated, path, digest, rows, **told, **where)
+    for arch in _archs(built, found):
+        ledger.record_package(
+            generated, path, digest, rows, arch=arch, compilers=compilers, unbuilt=found.unbuilt,
+            capability=capability, **where,
+        )  # fmt: skip
 
 
 def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:

@@ -344,7 +344,9 @@ def test_machine_code_for_another_chip_is_not_recorded(
 ) -> None:
     where = {"device": "NVIDIA H200", "capability": "9.0"}
     monkeypatch.setattr("kgen.verify.verifying.describe", lambda device: where)
-    verify_specs([load(built / "small_norm.yaml")], rendered, "cuda", built=built / "out", record=True)
+    on_paper.append("odd")
+    rows = verify_specs([load(built / "small_norm.yaml")], rendered, "cuda", built=built / "out", record=True)
+    assert {row["case"] for row in rows if not row["ok"]} == {"odd"}  # it has failed, and is not left out
     assert places(rendered, "cuda") == places(rendered, "triton") == []
 
 
