@@ -246,9 +246,11 @@ def _require_recordable(built: Path, device: str, hashes: Mapping[Emitted, str])
 def _archs(built: Path, found: _Found) -> list[str]:
     """The architectures of the machine code that a package has of a file for where it ran."""
     assert found.where is not None
-    file, chip = found.emitted, int(found.where["capability"].replace(".", ""))
+    file, chip = found.emitted, found.where["capability"].replace(".", "")
     rows = manifest_of(built, file.spec)["kernels"]
-    return sorted({row["arch"] for row in rows if (row["target"], row["capability"]) == (file.target, chip)})
+    return sorted(
+        {row["arch"] for row in rows if (row["target"], str(row["capability"])) == (file.target, chip)}
+    )
 
 
 def _record_package(
