@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d71f3968676c60eb
-# body: 68eba8a88244ff4a
+# inputs: 5c4f5ecb81f8ffaf
+# body: a1d67df6cd55c2c8
 """Attention of every query to the keys up to its own position.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -488,7 +488,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -573,7 +574,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6ac02d61c3a31aaa", "causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_85caa02008f298dd", "causal"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4584739eedd72786
-# body: 91dbd9d204a0ce0a
+# inputs: f97f487f4577d79e
+# body: 72e7b7b5cf208f06
 """Attention of every query to the keys up to its own position, heads of 64.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -487,7 +487,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -572,7 +573,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ce77d814a8a98d34", "causal_d64"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_27aefaab0529c4ad", "causal_d64"), "FRAGMENT")
 
 
 def _operator(name):

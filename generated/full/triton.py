@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e0e3dfab53b8a7cc
-# body: 6e24d643158876a8
+# inputs: 5a9440ba83d417d3
+# body: 956c1eb414ebae13
 """Attention of every query to every key.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -484,7 +484,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -569,7 +570,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_38599b80ec34c2ba", "full"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_cfe3ea19d6055187", "full"), "FRAGMENT")
 
 
 def _operator(name):

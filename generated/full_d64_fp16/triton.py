@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 80f2fc0841ebcfe5
-# body: 495dc728c0aef379
+# inputs: a5b8ce5370dc6842
+# body: 140bbf0b085c5836
 """Attention of every query to every key, heads of 64 in fp16.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -483,7 +483,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -568,7 +569,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_bd7c6ccdbb17f23b", "full_d64_fp16"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_fa158a454a595451", "full_d64_fp16"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b099c3ef9329bd69
-# body: 1c246f68638b7b1c
+# inputs: 0d876a71a3f2fc44
+# body: 13ce43830aee29f0
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -495,7 +495,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -580,7 +581,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_abb4aeb7a8653353", "llama3_gqa"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b270f934cf3d40e0", "llama3_gqa"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 24f21885237c3655
-# body: 60be795a9db0a660
+# inputs: a3b0b6b4872a4a31
+# body: 11b058c7501136c3
 """Attention to a symmetric window and to a few global tokens at the front.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -512,7 +512,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -566,7 +567,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_0763fd242d8b893e", "longformer"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b8de6dc023584242", "longformer"), "FRAGMENT")
 
 
 def _operator(name):

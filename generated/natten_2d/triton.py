@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fa2033a28ec8f78c
-# body: d779f687a7e13304
+# inputs: edd072d7ad0f2f6e
+# body: f3af31a374a4d53b
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -657,7 +657,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -742,7 +743,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ebde1c919b91156b", "natten_2d"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9c9ee5f39d2fcc3d", "natten_2d"), "FRAGMENT")
 
 
 def _operator(name):

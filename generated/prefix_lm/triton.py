@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2caf2f8b828f332e
-# body: cb8560ee5eb0a4cd
+# inputs: 9d24aa25fb799ce9
+# body: 8df3158b1d287827
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -494,7 +494,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -579,7 +580,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_5105a69e335cdf93", "prefix_lm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_12369aa373552765", "prefix_lm"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5816e845e9c0b05b
-# body: 09ee6f8a48081bdb
+# inputs: 54b442123ed2cc36
+# body: ca9fc719ecb4db49
 """Causal attention to the last 1024 positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -484,7 +484,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -569,7 +570,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a41ceb6825eb8f5c", "sliding_window"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4b5ac4521b2afdaf", "sliding_window"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 84084503d03eae22
-# body: f0d4ca45e3965624
+# inputs: 75055a9b732d49e4
+# body: c55e551eb1b6150f
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -510,7 +510,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -595,7 +596,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a47caeff7641bd5c", "softcap_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_c250d8d85250b409", "softcap_causal"), "FRAGMENT")
 
 
 def _operator(name):

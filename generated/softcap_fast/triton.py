@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: abc75951affa9908
-# body: 9335f8edfd805f87
+# inputs: 8d4da307fe8834f8
+# body: 183ed79161e1b32c
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -509,7 +509,8 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
 def _launch(kernel, programs, layouts, *args, **meta):
@@ -594,7 +595,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_553b4664a13783d0", "softcap_fast"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_1086c9f0688bad6c", "softcap_fast"), "FRAGMENT")
 
 
 def _operator(name):

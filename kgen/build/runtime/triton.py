@@ -361,10 +361,13 @@ class Kernel:
         source[grid](*_for_triton(args), **options, **_rest(given, len(args)))
         return None  # launchers keep what they are given, and call it with descriptors of this module
 
-    def warmup(self, *args: Any, grid: Sequence[int], enable_fp_fusion: bool = True, **meta: Any) -> None:
-        """Load the machine code that a launch takes to the current device."""
+    def warmup(
+        self, *args: Any, grid: Sequence[int], enable_fp_fusion: bool = True, **meta: Any
+    ) -> Cubin | Kernel:
+        """Load the machine code that a launch takes to the current device. Without any nothing happens here."""
         if cubin := self._found(*self._told(args, meta), args):
             _function(torch.cuda.current_device(), cubin)
+        return cubin or self
 
     def _told(self, args: Sequence[Any], meta: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Arguments by name, and options."""

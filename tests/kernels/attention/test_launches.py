@@ -43,9 +43,10 @@ class _Kernel:
 
 class _Compiled:
     def __init__(self, kernel: _Kernel) -> None:
-        self.kernel = kernel
+        self.kernel, self.loaded = kernel, False
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        self.loaded = True  # Triton does not load it before
         return lambda *args: self.kernel.called.append((grid, *args))
 
 
@@ -126,12 +127,16 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool = False, **meta: Any) -> _Compiled:
         ran.append((kernel.fn.__name__, warmup))
-        return _Compiled(_Kernel())
+        compiled = _Compiled(_Kernel())
+        if warmup:
+            made_ahead.append(compiled)
+        return compiled
 
     def compile_backward(*args: Any) -> None:
         plain(*args)
         ahead.append({*module._AHEAD})
 
+    made_ahead: list[_Compiled] = []
     ahead: list[set[Any]] = []
     plain = module._compile_backward
     monkeypatch.setattr(JITFunction, "run", run)
@@ -159,6 +164,7 @@ def test_the_backward_pass_finds_what_was_compiled_ahead(path, capability, monke
     warm = [name for name, warmup in ran if warmup]
     launched = [name for name, warmup in ran if not warmup]
     assert sorted(warm) == sorted(launched[-len(warm) :])
+    assert all(compiled.loaded for compiled in made_ahead)
     assert len(launched) > len(warm)
     torch.autograd.grad(call(function, inputs), wanted, inputs.dout)
     assert ahead == [keys], "the second call compiled ahead"
