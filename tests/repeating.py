@@ -47,9 +47,19 @@ def repeat(
     ] = None,
     runs: Annotated[int, typer.Option(min=1, help="How often each case runs.")] = 1000,
     jobs: parts.Jobs = 1,
+    case: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(help="Only this case; not recorded. Repeatable. Default: three of each pass."),
+    ] = None,
+    times: Annotated[
+        int, typer.Option(min=1, help="Processes that each file runs in: with `--jobs`, beside each other.")
+    ] = 1,
     record: Annotated[bool, typer.Option(help="Enter what is right in tests/repeated.json.")] = True,
 ) -> None:
-    """Run cases of emitted files again and again; exit 1 where a bit changes that is fixed. On a GPU alone."""
+    """Run cases of emitted files again and again; exit 1 where a bit changes that is fixed. On a GPU alone.
+
+    Processes that share a GPU take turns there, in the middle of kernels.
+    """
 
     def run() -> int:
         import torch
@@ -58,11 +68,12 @@ def repeat(
             raise KgenError(Diagnostic("missing-device", "there is no GPU: interpreters have no races"))
         paths = specs or sorted(ROOT.glob("specs/*.yaml"))
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            for future in as_completed([pool.submit(repeated, path, runs, "cuda") for path in paths]):
+            tasks = [pool.submit(repeated, path, runs, "cuda", case or ()) for path in paths * times]
+            for future in as_completed(tasks):
                 found = future.result()
                 terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.cases} cases'}")
                 failed.extend(found.wrong)
-                if record:
+                if record and not case and times == 1:
                     enter(found, runs, describe("cuda")["device"])
         return int(bool(failed))
 
@@ -70,8 +81,8 @@ def repeat(
     raise SystemExit(terminal.guarded(run, Format.TEXT))
 
 
-def repeated(path: Path, runs: int, device: str) -> Repeated:
-    """What comes of the cases of a spec's Triton file, each of which runs so often."""
+def repeated(path: Path, runs: int, device: str, chosen: Sequence[str] = ()) -> Repeated:
+    """What comes of the cases of a spec's Triton file, each of which runs so often; of these where some are named."""
     from kgen.verify import compare
 
     loaded = load(path)
@@ -81,7 +92,8 @@ def repeated(path: Path, runs: int, device: str) -> Repeated:
     wrong, count = [], 0
     with mock.patch.object(compare, "AGAIN", runs - 1), mock.patch.object(compare, "AGAIN_SECONDS", 0.0):
         for group in family.groups(problem):
-            for name in some(family.case_names(problem, group, quick=False)):
+            names = family.case_names(problem, group, quick=False)
+            for name in [n for n in names if n in chosen] if chosen else some(names):
                 found = family.run_case(subject, group, name)
                 wrong += [f"{group} {name}: {check.message}" for check in found if not check.ok]
                 count += 1

@@ -28,6 +28,15 @@ def test_each_case_runs_so_often_and_what_changes_is_found() -> None:
     assert interpreted(_repeated, 3, 4) == ()
 
 
+def test_cases_that_are_named_run_alone() -> None:
+    found = interpreted(_named, ["plain", "odd"])
+    assert (found.spec, found.cases, found.wrong) == ("rms_norm", 4, ())
+
+
+def _named(cases: list[str]) -> repeating.Repeated:
+    return repeating.repeated(SPEC, 1, "cpu", cases)
+
+
 def _repeated(runs: int, off: int) -> tuple[str, ...]:
     """What is found wrong where the run of that number gives other bits. There is no GPU: the interpreter is taken for
     one where runs are counted."""
