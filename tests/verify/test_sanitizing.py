@@ -7,12 +7,17 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 from kgen.verify import ledger
+from kgen.verify.call import take_portable_kernels
 from kgen.verify.sanitizing import sanitize_specs
+from kgen.verify.toolchain import import_file
+
+ROOT = Path(__file__).parents[2]
 
 SPEC = "kernel: chunk_output\nname: sample\ndtype: bf16\nhead_dim: 64\nchunk_size: 16\npasses: [forward]\n"
 TOOL = """#!/bin/sh
@@ -69,6 +74,15 @@ def test_a_call_that_fails_or_says_nothing_is_not_clean(sample, tmp_path, monkey
     (row,) = sanitized(sample, tmp_path, monkeypatch, "echo SUMMARY >> $log")
     assert not row["ok"]
     assert "broken" in row["message"]
+
+
+def test_racecheck_looks_at_the_portable_kernels(monkeypatch):
+    module = import_file(ROOT / "generated" / "causal" / "triton.py", "kgen_test_portable")
+    monkeypatch.setattr(module, "_portable_because", lambda device: "")
+    q = torch.zeros(1, 1, 128, 128, dtype=torch.bfloat16)
+    assert module._on_hopper(q, q, q)
+    take_portable_kernels(module)
+    assert not module._on_hopper(q, q, q)
 
 
 def test_what_is_missing(sample, tmp_path, monkeypatch):
