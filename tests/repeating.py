@@ -16,7 +16,7 @@ import typer
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
 from kgen.spec.load import load
 from kgen.verify import ledger
 from kgen.verify.families import Subject, family_of, problem_of
@@ -67,6 +67,7 @@ def repeat(
         if not torch.cuda.is_available():
             raise KgenError(Diagnostic("missing-device", "there is no GPU: interpreters have no races"))
         paths = specs or sorted(ROOT.glob("specs/*.yaml"))
+        require_known(case or (), paths)
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
             tasks = [pool.submit(repeated, path, runs, "cuda", case or ()) for path in paths * times]
             for future in as_completed(tasks):
@@ -98,6 +99,22 @@ def repeated(path: Path, runs: int, device: str, chosen: Sequence[str] = ()) -> 
                 wrong += [f"{group} {name}: {check.message}" for check in found if not check.ok]
                 count += 1
     return Repeated(loaded.spec.name, count, tuple(wrong))
+
+
+def require_known(cases: Sequence[str], paths: Sequence[Path]) -> None:
+    """Raise `KgenError` for a case that none of the specs has."""
+    problems = [problem_of(load(path)) for path in paths] if cases else []
+    known = {name for problem in problems for name in _all_names(problem)}
+    for case in cases:
+        if case not in known:
+            hint = did_you_mean(case, sorted(known))
+            raise KgenError(Diagnostic("unknown-case", f"there is no case `{case}`", hint=hint))
+
+
+def _all_names(problem: Any) -> Iterator[str]:
+    family = family_of(problem)
+    for group in family.groups(problem):
+        yield from family.case_names(problem, group, quick=False)
 
 
 def some(names: Sequence[str]) -> list[str]:

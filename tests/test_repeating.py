@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import repeating
 import torch
 from apart import interpreted
+
+from kgen.diagnostics import KgenError
 
 SPEC = Path(__file__).parents[1] / "specs" / "rms_norm.yaml"
 
@@ -31,6 +34,13 @@ def test_each_case_runs_so_often_and_what_changes_is_found() -> None:
 def test_cases_that_are_named_run_alone() -> None:
     found = interpreted(_named, ["plain", "odd"])
     assert (found.spec, found.cases, found.wrong) == ("rms_norm", 4, ())
+
+
+def test_a_case_that_no_spec_has_is_an_error() -> None:
+    repeating.require_known(["plain"], [SPEC])
+    with pytest.raises(KgenError, match="no case `plane`") as raised:
+        repeating.require_known(["plain", "plane"], [SPEC])
+    assert "plain" in str(raised.value.diagnostics[0].hint)
 
 
 def _named(cases: list[str]) -> repeating.Repeated:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.render.rendering import render_spec
-from kgen.spec.load import Loaded, loads
-from kgen.verify import ledger
-from kgen.verify.call import take_portable_kernels
+from kgen.spec.load import Loaded, load, loads
+from kgen.verify import call, interpreter, ledger
+from kgen.verify.families import problem_of
 from kgen.verify.sanitizing import sanitize_specs
-from kgen.verify.toolchain import import_file
+from kgen.verify.worker import Job
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,13 +78,23 @@ def test_a_call_that_fails_or_says_nothing_is_not_clean(sample, tmp_path, monkey
     assert "broken" in row["message"]
 
 
-def test_racecheck_looks_at_the_portable_kernels(monkeypatch):
-    module = import_file(ROOT / "generated" / "causal" / "triton.py", "kgen_test_portable")
-    monkeypatch.setattr(module, "_portable_because", lambda device: "")
+@pytest.mark.parametrize(("tool", "portable"), [("racecheck", True), ("memcheck", False)])
+def test_racecheck_looks_at_the_portable_kernels(tool, portable, monkeypatch):
+    path = ROOT / "generated" / "causal" / "triton.py"
     q = torch.zeros(1, 1, 128, 128, dtype=torch.bfloat16)
-    assert module._on_hopper(q, q, q)
-    take_portable_kernels(module)
-    assert not module._on_hopper(q, q, q)
+    asked = []
+
+    def example(subject, name):
+        monkeypatch.setattr(subject.module, "_portable_because", lambda device: "")
+        asked.append(not subject.module._on_hopper(q, q, q))
+        return mock.Mock(run=mock.Mock(return_value={}))
+
+    monkeypatch.setattr(call, "family_of", lambda problem: mock.Mock(example=example))
+    problem = problem_of(load(ROOT / "specs" / "causal.yaml"))
+    file = mock.Mock(path=path, target="triton", stem="triton")
+    monkeypatch.setattr(interpreter, "mend", lambda: None)
+    call.main(Job(problem, file, "cpu", (("call", tool),)), io.StringIO())
+    assert asked == [portable]
 
 
 def test_what_is_missing(sample, tmp_path, monkeypatch):
