@@ -4,7 +4,7 @@ Partitions run in one order out of many, which `gluon_schedule` draws from a see
 Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
 its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
 until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
-error if nobody completes a barrier, if a product or TMA uses what was stored in shared memory without a fence since,
+error if nobody completes a barrier, if no partition uses one that is set up, if a product or TMA uses what was stored in shared memory without a fence since,
 or a barrier that was set up without one, and if a program takes from a counter before it has waited for the launch
 that sets the counter to zero. A load of numbers is done when they are used, or at a fence: TMA may overtake it.
 Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
@@ -54,6 +54,7 @@ class _Own:
         self.stores: list[InFlight] = []
         self.loads: list[Loading] = []
         self.unfenced: list[Tensor] = []
+        self.barriers: list[Barriers] = []
 
 
 class Loading(Tensor):
@@ -146,6 +147,7 @@ class Barrier:
 
     def __init__(self) -> None:
         self.phase = self.bytes = self.count = self.left = 0
+        self.used = False
         self.unfenced = torch.zeros(1, dtype=torch.bool)
 
     def init(self, count: int) -> None:
@@ -164,6 +166,7 @@ class Barrier:
         self._change(0, -count)
 
     def _change(self, arrivals: int, more: int) -> None:
+        self.used = True
         self.left -= arrivals
         self.bytes += more
         assert self.left >= 0, "more arrivals than a phase of the barrier has"
@@ -171,6 +174,7 @@ class Barrier:
             self.phase, self.left = self.phase + 1, self.count
 
     def wait(self, parity: Any) -> None:
+        self.used = True
         over = int(parity)
         _schedule.others(lambda: self.phase & 1 != over)
 
@@ -181,6 +185,11 @@ class Barriers:
     def __init__(self, n: int) -> None:
         self.barriers = [Barrier() for _ in range(n)]
         self.shape = [n, 1]
+        _own.begun.barriers.append(self)
+
+    @property
+    def used(self) -> bool:
+        return any(barrier.used for barrier in self.barriers)
 
     def index(self, i: Any) -> Barrier:
         return self.barriers[int(i)]
@@ -472,6 +481,16 @@ class Kernel:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
+        self.used: dict[str, list[bool]] = {}
+
+    def unused(self) -> list[str]:
+        """Barriers that no launch so far has used. Triton may give the place of such barriers to other data."""
+        return [
+            f"barriers that nobody uses, number {i} of {constants}"
+            for constants, used in self.used.items()
+            for i, one in enumerate(used)
+            if not one
+        ]
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return self.function(*args, **options)
@@ -484,10 +503,14 @@ class Kernel:
                 dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {}
             )
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
+            constants = ", ".join(f"{name}={value}" for name, value in options.items())
             for number in range(grid[0]):
                 _own.place, _own.begun = (number, grid[0]), _Own()
                 try:
                     self.function(*given, **options)
+                    now = [barriers.used for barriers in _own.begun.barriers]
+                    before = self.used.get(constants, [False] * len(now))
+                    self.used[constants] = [a or b for a, b in zip(before, now, strict=True)]
                 finally:
                     del _own.place
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 29e99b2f5fd9406f
+# inputs: ea2796d6921f7ac1
 # body: 933c9b5f4700cad5
 """Causal attention with ALiBi slopes computed from the head's index.
 

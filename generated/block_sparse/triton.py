@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a53c148b220a57ed
+# inputs: d975745c5410872d
 # body: 7e136030f9c9d1f4
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

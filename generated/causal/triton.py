@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5c4f5ecb81f8ffaf
+# inputs: 842f137452f57cfa
 # body: a1d67df6cd55c2c8
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d56352eae2d90cd6
+# inputs: 8a66e5c7a66652ca
 # body: 5fbc99b09ecea00c
 """Causal attention with ALiBi slopes read from a tensor.
 

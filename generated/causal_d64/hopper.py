@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 28432bc3131aa3ff
+# inputs: d3692bc07f5e29fb
 # body: 944c497286504356
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f97f487f4577d79e
+# inputs: 19595bcefc6bb8a5
 # body: 72e7b7b5cf208f06
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0ee62873271c9632
+# inputs: 141c71f35e4c3bae
 # body: b7ba1042a2892ff2
 """Causal attention in fp32, products in three TF32 passes.
 

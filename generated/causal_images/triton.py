@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4ad7662877892e94
+# inputs: 160fd0384849087f
 # body: 4c4769ca957b6371
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

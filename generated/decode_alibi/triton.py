@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8043e407979d2dde
+# inputs: 9d8fb0c3abd04d02
 # body: 78a307e1e68817d5
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 579f4b24ddf90ae0
+# inputs: 315241d8d26ac5c5
 # body: e57ab8209188ed01
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b9a7ec49fc117899
+# inputs: 2dc362f6ff3fc3c8
 # body: cd9c7d660fcef78e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: af26f49b850ed6fa
+# inputs: e34a55e39f5322e3
 # body: be785f1b84e5feb3
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5f784b94778c1dc2
+# inputs: 6fabccd6c5ffa17d
 # body: f2341af774296126
 """Causal attention to every fourth position back from the query.
 

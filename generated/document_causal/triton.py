@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3749d733494b1a31
+# inputs: 4f3561f2ec834afc
 # body: fbfc8b768053c8f3
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5a9440ba83d417d3
+# inputs: e5d28e43b947f49a
 # body: 956c1eb414ebae13
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df551df3b25da8a8
+# inputs: d568ad991a1ae2fe
 # body: f2cb2d736ea1c50d
 """Attention of every query to every key, heads of 64 in fp16.
 

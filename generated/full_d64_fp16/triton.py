@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a5b8ce5370dc6842
+# inputs: 6e072e58b1a248d9
 # body: 140bbf0b085c5836
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f84dab52eed1e88e
+# inputs: 1d773979d528ff3a
 # body: dbcfb1bbb74b5c85
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

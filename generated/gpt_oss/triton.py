@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fb7292102a519a52
+# inputs: 48557fcf82453eec
 # body: 68654404652d203e
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

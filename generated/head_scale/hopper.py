@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb7d0cc1e2fbd774
+# inputs: 283adf4cfa3df276
 # body: 45cfaa45c834609d
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b99d5f2eda36be2f
+# inputs: a6f1d15d47bd44fa
 # body: 060c6022bfb3d0d7
 """Attention with a learned temperature for each head.
 

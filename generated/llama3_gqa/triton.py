@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0d876a71a3f2fc44
+# inputs: 4fe0efb5b60e3591
 # body: 13ce43830aee29f0
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3b0b6b4872a4a31
+# inputs: d950372e52b054aa
 # body: 11b058c7501136c3
 """Attention to a symmetric window and to a few global tokens at the front.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e5d417a86955d949
+# inputs: 7e43b198617b1039
 # body: 0efd365011a65feb
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

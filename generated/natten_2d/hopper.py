@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 32db4b7175a3a1ed
-# body: 949b719dc47bf540
+# inputs: bf0c286f97cd79a3
+# body: 4fd4b814770aaabc
 """Neighbourhood attention of 13 by 13 on images 128 wide, whose pixels stand in tiles of 8 rows by 16 columns.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -664,7 +664,8 @@ def _backward_hopper_tiles(
     kv_idx, qk_scale, mask_2, mask_3, mask_kv_2, mask_5, mask_kv_3, SQ, SK = fixed
     q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    ds_slots, ds_full = ds_ring
+    if DQ:
+        ds_slots, ds_full = ds_ring
     for j in range(j_lo, j_hi):
         q_start = _listed(j, q_blocks, BLOCK_M)
         offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
@@ -795,9 +796,13 @@ def _backward_hopper_kernel(
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS)
     q_ring = _ring(q_slots, SLOTS, 1, 2)
-    # dS^T of two tiles, and whether both consumers have stored theirs.
-    TRANSPOSED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    ds_ring = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED), _barriers(2, 2)
+    if DQ:
+        # dS^T of two tiles, and whether both consumers have stored theirs.
+        TRANSPOSED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+        ds_ring = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED), _barriers(2, 2)
+    else:
+        # No barrier that nobody uses: Triton gives its place to other data, which the GPU loses where it changes between processes.
+        ds_ring = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = scheduler, kv_ring, q_ring, ds_ring, q_indices_ptr, dk_desc, dv_desc, dq_sum_ptr, problem

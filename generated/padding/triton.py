@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 30d946ab84b89850
+# inputs: 147db2daddc49593
 # body: 96f0c72d001f79b2
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

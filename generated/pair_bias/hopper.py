@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 789bc30cec748452
+# inputs: 24162fb43d3ae606
 # body: a4c4295667d33aeb
 """Attention with a learned bias for each head and each pair of positions.
 

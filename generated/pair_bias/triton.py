@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0830281612bbdab6
+# inputs: c195163182031894
 # body: f2cd294c69e4ef6f
 """Attention with a learned bias for each head and each pair of positions.
 

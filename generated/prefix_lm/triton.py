@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9d24aa25fb799ce9
+# inputs: 3ecd610fac68f838
 # body: 8df3158b1d287827
 """Full attention within a prefix whose length is given at launch, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e2e3b4940c0e1eb5
+# inputs: 74994a134e0aac39
 # body: db3af0b300cb86b4
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 217ac8197f2d6c2d
+# inputs: 307129dbda4a5110
 # body: f84cdf9f5dee32cf
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 920e5828ae83f453
-# body: f8c32e2c6ae2d128
+# inputs: bf739357cb9cdb31
+# body: 90bbf122a4307f8e
 """Causal attention to the last 1024 positions.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -681,7 +681,8 @@ def _backward_hopper_tiles(
     kv_idx, qk_scale, SQ, SK = fixed
     q_slots, do_slots, lse_slots, delta_slots = q_ring.slots
     SLOTS: tl.constexpr = q_ring.full.shape[0]
-    ds_slots, ds_full = ds_ring
+    if DQ:
+        ds_slots, ds_full = ds_ring
     for j in range(j_lo, j_hi):
         q_start = _masked_first(j, q_lo, n_first_masked, n_masked, n_tiles, BLOCK_M)
         offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, SCORES))
@@ -809,9 +810,13 @@ def _backward_hopper_kernel(
     kv_ring = _ring(_slots(k_desc, KV_SLOTS), KV_SLOTS, 1, 2)
     q_slots = _slots(q_desc, SLOTS), _slots(do_desc, SLOTS), _slots(lse_desc, SLOTS), _slots(delta_desc, SLOTS)
     q_ring = _ring(q_slots, SLOTS, 1, 2)
-    # dS^T of two tiles, and whether both consumers have stored theirs.
-    TRANSPOSED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    ds_ring = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED), _barriers(2, 2)
+    if DQ:
+        # dS^T of two tiles, and whether both consumers have stored theirs.
+        TRANSPOSED: tl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+        ds_ring = gl.allocate_shared_memory(q_desc.dtype, [2, BLOCK_N, BLOCK_M], TRANSPOSED), _barriers(2, 2)
+    else:
+        # No barrier that nobody uses: Triton gives its place to other data, which the GPU loses where it changes between processes.
+        ds_ring = ()
     scheduler = _tile_scheduler(2)
     fence_async_shared()
     consumer = scheduler, kv_ring, q_ring, ds_ring, dk_desc, dv_desc, dq_sum_ptr, problem

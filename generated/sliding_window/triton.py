@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 54b442123ed2cc36
+# inputs: 994619102b9c33cf
 # body: ca9fc719ecb4db49
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75055a9b732d49e4
+# inputs: d6c25c43cc3c0ebf
 # body: c55e551eb1b6150f
 """Causal attention whose scores saturate smoothly at 30.
 

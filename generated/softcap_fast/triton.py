@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8d4da307fe8834f8
+# inputs: caff047c0b672c39
 # body: 183ed79161e1b32c
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 229017db6dcdac46
+# inputs: c85ad775bffd7a82
 # body: 496c12e8b7f1ad9d
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f350bd87c7936d77
+# inputs: ad13f3db878bc150
 # body: 28ade429df178e86
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 206901c1aa5e923d
+# inputs: 8f700055a3412ceb
 # body: 9b506b35eb7bb723
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 

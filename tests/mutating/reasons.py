@@ -24,7 +24,7 @@ NOTHING: dict[str, Rule] = {
         or (
             m.function.startswith("_dkdv_hopper")
             and m.old == "kv_start + BLOCK_N > SK"
-            and m.new.endswith("True")
+            and m.new.endswith(("True", ">= SK"))
         )
     ),
     "kernels that do not begin ahead of time wait for each other": lambda _, m: (
@@ -76,6 +76,12 @@ NOTHING: dict[str, Rule] = {
     ),
     "a masked tile is right for any tile, and with longer tiles of queries more are": lambda _, m: (
         (m.function, m.old, m.new) == ("_dq_hopper_consumer", "BLOCK_N", "BLOCK_M")
+    ),
+    "a maximum that is not 8 above the one before is not followed": lambda _, m: (
+        m.function == "_hopper_softmax" and m.operator == "bound" and m.old.startswith("gl.maximum(m_i, gl.max(")
+    ),
+    "one kernel for all gradients or two, whose sums have another order": lambda _, m: (
+        m.function == "sums_for_dq" and m.operator == "guard" and m.old.startswith("_in_one_kernel(")
     ),
     "no sequence has more keys than there is room for": lambda _, m: (
         m.function == "_clear_hidden" and m.operator == "comparison" and "SK" in m.old

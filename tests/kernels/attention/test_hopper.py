@@ -270,6 +270,7 @@ EARLY = {
         "count=1, pred=wanted ^ True",
         "count=2, pred=wanted ^ True",
     ),
+    "barriers that nobody uses": ("        ds_ring = ()\n", "        ds_ring = _barriers(2, 2)\n"),
     "dk stored where dv still leaves from": (
         "        tma.store_wait(0)\n        barrier()\n        _store_tile(dk_desc",
         "        barrier()\n        _store_tile(dk_desc",
@@ -432,10 +433,14 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
     gluon_interpreter.explore(seed)
     module = _module(path)
     launched: dict[str, int] = {}
-    for kernel, value in list(vars(module).items()):
-        if isinstance(value, gluon_interpreter.Kernel) and kernel.endswith("_hopper_kernel"):
-            launched[kernel] = 0
-            setattr(module, kernel, _Counted(value, kernel, launched))
+    kernels = {
+        kernel: value
+        for kernel, value in vars(module).items()
+        if isinstance(value, gluon_interpreter.Kernel) and kernel.endswith("_hopper_kernel")
+    }
+    for kernel, value in kernels.items():
+        launched[kernel] = 0
+        setattr(module, kernel, _Counted(value, kernel, launched))
     problem = _problem(name)
     group = 2 if problem.gqa == "any" else int(problem.gqa)
     drawn = for_hopper(problem)
@@ -456,7 +461,7 @@ def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[
             wrong += [f"{pass_} {case.name}: {c.message}" for c in checks if not c.ok]
             if len(wrong) >= enough:
                 return launched, wrong
-    return launched, wrong
+    return launched, wrong + [f"{name}: {x}" for name, kernel in kernels.items() for x in kernel.unused()]
 
 
 def _launched(name: str, length: int) -> dict[str, int]:

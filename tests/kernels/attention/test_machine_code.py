@@ -56,6 +56,33 @@ def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     return folder
 
 
+@pytest.mark.parametrize("name", ["sliding_window", "packed_latent", "causal_d64", "gpt_oss"])
+def test_what_is_stored_is_not_where_a_barrier_is(name: str, compiled: Callable[[str], Path]) -> None:
+    """Triton gives the place of barriers that nobody uses to other data. There the GPU lost what was stored when it
+    changed between processes."""
+    kernels = list(compiled(name).rglob("*_hopper_kernel.cubin"))
+    assert kernels
+    for path in kernels:
+        code = subprocess.run([NVDISASM, "-c", path], capture_output=True, text=True, check=True).stdout
+        barriers, stored = _places(code)
+        assert len(barriers) > 8
+        assert stored
+        assert not barriers & stored, path.name
+
+
+def test_a_place_of_two_is_found() -> None:
+    code = "SYNCS.EXCH.64 URZ, [UR5+0x30400], UR16 ;\n@P0 STS [UR14+0x30400], R4 ;\nSTS.64 [UR4+0x30480], R2 ;\n"
+    barriers, stored = _places(code)
+    assert barriers & stored == {0x30400}
+
+
+def _places(code: str) -> tuple[set[int], set[int]]:
+    """Where in shared memory barriers are set up, by their words, and where else something is stored."""
+    barriers = {int(x, 16) for x in re.findall(r"SYNCS\.EXCH\.64 URZ, \[UR\d+\+(0x\w+)\]", code)}
+    stored = {int(x, 16) for x in re.findall(r"STS\S* \[UR\d+\+(0x\w+)\]", code)}
+    return barriers | {at + 4 for at in barriers}, stored
+
+
 # Q in registers, of halves of a tile, in two parts, of thirds of a tile; K, in two parts; K and V.
 @pytest.mark.parametrize(
     ("name", "kernels"),

@@ -17,15 +17,15 @@ from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES
 
 SHORT = 24
-"""Positions on the short side of a shape: a few more than masks have tokens that all see."""
+"""Few queries beside many keys: some more than masks have tokens that all see."""
 NEAR = 130
-"""What plain cases have of queries and of keys."""
+"""What plain cases have of queries and of keys, and the fewest keys beside many queries: whole tiles, also behind a window."""
 FAR, FAR_TIED = 256 * NEAR, 16 * NEAR
 """The longest that is tried, with a short side and without one."""
 STEP = 32
 """How near a length is to the smallest that decides."""
-MARGIN = 45
-"""Positions past that: more than one, and off any tile."""
+MARGIN = 173
+"""Positions past that: more than a tile of keys, so that tiles are skipped at that end, and off any tile."""
 
 
 @cache
@@ -61,7 +61,7 @@ def _smallest(problem: Problem, node: Node, way: int) -> tuple[int, int] | None:
     def shapes(long: int) -> list[tuple[int, int]]:
         if problem.tied_lengths:
             return [(long, long)]
-        return [(SHORT, long)] if problem.aligned_to_end else [(long, SHORT), (SHORT, long)]
+        return [(SHORT, long)] if problem.aligned_to_end else [(long, NEAR), (SHORT, long)]
 
     for number in range(len(shapes(1))):
         least, long = NEAR, 2 * NEAR
