@@ -74,10 +74,10 @@ def test_what_decides_nothing_is_named(tmp_path):
 
 def test_lengths_follow_the_constants(tmp_path):
     path = tmp_path / "x.yaml"
-    for window, queries in ((100, 0), (3000, 3069), (10_000, 10_069)):
+    for window, queries in ((100, 0), (3000, 3197), (10_000, 10_197)):
         path.write_text(
             "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\n"
             f"mask_mod: q_idx >= kv_idx and q_idx - kv_idx < {window}\n"
         )
         shapes = shapes_that_decide(problem_of(load(path)))
-        assert [sq for sq, _ in shapes] == [] if not queries else abs(shapes[0][0] - queries) <= 32
+        assert not shapes if not queries else abs(shapes[0][0] - queries) <= 32 and shapes[0][1] > 128
