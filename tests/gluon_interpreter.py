@@ -4,9 +4,10 @@ Partitions run in one order out of many, which `gluon_schedule` draws from a see
 Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
 its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
 until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
-error if nobody completes a barrier, if no partition uses one that is set up, if a product or TMA uses what was stored in shared memory without a fence since,
-or a barrier that was set up without one, and if a program takes from a counter before it has waited for the launch
-that sets the counter to zero. A load of numbers is done when they are used, or at a fence: TMA may overtake it.
+error if nobody completes a barrier, if no partition uses one that is set up, if a product or TMA uses what was stored
+in shared memory without a fence since, or a barrier that was set up without one, and if a program takes from a
+counter before it has waited for the launch that sets the counter to zero. A load of numbers is done when they are
+used, or at a fence: TMA may overtake it.
 Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
 """
 

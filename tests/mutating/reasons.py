@@ -78,7 +78,9 @@ NOTHING: dict[str, Rule] = {
         (m.function, m.old, m.new) == ("_dq_hopper_consumer", "BLOCK_N", "BLOCK_M")
     ),
     "a maximum that is not 8 above the one before is not followed": lambda _, m: (
-        m.function == "_hopper_softmax" and m.operator == "bound" and m.old.startswith("gl.maximum(m_i, gl.max(")
+        m.function == "_hopper_softmax"
+        and m.operator == "bound"
+        and m.old.startswith("gl.maximum(m_i, gl.max(")
     ),
     "one kernel for all gradients or two, whose sums have another order": lambda _, m: (
         m.function == "sums_for_dq" and m.operator == "guard" and m.old.startswith("_in_one_kernel(")

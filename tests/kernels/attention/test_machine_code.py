@@ -71,7 +71,9 @@ def test_what_is_stored_is_not_where_a_barrier_is(name: str, compiled: Callable[
 
 
 def test_a_place_of_two_is_found() -> None:
-    code = "SYNCS.EXCH.64 URZ, [UR5+0x30400], UR16 ;\n@P0 STS [UR14+0x30400], R4 ;\nSTS.64 [UR4+0x30480], R2 ;\n"
+    code = (
+        "SYNCS.EXCH.64 URZ, [UR5+0x30400], UR16 ;\n@P0 STS [UR14+0x30400], R4 ;\nSTS.64 [UR4+0x30480], R2 ;\n"
+    )
     barriers, stored = _places(code)
     assert barriers & stored == {0x30400}
 

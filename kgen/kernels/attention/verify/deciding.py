@@ -19,7 +19,7 @@ from kgen.verify.tensors import DTYPES
 SHORT = 24
 """Few queries beside many keys: some more than masks have tokens that all see."""
 NEAR = 130
-"""What plain cases have of queries and of keys, and the fewest keys beside many queries: whole tiles, also behind a window."""
+"""What plain cases have of queries and of keys. Many queries have as many keys: whole tiles, also behind a window."""
 FAR, FAR_TIED = 256 * NEAR, 16 * NEAR
 """The longest that is tried, with a short side and without one."""
 STEP = 32
