@@ -82,6 +82,12 @@ NOTHING: dict[str, Rule] = {
         and m.operator == "bound"
         and m.old.startswith("gl.maximum(m_i, gl.max(")
     ),
+    "a stride of just the bound is right by itself and as a copy": lambda _, m: (
+        m.operator == "comparison" and ".stride(-1)" in m.old and m.old.replace(" > ", " >= ") == m.new
+    ),
+    "it waits for a kernel whose results it does not need": lambda _, m: (
+        m.function == "_hopper_producer" and (m.old, m.new) == ("LAG > 0", "True")
+    ),
     "one kernel for all gradients or two, whose sums have another order": lambda _, m: (
         m.function == "sums_for_dq" and m.operator == "guard" and m.old.startswith("_in_one_kernel(")
     ),

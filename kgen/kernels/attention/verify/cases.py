@@ -63,7 +63,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
         run = compare.careful(
             lambda: _outputs(subject, inputs, wanted), inputs.tensors, device, fixed=fixed.__contains__
         )
-        return [*_compare(problem, run[0], truth, yardstick), *run[1]]
+        return [*_compare(problem, run[0], truth, yardstick), *_in_another_order(inputs, run[0]), *run[1]]
 
     # Gradients of buffers may be summed by atomics; everything else has one order of summation,
     fixed = {"out", "lse", "dq", "dk", "dv"}
@@ -182,6 +182,17 @@ def _outputs(subject: Subject, inputs: Inputs, wanted: Mapping[str, Tensor]) -> 
     outputs, cotangents = ([pair[i] for pair in pairs] for i in (0, 1))
     grads = torch.autograd.grad(outputs, list(wanted.values()), cotangents, materialize_grads=True)
     return {f"d{name}": grad for name, grad in zip(wanted, grads, strict=True)}
+
+
+def _in_another_order(inputs: Inputs, got: Mapping[str, Tensor]) -> Iterator[compare.Check]:
+    """Outputs and gradients whose memory has not the order of what they are like: [B, S, H, D] or [B, H, S, D]."""
+    like = {"out": inputs.q, "dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
+    for name, x in got.items():
+        if inputs.case.layout == "bshd" and name in like and x.dim() == 4:
+            by_token, wanted = (t.stride(1) < t.stride(2) for t in (x, like[name]))
+            if by_token != wanted:
+                message = f"{name} has strides {x.stride()}, and what it is like {like[name].stride()}"
+                yield compare.Check(f"{name} (order)", False, math.nan, math.nan, math.nan, message)
 
 
 def _compare(
