@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import large
 import repeating
 from fuzzing.explained import EXPLAINED
 
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def table() -> str:
     """Random specs, mutants, sanitizers."""
-    rows = [*_random_specs(), *_mutants(), *_sanitizers(), *repeating.rows()]
+    rows = [*_random_specs(), *_mutants(), *_sanitizers(), *repeating.rows(), *large.rows()]
     return (
         "\n".join(["| what | found |", "|---|---|", *(f"| {what} | {found} |" for what, found in rows)])
         + "\n"

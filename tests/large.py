@@ -1,0 +1,255 @@
+"""`scripts/large`: calls of emitted files whose tensors have more than 2**31 elements, on a GPU.
+
+A small call is repeated along what grows with the number of its sequences or rows, which is seen from two small calls.
+Every copy of what comes out, gradients too, has to be what the small call gives. Sums over sequences or rows are left
+out: they have no copies.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import parts
+import typer
+from repeating import emitted
+
+from kgen.cli import terminal
+from kgen.cli.terminal import Format
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.spec.load import load
+from kgen.verify import ledger
+from kgen.verify.families import Example, problem_of
+from kgen.verify.toolchain import describe, import_file
+
+ROOT = Path(__file__).resolve().parents[1]
+REPORT = Path(__file__).parent / "large.json"
+LIMIT = 2**31
+"""Elements that the largest tensor of a call has at least."""
+AT_ONCE = 2**27
+"""Elements that are compared at a time."""
+FEW = 2
+"""Sequences of the small call; rows of a norm are 16 times as many."""
+
+app = typer.Typer(pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A file that was called so. `wrong` says what differed, or was raised."""
+
+    spec: str
+    elements: int
+    wrong: tuple[str, ...]
+
+
+@app.command()
+def large(
+    specs: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Argument(help="Spec files whose emitted Triton files run. Default: all."),
+    ] = None,
+    jobs: parts.Jobs = 1,
+) -> None:
+    """Call emitted files with more than 2**31 elements; exit 1 where something differs.
+
+    On a GPU alone, with up to 80 GB of memory for each job. What is right is entered in tests/large.json.
+    """
+
+    def run() -> int:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise KgenError(Diagnostic("missing-device", "there is no GPU"))
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            paths = specs or sorted(ROOT.glob("specs/*.yaml"))
+            tasks = [pool.submit(tried, path, "cuda") for path in paths if emitted(path.stem).exists()]
+            for future in as_completed(tasks):
+                found = future.result()
+                terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.elements} elements'}")
+                failed.extend(found.wrong)
+                enter(found, describe("cuda")["device"])
+        return int(bool(failed))
+
+    failed: list[str] = []
+    raise SystemExit(terminal.guarded(run, Format.TEXT))
+
+
+def tried(path: Path, device: str, limit: int = LIMIT) -> Tried:
+    """What comes of a large call of a spec's Triton file."""
+    loaded = load(path)
+    problem, file = problem_of(loaded), emitted(loaded.spec.name)
+    function = getattr(import_file(file, f"kgen_large_{problem.name}"), problem.name)
+    small, more = (example(problem, number, device) for number in (FEW, FEW + 1))
+    want, other = (_detached(one.run(function)) for one in (small, more))
+    growing = {name: axis_of(x, other[name]) for name, x in want.items()}
+    inputs = _tensors(small)
+    axes = {name: axis_of(x, _tensors(more)[name]) for name, x in inputs.items()}
+    sizes = [x.numel() for name, x in inputs.items() if axes[name] is not None]
+    times = limit // max(*sizes, *(x.numel() for name, x in want.items() if growing[name] is not None)) + 1
+    big = {name: _repeated(name, x, axes[name], times) for name, x in inputs.items()}
+    elements = max(x.numel() for x in big.values())
+    try:
+        got = _detached(_with(small, big).run(function))
+        wrong = [
+            f"{name} differs by {found:.3g}"
+            for name, axis in growing.items()
+            if axis is not None and (found := difference(got[name], want[name], axis)) > 1e-2
+        ]
+    except Exception as error:
+        wrong = [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
+    return Tried(problem.name, elements, tuple(wrong))
+
+
+def example(problem: Any, number: int, device: str) -> Example:
+    """A small call of so many sequences."""
+    return _FAMILIES[problem.kernel](problem, number, device)
+
+
+def _attention(problem: Any, number: int, device: str) -> Example:
+    from kgen.kernels.attention.verify.inputs import Case, differentiable, draw, fit
+
+    lengths = ((64, 64), (40, 40)) * number if problem.varlen else ()
+    inputs = draw(
+        problem, replace(fit(problem, Case("large", 64, 64, batch=number), 0), packed=lengths), device
+    )
+    wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
+    keywords = {"scale": inputs.case.scale, **inputs.cache, **inputs.buffers, **inputs.runtime}
+    return Example(inputs.operands, keywords, wanted, (inputs.dout,))
+
+
+def _norm(problem: Any, number: int, device: str) -> Example:
+    from kgen.kernels.norm.verify.inputs import arguments, cases, differentiable, draw
+
+    (case,) = (c for c in cases(problem, quick=True) if c.name == "plain")
+    inputs = draw(problem, replace(case, rows=(16 * number,)), device)
+    wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
+    args, keywords = arguments(problem, inputs)
+    return Example(args, keywords, wanted, tuple(inputs.cotangents.get(name) for name in problem.outputs))
+
+
+def _chunk_output(problem: Any, number: int, device: str) -> Example:
+    from kgen.kernels.chunk_output.verify.inputs import Case, differentiable, draw
+
+    lengths = (64, 40) * number if problem.varlen else (104,)
+    case = Case("large", lengths, batch=1 if problem.varlen else number, heads=problem.heads or 2)
+    inputs = draw(problem, case, device)
+    wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
+    return Example(tuple(inputs.tensors.values()), inputs.keywords, wanted, (inputs.do,))
+
+
+_FAMILIES: Mapping[str, Callable[[Any, int, str], Example]] = {
+    "attention": _attention,
+    "norm": _norm,
+    "chunk_output": _chunk_output,
+}
+
+
+def _detached(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x.detach() for name, x in tensors.items()}
+
+
+def axis_of(few: Any, more: Any) -> int | None:
+    """Along which dimension a tensor grows with the number of sequences; None where it does not."""
+    found = [i for i, (a, b) in enumerate(zip(few.shape, more.shape, strict=True)) if a != b]
+    assert len(found) < 2
+    return found[0] if found else None
+
+
+def difference(got: Any, want: Any, axis: int) -> float:
+    """The greatest of any copy of `want` in `got`, by the greatest element of `want`; infinite where one is NaN."""
+    import torch
+
+    copies = got.unflatten(axis, (-1, want.shape[axis])).movedim(axis, 0)
+    exact, most = want.double(), 0.0
+    size = float(want.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) or 1.0
+    for some in copies.split(max(1, AT_ONCE // max(1, want.numel()))):
+        apart = torch.where(some == want, 0.0, (some.double() - exact).abs()).amax()
+        most = max(most, float(apart.nan_to_num(math.inf)))
+    return most / size
+
+
+def _tensors(example: Example) -> dict[str, Any]:
+    """What an example is called with, and cotangents, by name."""
+    import torch
+
+    args = {f"argument {i}": x for i, x in enumerate(example.args)}
+    grads = {f"cotangent {i}": x for i, x in enumerate(example.cotangents)}
+    return {name: x for name, x in {**args, **example.kwargs, **grads}.items() if isinstance(x, torch.Tensor)}
+
+
+def _repeated(name: str, x: Any, axis: int | None, times: int) -> Any:
+    import torch
+
+    x = x.detach()
+    if axis is None:
+        return x
+    if (
+        x.dim() == 1
+        and not x.dtype.is_floating_point
+        and x[0] == 0
+        and (x.diff() >= 0).all()
+        and x[-1] > len(x)
+    ):
+        # Where sequences begin: those of each copy are behind those of the one before.
+        starts = x[:-1] + x[-1] * torch.arange(times, device=x.device)[:, None]
+        return torch.cat([starts.flatten(), (x[-1] * times)[None]]).to(x.dtype)
+    return torch.cat([x] * times, axis) if times < 64 else _copies(x, axis, times)
+
+
+def _copies(x: Any, axis: int, times: int) -> Any:
+    return (
+        x.unsqueeze(axis)
+        .expand(*x.shape[:axis], times, *x.shape[axis:])
+        .reshape(*x.shape[:axis], times * x.shape[axis], *x.shape[axis + 1 :])
+    )
+
+
+def _with(example: Example, tensors: Mapping[str, Any]) -> Example:
+    """The example with other tensors."""
+    wanted_by = {id(x): name for name, x in example.wanted.items()}
+    for name, x in _tensors(example).items():
+        if id(x) in wanted_by:
+            tensors[name].requires_grad_()
+    args = tuple(tensors.get(f"argument {i}", x) for i, x in enumerate(example.args))
+    kwargs = {name: tensors.get(name, x) for name, x in example.kwargs.items()}
+    grads = tuple(tensors.get(f"cotangent {i}", x) for i, x in enumerate(example.cotangents))
+    places = {id(x): tensors[name] for name, x in _tensors(example).items()}
+    wanted = {name: places[id(x)] for name, x in example.wanted.items()}
+    return Example(args, kwargs, wanted, grads)
+
+
+def enter(found: Tried, device: str) -> None:
+    """Put into the report what was right, and take out what was not."""
+    report = read()
+    report.pop(found.spec, None)
+    if not found.wrong:
+        hashed = ledger.file_hash(emitted(found.spec))
+        report[found.spec] = {"hash": hashed, "device": device, "elements": found.elements}
+    REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read() -> dict[str, Any]:
+    """The report, by spec."""
+    found: dict[str, Any] = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
+    return found
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    """For the documentation: what was called so, of texts that are still those of the files."""
+    devices: dict[str, int] = {}
+    for spec, row in sorted(read().items()):
+        if row["hash"] == ledger.file_hash(emitted(spec)):
+            devices[row["device"]] = devices.get(row["device"], 0) + 1
+    for device, count in sorted(devices.items()):
+        yield f"calls of more than 2**31 elements on {device}", f"right in {count} files"
+
+
+if __name__ == "__main__":
+    app()
