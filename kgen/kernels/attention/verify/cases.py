@@ -188,7 +188,7 @@ def _in_another_order(inputs: Inputs, got: Mapping[str, Tensor]) -> Iterator[com
     """Outputs and gradients whose memory has not the order of what they are like: [B, S, H, D] or [B, H, S, D]."""
     like = {"out": inputs.q, "dq": inputs.q, "dk": inputs.k, "dv": inputs.v}
     for name, x in got.items():
-        if inputs.case.layout == "bshd" and name in like and x.dim() == 4:
+        if inputs.case.layout == "bshd" and name in like and x.dim() == 4 and min(x.shape[1:3]) > 1:
             by_token, wanted = (t.stride(1) < t.stride(2) for t in (x, like[name]))
             if by_token != wanted:
                 message = f"{name} has strides {x.stride()}, and what it is like {like[name].stride()}"
