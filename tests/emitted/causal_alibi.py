@@ -130,6 +130,11 @@ def _operator(function):
     return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
 
+def _in_order_of(like, x):
+    """x in the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2) if like.stride(1) < like.stride(2) else x
+
+
 @_operator
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, slopes: torch.Tensor, scale: float
@@ -142,12 +147,13 @@ def _forward(
         q, k, v, slopes, out, lse, *q.stride(), *k.stride(), *v.stride(), slopes.stride(0),
         heads, sq, k.shape[2], scale, GROUP=GROUP, D=HEAD, TILE=TILE, num_warps=4, num_stages=1,
     )  # fmt: skip
-    return out, lse
+    return _in_order_of(q, out), lse
 
 
 @torch.library.register_fake(_forward, lib=_LIBRARY)
 def _(q, k, v, slopes, scale):
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    return _in_order_of(q, out), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @_operator
@@ -165,12 +171,12 @@ def _backward(
             q, k, v, slopes, do, lse, delta, *grads, *strides, owners, sq, sk, scale,
             GROUP=GROUP, D=HEAD, TILE=TILE, KEYS=keys, num_warps=4, num_stages=1,
         )  # fmt: skip
-    return tuple(grads)
+    return tuple(_in_order_of(t, grad) for t, grad in zip((q, k, v), grads, strict=True))
 
 
 @torch.library.register_fake(_backward, lib=_LIBRARY)
 def _(q, k, v, slopes, scale, do, lse, delta):
-    return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
+    return tuple(_in_order_of(t, torch.empty(t.shape, dtype=t.dtype, device=t.device)) for t in (q, k, v))
 
 
 class _Constant(torch.autograd.Function):

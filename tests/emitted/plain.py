@@ -17,6 +17,13 @@ def _operator(function):
     return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
 
+def _empty(like):
+    """In the memory order of `like`: [B, S, H, D] or [B, H, S, D]."""
+    b, h, s, d = like.shape
+    by_token = like.stride(1) < like.stride(2)
+    return like.new_empty(b, s, h, d).transpose(1, 2) if by_token else like.new_empty(like.shape)
+
+
 def _weights(q, k, lens, scale):
     hidden = torch.arange(k.shape[2], device=q.device) >= lens[:, None, None, None]
     k = k.masked_fill(hidden.mT, 0.0).repeat_interleave(q.shape[1] // k.shape[1], 1)
@@ -31,7 +38,7 @@ def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lens: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     p, weights_lse, _, hidden = _weights(q, k, lens, scale)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = _empty(q)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     out.copy_(p @ v.masked_fill(hidden.mT, 0.0).repeat_interleave(q.shape[1] // v.shape[1], 1))
     lse.copy_(weights_lse)
@@ -40,7 +47,7 @@ def _forward(
 
 @torch.library.register_fake(_forward, lib=_LIBRARY)
 def _(q, k, v, lens, scale):
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3])
+    return _empty(q), q.new_empty(q.shape[:3])
 
 
 @_operator
@@ -53,12 +60,13 @@ def _backward(
     full_v = v.masked_fill(hidden.mT, 0.0).repeat_interleave(group, 1)
     ds = p * (do @ full_v.mT - (do * out).sum(-1, keepdim=True) + dlse[..., None])
     dk, dv = (x.unflatten(1, (-1, group)).sum(2) for x in (ds.mT @ q * scale, p.mT @ do))
-    return ds @ full_k * scale, dk, dv
+    gradients = ds @ full_k * scale, dk, dv
+    return tuple(_empty(x).copy_(gradient) for x, gradient in zip((q, k, v), gradients, strict=True))
 
 
 @torch.library.register_fake(_backward, lib=_LIBRARY)
 def _(q, k, v, lens, scale, out, do, dlse):
-    return torch.empty(q.shape), torch.empty(k.shape), torch.empty(v.shape)
+    return _empty(q), _empty(k), _empty(v)
 
 
 class _Constant(torch.autograd.Function):
