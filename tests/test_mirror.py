@@ -16,6 +16,7 @@ OF_THE_REPOSITORY = {
     "gluon_schedule": "tests/gluon_schedule.py",
     "fuzzing": "tests/fuzzing",
     "growing": "from spec to text, through every stage",
+    "large": "tests/large.py",
     "left_alone": "emitted files of every family, as other tools see them",
     "mirror": "tests",
     "mistakes": "emitted files of every family, run",
