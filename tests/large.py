@@ -68,8 +68,12 @@ def large(
         if not torch.cuda.is_available():
             raise KgenError(Diagnostic("missing-device", "there is no GPU"))
         with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-            paths = specs or sorted(ROOT.glob("specs/*.yaml"))
-            tasks = [pool.submit(tried, path, "cuda") for path in paths if emitted(path.stem).exists()]
+            tasks = []
+            for path in specs or sorted(ROOT.glob("specs/*.yaml")):
+                if emitted(load(path).spec.name).exists():
+                    tasks.append(pool.submit(tried, path, "cuda"))
+                else:
+                    terminal.line(f"{path}: has no emitted Triton file")
             for future in as_completed(tasks):
                 found = future.result()
                 terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.elements} elements'}")
@@ -120,8 +124,9 @@ def _attention(problem: Any, number: int, device: str) -> Example:
         problem, replace(fit(problem, Case("large", 64, 64, batch=number), 0), packed=lengths), device
     )
     wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
-    keywords = {"scale": inputs.case.scale, **inputs.cache, **inputs.buffers, **inputs.runtime}
-    return Example(inputs.operands, keywords, wanted, (inputs.dout,))
+    starts = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
+    keywords = {"scale": inputs.case.scale, **starts, **inputs.cache, **inputs.buffers, **inputs.runtime}
+    return Example((inputs.q, inputs.k, inputs.v), keywords, wanted, (inputs.dout,))
 
 
 def _norm(problem: Any, number: int, device: str) -> Example:
@@ -190,39 +195,23 @@ def _repeated(name: str, x: Any, axis: int | None, times: int) -> Any:
     x = x.detach()
     if axis is None:
         return x
-    if (
-        x.dim() == 1
-        and not x.dtype.is_floating_point
-        and x[0] == 0
-        and (x.diff() >= 0).all()
-        and x[-1] > len(x)
-    ):
-        # Where sequences begin: those of each copy are behind those of the one before.
+    if name.startswith("cu_seqlens"):
+        # Those of each copy are behind those of the one before.
         starts = x[:-1] + x[-1] * torch.arange(times, device=x.device)[:, None]
         return torch.cat([starts.flatten(), (x[-1] * times)[None]]).to(x.dtype)
-    return torch.cat([x] * times, axis) if times < 64 else _copies(x, axis, times)
-
-
-def _copies(x: Any, axis: int, times: int) -> Any:
-    return (
-        x.unsqueeze(axis)
-        .expand(*x.shape[:axis], times, *x.shape[axis:])
-        .reshape(*x.shape[:axis], times * x.shape[axis], *x.shape[axis + 1 :])
-    )
+    copies = x.unsqueeze(axis).expand(*x.shape[:axis], times, *x.shape[axis:])
+    return copies.reshape(*x.shape[:axis], times * x.shape[axis], *x.shape[axis + 1 :])
 
 
 def _with(example: Example, tensors: Mapping[str, Any]) -> Example:
     """The example with other tensors."""
-    wanted_by = {id(x): name for name, x in example.wanted.items()}
-    for name, x in _tensors(example).items():
-        if id(x) in wanted_by:
-            tensors[name].requires_grad_()
-    args = tuple(tensors.get(f"argument {i}", x) for i, x in enumerate(example.args))
-    kwargs = {name: tensors.get(name, x) for name, x in example.kwargs.items()}
-    grads = tuple(tensors.get(f"cotangent {i}", x) for i, x in enumerate(example.cotangents))
     places = {id(x): tensors[name] for name, x in _tensors(example).items()}
-    wanted = {name: places[id(x)] for name, x in example.wanted.items()}
-    return Example(args, kwargs, wanted, grads)
+    return Example(
+        tuple(places.get(id(x), x) for x in example.args),
+        {name: places.get(id(x), x) for name, x in example.kwargs.items()},
+        {name: places[id(x)].requires_grad_() for name, x in example.wanted.items()},
+        tuple(places.get(id(x), x) for x in example.cotangents),
+    )
 
 
 def enter(found: Tried, device: str) -> None:
