@@ -2,7 +2,7 @@
 
 A small call is repeated along what grows with the number of its sequences or rows, which is seen from two small calls.
 Every copy of what comes out, gradients too, has to be what the small call gives. Sums over sequences or rows are left
-out: they have no copies.
+out: they have no copies. Chunks of tokens do not see each other either, so there a long sequence is another such call.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from kgen.verify.toolchain import describe, import_file
 
 ROOT = Path(__file__).resolve().parents[1]
 REPORT = Path(__file__).parent / "large.json"
-LIMIT = 2**31
-"""Elements that the largest tensor of a call has at least."""
+LIMIT = 2**31 + 2**27
+"""Elements that the largest tensor of a call has at least, states of chunks aside: those are larger than all tokens."""
+STATES = ("h", "dh")
+LONG = 4096
+"""Keys of which one kernel has all gradients."""
 AT_ONCE = 2**27
 """Elements that are compared at a time."""
 FEW = 2
@@ -90,15 +93,30 @@ def tried(path: Path, device: str, limit: int = LIMIT) -> Tried:
     loaded = load(path)
     problem, file = problem_of(loaded), emitted(loaded.spec.name)
     function = getattr(import_file(file, f"kgen_large_{problem.name}"), problem.name)
+    found = [repeated(problem, function, example, device, limit) for example in small_calls(problem)]
+    return Tried(
+        problem.name, max(n for n, _ in found), tuple(message for _, wrong in found for message in wrong)
+    )
+
+
+def repeated(
+    problem: Any, function: Any, example: Callable[[Any, int, str], Example], device: str, limit: int
+) -> tuple[int, list[str]]:
+    """The elements of the largest input of a large call, and what was wrong with it."""
     small, more = (example(problem, number, device) for number in (FEW, FEW + 1))
     want, other = (_detached(one.run(function)) for one in (small, more))
     growing = {name: axis_of(x, other[name]) for name, x in want.items()}
     inputs = _tensors(small)
     axes = {name: axis_of(x, _tensors(more)[name]) for name, x in inputs.items()}
-    sizes = [x.numel() for name, x in inputs.items() if axes[name] is not None]
-    times = limit // max(*sizes, *(x.numel() for name, x in want.items() if growing[name] is not None)) + 1
+    grown = [(inputs, axes), (want, growing)]
+    sizes = [
+        x.numel()
+        for all, along in grown
+        for name, x in all.items()
+        if along[name] is not None and name not in STATES
+    ]
+    times = limit // max(sizes) + 1
     big = {name: _repeated(name, x, axes[name], times) for name, x in inputs.items()}
-    elements = max(x.numel() for x in big.values())
     try:
         got = _detached(_with(small, big).run(function))
         wrong = [
@@ -108,25 +126,23 @@ def tried(path: Path, device: str, limit: int = LIMIT) -> Tried:
         ]
     except Exception as error:
         wrong = [f"{type(error).__name__}: {str(error).splitlines()[0]}"]
-    return Tried(problem.name, elements, tuple(wrong))
+    return max(x.numel() for x in big.values()), wrong
 
 
-def example(problem: Any, number: int, device: str) -> Example:
-    """A small call of so many sequences."""
-    return _FAMILIES[problem.kernel](problem, number, device)
-
-
-def _attention(problem: Any, number: int, device: str) -> Example:
+def _attention(problem: Any, number: int, device: str, length: int = 64) -> Example:
     from kgen.kernels.attention.verify.inputs import Case, differentiable, draw, fit
 
-    lengths = ((64, 64), (40, 40)) * number if problem.varlen else ()
-    inputs = draw(
-        problem, replace(fit(problem, Case("large", 64, 64, batch=number), 0), packed=lengths), device
-    )
+    packed = ((length, length), (40, 40)) * number if problem.varlen else ()
+    case = fit(problem, Case("large", length, length, batch=number, few=length > 64), 0)
+    inputs = draw(problem, replace(case, packed=packed), device)
     wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
     starts = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
     keywords = {"scale": inputs.case.scale, **starts, **inputs.cache, **inputs.buffers, **inputs.runtime}
     return Example((inputs.q, inputs.k, inputs.v), keywords, wanted, (inputs.dout,))
+
+
+def _long_attention(problem: Any, number: int, device: str) -> Example:
+    return _attention(problem, number, device, LONG)
 
 
 def _norm(problem: Any, number: int, device: str) -> Example:
@@ -139,21 +155,29 @@ def _norm(problem: Any, number: int, device: str) -> Example:
     return Example(args, keywords, wanted, tuple(inputs.cotangents.get(name) for name in problem.outputs))
 
 
-def _chunk_output(problem: Any, number: int, device: str) -> Example:
+def _chunks_of_sequences(problem: Any, number: int, device: str) -> Example:
+    return _chunk_output(problem, (64, 40) * number if problem.varlen else (104,), number, device)
+
+
+def _chunks_of_a_sequence(problem: Any, number: int, device: str) -> Example:
+    """Not of packed sequences, which are one after the other themselves."""
+    return _chunk_output(problem, (2 * problem.chunk_size * number,), 1, device)
+
+
+def _chunk_output(problem: Any, lengths: tuple[int, ...], batch: int, device: str) -> Example:
     from kgen.kernels.chunk_output.verify.inputs import Case, differentiable, draw
 
-    lengths = (64, 40) * number if problem.varlen else (104,)
-    case = Case("large", lengths, batch=1 if problem.varlen else number, heads=problem.heads or 2)
+    case = Case("large", lengths, batch=1 if problem.varlen else batch, heads=problem.heads or 2)
     inputs = draw(problem, case, device)
     wanted = differentiable(problem, inputs) if "backward" in problem.passes else {}
-    return Example(tuple(inputs.tensors.values()), inputs.keywords, wanted, (inputs.do,))
+    return Example((), {**inputs.tensors, **inputs.keywords}, wanted, (inputs.do,))
 
 
-_FAMILIES: Mapping[str, Callable[[Any, int, str], Example]] = {
-    "attention": _attention,
-    "norm": _norm,
-    "chunk_output": _chunk_output,
-}
+def small_calls(problem: Any) -> tuple[Callable[[Any, int, str], Example], ...]:
+    """What makes calls of so many sequences, rows or pieces of a sequence."""
+    if problem.kernel == "chunk_output":
+        return (_chunks_of_sequences,) if problem.varlen else (_chunks_of_sequences, _chunks_of_a_sequence)
+    return {"attention": (_attention, _long_attention), "norm": (_norm,)}[problem.kernel]
 
 
 def _detached(tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -54,5 +54,8 @@ def _tried(spec: str, limit: int, file: Path | None = None) -> large.Tried:
     from kgen.verify import interpreter
 
     interpreter.mend()
-    with mock.patch.object(large, "emitted", lambda name: file or ROOT / "generated" / name / "triton.py"):
+    emitted = mock.patch.object(
+        large, "emitted", lambda name: file or ROOT / "generated" / name / "triton.py"
+    )
+    with emitted, mock.patch.object(large, "LONG", 96):
         return large.tried(ROOT / "specs" / f"{spec}.yaml", "cpu", limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,10 +97,7 @@ class Home:
         sent = []
         for other in others:
             for interval in self.plan.sent(other, self.rank):
-                for total in sums:
-                    leaving = empty_rows_first(total.like, axis, interval[1] - interval[0])
-                    total.write(interval, leaving.movedim(0, axis))
-                    sent.append((other, leaving))
+                sent += [(other, _rows_first(total, axis, interval)) for total in sums]
         coming = [
             (
                 other,
@@ -160,40 +157,36 @@ class Beside:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.begun: torch.cuda.Event | None = None
         self.under_way: list[list[Any]] = []
+        self.here: torch.cuda.Stream | None = None
+        self.beside: torch.cuda.Stream | None = None
 
     def begin(self) -> None:
         """What follows is behind what the stream that computes had to do until here."""
         if self.device.type == "cuda":
-            self.begun = torch.cuda.current_stream(self.device).record_event()
+            self.here, self.beside = torch.cuda.current_stream(self.device.index), _stream_beside(self.device)
+            self.beside.wait_stream(self.here)
 
-    @contextmanager
-    def stream(self) -> Iterator[None]:
+    def stream(self) -> AbstractContextManager[object]:
         """Where tensors of transfers are made, and transfers begin."""
-        if self.begun is None:
-            yield
-            return
-        beside = _stream_beside(self.device)
-        beside.wait_event(self.begun)
-        with torch.cuda.stream(beside):
-            yield
+        return nullcontext() if self.beside is None else torch.cuda.stream(self.beside)
 
     def wait(self, works: list[Any] | None = None, received: Sequence[Tensor] = ()) -> None:
         """What computes goes on after these, with what they bring; and a moment after what is under way besides can
         begin: a kernel that has all of a GPU leaves nothing to a transfer that became ready with it, until it is over.
         """
-        if self.begun is None:
+        if self.here is None or self.beside is None:
             _wait(works or [])
             return
-        beside, here = _stream_beside(self.device), torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(beside):  # whose memory they have: it is not given away before they are over
+        if not any(self.under_way):
+            return
+        with self.stream():  # whose memory they have: it is not given away before they are over
             _wait(works or [])
             if any(self.under_way):
                 torch.cuda._sleep(LEAD)
-        here.wait_stream(beside)
+        self.here.wait_stream(self.beside)
         for x in received:
-            x.record_stream(here)
+            x.record_stream(self.here)
 
     def end(self) -> None:
         """Nothing is under way any more."""
@@ -271,7 +264,7 @@ class _Step:
         self.source, target = (rank - number) % ranks, (rank + number) % ranks
         self.intervals = plan.sent(self.source, rank)
         sent = [(target, x) for interval in plan.sent(rank, target) for x in leaving[interval]]
-        with beside.stream():
+        with beside.stream() if sent or self.intervals else nullcontext():
             self.here = [keys.empty(interval) for interval in self.intervals]
             self.received = [x for pair in self.here for x in pair]
             self.works = _exchanged(keys.group, sent, [(self.source, x) for x in self.received])
@@ -279,7 +272,8 @@ class _Step:
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of these keys, once they are there."""
-        self.beside.wait(self.works, self.received)
+        if self.received:
+            self.beside.wait(self.works, self.received)
         yield from _pairs_in(self.keys, self.source, self.intervals, self.here, home)
 
 
@@ -304,6 +298,8 @@ class _Shared:
         self.here: list[tuple[int, Interval, tuple[Tensor, Tensor]]] = []
         self.works: list[Any] = []
         beside.under_way.append(self.works)
+        if not keys.plan.shared:
+            return
         with beside.stream():
             for source, interval in keys.plan.shared:
                 k, v = leaving[interval] if source == keys.rank else keys.empty(interval)
@@ -314,7 +310,8 @@ class _Shared:
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
         """What is attended to of them, once they are there."""
-        self.beside.wait(self.works, [x for _, _, tensors in self.here for x in tensors])
+        if self.here:
+            self.beside.wait(self.works, [x for _, _, tensors in self.here for x in tensors])
         for source in dict.fromkeys(source for source, _, _ in self.here):
             mine = [(interval, tensors) for s, interval, tensors in self.here if s == source]
             intervals = [interval for interval, _ in mine]
@@ -367,6 +364,16 @@ def empty_rows_first(x: Tensor, axis: int, length: int) -> Tensor:
     shape = [*x.shape]
     del shape[axis]
     return x.new_empty((length, *shape))
+
+
+def _rows_first(total: Sum, axis: int, interval: Interval) -> Tensor:
+    """The sum of a run, each row in one piece: a part that is alone may be so."""
+    alone = total.alone(interval)
+    if alone is not None and alone.movedim(axis, 0).is_contiguous():
+        return alone.movedim(axis, 0)
+    found = empty_rows_first(total.like, axis, interval[1] - interval[0])
+    total.write(interval, found.movedim(0, axis))
+    return found
 
 
 def gathered(

@@ -197,9 +197,9 @@ Run = tuple[Interval, Interval]
 class Calls:
     """What a rank computes where keys are gathered.
 
-    `first` begin in its first run, with keys of its own, while those of others come; back they are all of these that
-    one call can be, so that ranks are done with the keys of others at one time. `last` are its last run and the keys of
-    that, while gradients of keys go home. `rest` is all else, in as few calls as can be.
+    `first` begin in its first run, with keys of its own, while those of others come. `last` are its last run and the
+    keys of that, while gradients of keys go home: so ranks are done with the keys of others at one time. `rest` is all
+    else, in few calls. Back, runs of queries that lie side by side stay apart: L2 does not hold sums of dq of both.
     """
 
     first: list[Run]
@@ -279,13 +279,11 @@ class Plan:
             mine = [(p.q, p.kv) for p in self.pairs if p.q_rank == rank]
             own = [(p.q, p.kv) for p in self.pairs_of(rank, rank)]
             last = [run for run in own if back and len(runs) > 1 and _within(run, runs[-1], kv_runs[-1])]
-            ahead = [run for run in own if run not in last]
-            first = [run for run in (_side_by_side(ahead) if back else ahead) if _begins_in(run, runs[0])]
-            done = [run for run in mine if run in last or any(_within(run, *some) for some in first)]
+            first = [run for run in own if run not in last and _begins_in(run, runs[0])]
             rest: list[Run] = []
             for queries in runs:
-                rest += _joined([run for run in mine if run not in done and _begins_in(run, queries)])
-            self._calls[rank, back] = Calls(first, _side_by_side(rest), last)
+                rest += _joined([run for run in mine if run not in first + last and _begins_in(run, queries)])
+            self._calls[rank, back] = Calls(first, rest if back else _side_by_side(rest), last)
         return self._calls[rank, back]
 
     @cached_property

@@ -184,14 +184,14 @@ class Call:
 
 def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """out and the base-2 log-sum-exp [.., H, S] of the queries of this rank."""
-    axis, sunk = call.kernels.axis, _by_joining(sinks)
+    axis, handed = call.kernels.axis, _handed(sinks)
     total = Sum((*q.shape[:-1], v.shape[-1]), q, axis)
     steps = call.steps(call.keys(k, v))
     with call.agreeing(steps):
         for whole, keys, values in steps:
             free = total.free(call.plan.q.rows(call.rank, *whole.q))
             for pair, rows, joined in call.apart(whole, free):
-                found = call.forward(pair, run_of(q, axis, rows), keys, values, sunk[joined])
+                found = call.forward(pair, run_of(q, axis, rows), keys, values, handed(joined))
                 total.add(rows, *found)
     out, lse = total.attended()
     if sinks is not None:
@@ -200,9 +200,15 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
     return out, lse
 
 
-def _by_joining(sinks: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """What kernels of parts are handed as sinks: logits that count for nothing, and those that there are."""
-    return (None, None) if sinks is None else (torch.full_like(sinks, NOTHING), sinks)
+def _handed(sinks: Tensor | None) -> Callable[[bool], Tensor | None]:
+    """What kernels of parts are handed as sinks: those that there are where they join, else logits that count for
+    nothing."""
+
+    @functools.cache
+    def handed(joined: bool) -> Tensor | None:
+        return sinks if sinks is None or joined else torch.full_like(sinks, NOTHING)
+
+    return handed
 
 
 NOTHING = -1e30
@@ -220,7 +226,7 @@ def backward(
 
     lse is base-2, and dlse is of that.
     """
-    axis, given, sunk = call.kernels.axis, call.given, _by_joining(sinks)
+    axis, given, handed = call.kernels.axis, call.given, _handed(sinks)
     total_dq = Sum(q.shape, q, axis)
     own = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
     learned = {buffer: torch.zeros_like(given[buffer], dtype=torch.float32) for buffer in call.learned}
@@ -236,7 +242,7 @@ def backward(
                 dq, dk, dv, others = call.backward(
                     pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows),
                     run_of(out, axis, rows), run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
-                    sunk[joined],
+                    handed(joined),
                 )  # fmt: skip
                 total_dq.add(rows, dq)
                 home.add(pair, dk, dv)

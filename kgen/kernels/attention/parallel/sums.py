@@ -88,6 +88,15 @@ class Sum:
             for part, _ in run.parts:
                 yield run.rows, part
 
+    def alone(self, rows: Interval) -> Tensor | None:
+        """What covers these rows, where that is one part of the sum's dtype."""
+        found = list(self.parts(rows))
+        return (
+            found[0][1]
+            if [run for run, _ in found] == [rows] and found[0][1].dtype == self.like.dtype
+            else None
+        )
+
     def write(self, rows: Interval, out: Tensor) -> None:
         """The sum of some rows; zeros where no part was."""
         for lo, hi in self.free(rows):
