@@ -96,17 +96,16 @@ def main() -> None:
 def write(rows: list[dict[str, Any]], output: Path) -> None:
     """Rows of runs that were not made now stay as they are."""
     import torch
-    import torch.distributed as dist
 
     device = torch.cuda.get_device_name()
     path = output / device.lower().replace(" ", "-") / "context_parallel.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(path.read_text())["rows"] if path.exists() else []
-    now = {row["run"] for row in rows}
+    now = {(row["run"], row["ranks"]) for row in rows}
     versions = {"torch": torch.__version__, "triton": importlib.import_module("triton").__version__}
-    found = {"device": device, "ranks": dist.get_world_size(), "versions": versions}
-    kept = [row for row in before if row["run"] not in now]
-    path.write_text(json.dumps({**found, "rows": kept + rows}, indent=1) + "\n")
+    kept = [row for row in before if (row["run"], row["ranks"]) not in now]
+    found = {"device": device, "versions": versions, "rows": kept + rows}
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def plot(path: Path) -> None:
@@ -115,26 +114,31 @@ def plot(path: Path) -> None:
 
     found = json.loads(path.read_text())
     rows = sorted(found["rows"], key=lambda row: [*RUNS].index(row["run"]))
+    numbers = sorted({row["ranks"] for row in rows})
     names = {
         "kgen, CPUs ahead": ("ahead", "ranks"),
         "kgen, calls alone in a row": ("milliseconds", "ranks"),
         "PyTorch's context_parallel, in a row": ("milliseconds", "context_parallel"),
     }
     series = {
-        label: {
-            row["run"]: row[times]["one"] / row[times][name] for row in rows if name in row.get(times, ())
+        f"{ranks} GPUs: {label}": {
+            row["run"]: row[times]["one"] / row[times][name]
+            for row in rows
+            if row["ranks"] == ranks and name in row.get(times, ())
         }
+        for ranks in numbers
         for label, (times, name) in names.items()
     }
-    groups = [row["run"] for row in rows]
-    figure, axis = pyplot().subplots(figsize=(10, 3.6))
+    groups = [*dict.fromkeys(row["run"] for row in rows)]
+    figure, axis = pyplot().subplots(figsize=(10, 3.6) if len(numbers) == 1 else (14, 4.6))
     bars(axis, groups, series, "%.2f")
-    axis.axhline(found["ranks"], color="grey", linewidth=0.8, linestyle="--")
+    for ranks in numbers:
+        axis.axhline(ranks, color="grey", linewidth=0.8, linestyle="--")
     axis.set_xticks(range(len(groups)), groups, fontsize=8)
-    axis.set_ylabel(f"x one GPU, {found['ranks']} ranks")
+    axis.set_ylabel("x one GPU")
     axis.set_title(f"Context parallel, forward and backward, on {found['device']}", fontsize=10)
-    axis.legend(fontsize=8, frameon=False, loc="upper center", ncols=3)
-    axis.set_ylim(0, found["ranks"] * 1.2)
+    axis.legend(fontsize=8, frameon=False, loc="upper center", ncols=len(numbers))
+    axis.set_ylim(0, numbers[-1] * 1.35)
     save(figure, path.with_suffix(".png"))
 
 
@@ -250,6 +254,7 @@ def _run(
     head = (model.head_dim.qk + model.head_dim.v) * 2
     return {
         "run": name,
+        "ranks": ranks,
         "length": length,
         "heads": [heads, kv_heads],
         "sharding": plan.sharding,

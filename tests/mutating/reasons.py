@@ -15,6 +15,8 @@ MORE_MASKED = (
     ("MASKED", "True"),
 )
 
+BEHIND = "q_last + 1 - WINDOW"
+
 NOTHING: dict[str, Rule] = {
     "launches are looked up by it: another one costs time": lambda _, m: (
         (m.operator == "launch" and m.old == "layouts") or "_COMPILED" in m.old
@@ -50,6 +52,12 @@ NOTHING: dict[str, Rule] = {
         and m.old.startswith("q_live[None, :] & ")
         and m.new.strip("()") == m.old.removeprefix("q_live[None, :] & ").strip("()")
         and "alibi" not in file
+    ),
+    "2**29 rows are more than a device has memory for": lambda _, m: (
+        m.operator == "comparison" and m.old.endswith("> 2**29") and m.new.endswith(">= 2**29")
+    ),
+    "the first tile behind a window's edge is not ahead of the first that the window reaches": lambda _, m: (
+        m.operator == "bound" and m.new in (BEHIND, f"tl.cdiv(tl.maximum({BEHIND}, 0), BLOCK_N) * BLOCK_N")
     ),
     "an output may have either order of memory where that of `like` is both": lambda _, m: (
         m.function == "_empty" and m.operator == "comparison"
@@ -98,6 +106,8 @@ NOTHING: dict[str, Rule] = {
 """Equivalent: the same numbers for every call that the launcher admits."""
 
 ON_A_GPU: dict[str, Rule] = {
+    "calls of more than 2**31 elements tell, as `scripts/large` makes them": lambda _, m: _to_int64(m),
+    "nothing is compiled ahead on the CPU": lambda _, m: "_AHEAD" in m.old,
     "Triton's interpreter has float32 in place of bfloat16": lambda _, m: (
         m.operator == "dtype" and m.old.endswith(".to(tl.float32)")
     ),
