@@ -111,8 +111,8 @@ def repeated(
     grown = [(inputs, axes), (want, growing)]
     sizes = [
         x.numel()
-        for all, along in grown
-        for name, x in all.items()
+        for tensors, along in grown
+        for name, x in tensors.items()
         if along[name] is not None and name not in STATES
     ]
     times = limit // max(sizes) + 1

@@ -53,6 +53,9 @@ NOTHING: dict[str, Rule] = {
         and m.new.strip("()") == m.old.removeprefix("q_live[None, :] & ").strip("()")
         and "alibi" not in file
     ),
+    "tiles whose pairs are all masked cost time alone": lambda _, m: (
+        m.function == "_backward_hopper_consumer" and (m.old, m.new) == ("not DQ", "False")
+    ),
     "2**29 rows are more than a device has memory for": lambda _, m: (
         m.operator == "comparison" and m.old.endswith("> 2**29") and m.new.endswith(">= 2**29")
     ),
@@ -107,6 +110,7 @@ NOTHING: dict[str, Rule] = {
 
 ON_A_GPU: dict[str, Rule] = {
     "calls of more than 2**31 elements tell, as `scripts/large` makes them": lambda _, m: _to_int64(m),
+    "several programs share a row on a GPU alone": lambda _, m: m.old == "part * BLOCK",
     "nothing is compiled ahead on the CPU": lambda _, m: "_AHEAD" in m.old,
     "Triton's interpreter has float32 in place of bfloat16": lambda _, m: (
         m.operator == "dtype" and m.old.endswith(".to(tl.float32)")
@@ -117,7 +121,9 @@ ON_A_GPU: dict[str, Rule] = {
     "it asks for the interpreter, which is there": lambda _, m: (
         m.function == "_arch" and "TRITON_INTERPRET" in m.old
     ),
-    "nothing is compiled on the CPU, so nothing is looked up": lambda _, m: m.operator == "key",
+    "nothing is compiled on the CPU, so nothing is looked up": lambda _, m: (
+        m.operator == "key" or m.function == "_kinds"
+    ),
     "it asks whether a GPU is there": lambda _, m: (
         m.old.endswith('device.type == "cuda"') and m.new == "False"
     ),
