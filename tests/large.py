@@ -7,9 +7,9 @@ out: they have no copies. Chunks of tokens do not see each other either, so ther
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -18,18 +18,17 @@ from typing import Annotated, Any, Optional
 
 import parts
 import typer
-from repeating import emitted
+from by_spec import Report, emitted
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.spec.load import load
-from kgen.verify import ledger
 from kgen.verify.families import Example, problem_of
 from kgen.verify.toolchain import describe, import_file
 
 ROOT = Path(__file__).resolve().parents[1]
-REPORT = Path(__file__).parent / "large.json"
+REPORT = Report(Path(__file__).parent / "large.json")
 LIMIT = 2**31 + 2**27
 """Elements that the largest tensor of a call has at least, states of chunks aside: those are larger than all tokens."""
 STATES = ("h", "dh")
@@ -81,7 +80,8 @@ def large(
                 found = future.result()
                 terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.elements} elements'}")
                 failed.extend(found.wrong)
-                enter(found, describe("cuda")["device"])
+                row = {"device": describe("cuda")["device"], "elements": found.elements}
+                REPORT.enter(found.spec, None if found.wrong else row)
         return int(bool(failed))
 
     failed: list[str] = []
@@ -238,29 +238,9 @@ def _with(example: Example, tensors: Mapping[str, Any]) -> Example:
     )
 
 
-def enter(found: Tried, device: str) -> None:
-    """Put into the report what was right, and take out what was not."""
-    report = read()
-    report.pop(found.spec, None)
-    if not found.wrong:
-        hashed = ledger.file_hash(emitted(found.spec))
-        report[found.spec] = {"hash": hashed, "device": device, "elements": found.elements}
-    REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def read() -> dict[str, Any]:
-    """The report, by spec."""
-    found: dict[str, Any] = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
-    return found
-
-
 def rows() -> Iterator[tuple[str, str]]:
     """For the documentation: what was called so, of texts that are still those of the files."""
-    devices: dict[str, int] = {}
-    for spec, row in sorted(read().items()):
-        if row["hash"] == ledger.file_hash(emitted(spec)):
-            devices[row["device"]] = devices.get(row["device"], 0) + 1
-    for device, count in sorted(devices.items()):
+    for device, count in sorted(Counter(row["device"] for row in REPORT.current()).items()):
         yield f"calls of more than 2**31 elements on {device}", f"right in {count} files"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -13,17 +12,17 @@ from unittest import mock
 
 import parts
 import typer
+from by_spec import Report, emitted
 
 from kgen.cli import terminal
 from kgen.cli.terminal import Format
 from kgen.diagnostics import Diagnostic, KgenError, did_you_mean
 from kgen.spec.load import load
-from kgen.verify import ledger
 from kgen.verify.families import Subject, family_of, problem_of
 from kgen.verify.toolchain import describe, import_file
 
 ROOT = Path(__file__).resolve().parents[1]
-REPORT = Path(__file__).parent / "repeated.json"
+REPORT = Report(Path(__file__).parent / "repeated.json")
 OF_A_PASS = 3
 """Cases: the first, one of the middle, and the last, which on a GPU is a long one."""
 
@@ -75,7 +74,8 @@ def repeat(
                 terminal.line(f"{found.spec}: {'; '.join(found.wrong) or f'{found.cases} cases'}")
                 failed.extend(found.wrong)
                 if record and not case and times == 1:
-                    enter(found, runs, describe("cuda")["device"])
+                    row = {"device": describe("cuda")["device"], "cases": found.cases, "runs": runs}
+                    REPORT.enter(found.spec, None if found.wrong else row)
         return int(bool(failed))
 
     failed: list[str] = []
@@ -123,37 +123,11 @@ def some(names: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(names[i * last // max(1, OF_A_PASS - 1)] for i in range(OF_A_PASS))]
 
 
-def emitted(spec: str) -> Path:
-    """The Triton file of a spec."""
-    return ROOT / "generated" / spec / "triton.py"
-
-
-def enter(found: Repeated, runs: int, device: str) -> None:
-    """Put into the report what was right, and take out what was not."""
-    report = read()
-    report.pop(found.spec, None)
-    if not found.wrong:
-        report[found.spec] = {
-            "hash": ledger.file_hash(emitted(found.spec)),
-            "device": device,
-            "cases": found.cases,
-            "runs": runs,
-        }
-    REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-
-
-def read() -> dict[str, Any]:
-    """The report, by spec."""
-    found: dict[str, Any] = json.loads(REPORT.read_text(encoding="utf-8")) if REPORT.exists() else {}
-    return found
-
-
 def rows() -> Iterator[tuple[str, str]]:
     """For the documentation: what ran so often, of texts that are still those of the files."""
     groups: dict[tuple[int, str], list[int]] = {}
-    for spec, row in sorted(read().items()):
-        if row["hash"] == ledger.file_hash(emitted(spec)):
-            groups.setdefault((row["runs"], row["device"]), []).append(row["cases"])
+    for row in REPORT.current():
+        groups.setdefault((row["runs"], row["device"]), []).append(row["cases"])
     for (runs, device), cases in sorted(groups.items()):
         yield (
             f"{sum(cases)} cases of {len(cases)} files, {runs} times each on {device}",

@@ -27,7 +27,7 @@ def test_names_are_unique_and_quick_is_small():
         quick, full = cases(problem, True), cases(problem, False)
         assert len({case.name for case in full}) == len(full)
         assert set(quick) <= set(full)
-        assert all(case.sq <= 160 and case.sk <= 160 and case.batch <= 3 for case in quick)
+        assert all(case.sq <= 160 and case.sk <= 160 and case.batch <= 2 for case in quick)
         assert max(case.sq for case in full) > 2048
 
 

@@ -199,7 +199,8 @@ class Calls:
 
     `first` begin in its first run, with keys of its own, while those of others come. `last` are its last run and the
     keys of that, while gradients of keys go home: so ranks are done with the keys of others at one time. `rest` is all
-    else, in few calls. Back, runs of queries that lie side by side stay apart: L2 does not hold sums of dq of both.
+    else, in few calls. Back, runs of queries that lie side by side stay apart: each is in fewer calls then, and what
+    calls do for each query (zeros, delta, the sum of dq) they do for fewer in all.
     """
 
     first: list[Run]

@@ -90,12 +90,10 @@ class Sum:
 
     def alone(self, rows: Interval) -> Tensor | None:
         """What covers these rows, where that is one part of the sum's dtype."""
-        found = list(self.parts(rows))
-        return (
-            found[0][1]
-            if [run for run, _ in found] == [rows] and found[0][1].dtype == self.like.dtype
-            else None
-        )
+        parts = list(self.parts(rows))
+        if len(parts) == 1 and parts[0][0] == rows and parts[0][1].dtype == self.like.dtype:
+            return parts[0][1]
+        return None
 
     def write(self, rows: Interval, out: Tensor) -> None:
         """The sum of some rows; zeros where no part was."""
