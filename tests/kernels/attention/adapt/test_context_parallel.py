@@ -69,8 +69,9 @@ CALLS = [
     ("causal", 2, {"sq": 50, "sk": 50}, {"through": "checkpoint"}),
     ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": True}),
     ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": False}),
+    ("causal", 2, {"batch": 1}, {"sharding": "head_tail", "gathered": True}),  # gradients leave as they are
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [("heads", True), ("dtype", True), ("rows", True), ("heads", False)]
 
@@ -201,8 +202,11 @@ PLANTED = {
     "a-key-less": ("planning.py", "q_rank, kv_rank, hull, keys)", "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
     "weights-swapped": ("merging.py", "tl.exp2(lse - most) / some", "tl.exp2(most - lse) / some"),
     "gradients-left-out": ("exchange.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"),
+    "as-it-is-not": ("exchange.py", "return alone.movedim(axis, 0)", "return alone.movedim(axis, 0) * 2"),
 }  # fmt: skip
 """Mistakes in what runs beside the kernels."""
+GATHERED = {"as-it-is-not"}
+"""Those of one sequence whose keys are gathered."""
 
 
 @pytest.mark.thorough
@@ -215,8 +219,9 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
     mended = tmp_path / "small_causal_context_parallel" / file
     assert mended.read_text().count(right) == 1
     mended.write_text(mended.read_text().replace(right, wrong))
-    case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2}
-    job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": False}
+    gathered = name in GATHERED
+    case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 1 if gathered else 2, "heads_kv": 2}
+    job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": gathered}
     rows = launched(tmp_path, [job], 250)[0][0]
     assert not all(row["ok"] for row in rows), rows
 
