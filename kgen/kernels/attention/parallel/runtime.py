@@ -11,7 +11,8 @@ import functools
 import hashlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -393,16 +394,21 @@ def _say_once(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=2)
 
 
-@functools.cache
+_TALKS: MutableMapping[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+"""By group. It keeps none alive: threads of one that outlives `destroy_process_group` end a process by an abort, where
+they drop a tensor while Python ends."""
+
+
 def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """A group of the same ranks whose words do not wait for a device, and that notices who is gone."""
     if dist.get_backend(group) == "gloo":
         return group
-    members = dist.get_process_group_ranks(group)
-    talk = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-    # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
-    dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
-    return talk
+    if group not in _TALKS:
+        members = dist.get_process_group_ranks(group)
+        _TALKS[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    return _TALKS[group]
 
 
 class Words:
