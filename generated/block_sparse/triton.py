@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d975745c5410872d
-# body: 7e136030f9c9d1f4
+# inputs: be0f63ddd5523cf8
+# body: cf371f93f4d4c02d
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -691,7 +691,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_98aee4be18cb2347", "block_sparse"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6068de2d1cf1bca9", "block_sparse"), "FRAGMENT")
 
 
 def _operator(name):
@@ -739,6 +739,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("block_sparse", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -984,7 +1006,7 @@ def _backward(ctx, dout, dlse):
     return dq, dk, dv, None, None, None, None, None, None, None, None
 
 
-torch.library.register_autograd(_out_and_lse_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_out_and_lse_op, _backward, _save_for_backward)
 
 
 def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=False):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 87bfb6d9acd2a840
+# inputs: b502c85596f61607
 # body: 62ffd04dde912701
 """The delta of the backward pass of `causal`.
 

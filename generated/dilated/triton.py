@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6fabccd6c5ffa17d
-# body: f2341af774296126
+# inputs: 99f38824f2e1ebdf
+# body: 2310b223876d17c4
 """Causal attention to every fourth position back from the query.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -556,7 +556,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_fc6d45253512e622", "dilated"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_44e734ad25adb6c6", "dilated"), "FRAGMENT")
 
 
 def _operator(name):
@@ -604,6 +604,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("dilated", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -773,7 +795,7 @@ def _backward(ctx, dout, dlse):
     return dq, dk, dv, None
 
 
-torch.library.register_autograd(_out_and_lse_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_out_and_lse_op, _backward, _save_for_backward)
 
 
 def dilated(q, k, v, *, scale=None, return_lse=False):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 301cf9d285ddbe44
+# inputs: d6003933e6b50ce1
 # body: 0397f6096f1e2a20
 """The delta of the backward pass of `full_d64_fp16`.
 

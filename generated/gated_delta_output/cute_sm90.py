@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9472adb8f412d755
+# inputs: a4e6bb119a0c062f
 # body: 09db00158f05ac85
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 38127f7672a81285
-# body: 521078d07dc637ba
+# inputs: 8f316e5ced544d1c
+# body: 12b71598b86f1132
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -241,7 +241,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_7c88ee2e06eef24f", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_08b43cf29e96db74", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -289,6 +289,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("gated_delta_output", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -382,7 +404,7 @@ def _backward(ctx, do):
     return dq, dk, dv, dh, dg, None
 
 
-torch.library.register_autograd(_forward_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_forward_op, _backward, _save_for_backward)
 
 
 def gated_delta_output(q, k, v, h, g, *, scale=None):

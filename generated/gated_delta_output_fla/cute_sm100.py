@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d11f536c0ce59b11
+# inputs: dcbefbafddee3de2
 # body: 4e01540e934d13e9
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

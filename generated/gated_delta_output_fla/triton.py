@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 93b27dd7196d659b
-# body: f72edef868bfee2d
+# inputs: 7386f0ea44679c85
+# body: d2497f1e4f658856
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -287,7 +287,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_73f92cb2bfbdbc61", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e0eadd998b743501", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):
@@ -335,6 +335,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("gated_delta_output_fla", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -432,7 +454,7 @@ def _backward(ctx, do):
     return dq, dk, dv, dh, dg, None, None, None
 
 
-torch.library.register_autograd(_forward_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_forward_op, _backward, _save_for_backward)
 
 
 def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, scale=None):

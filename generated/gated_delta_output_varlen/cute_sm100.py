@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4a529d64a307b8f1
+# inputs: 009d360a1638a8e8
 # body: 108801f77bdc8815
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

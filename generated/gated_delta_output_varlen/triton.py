@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 89a941201d7e5082
-# body: a192017b174e4f29
+# inputs: 0509a43f487e473f
+# body: 9b3843d033ac2dff
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -289,7 +289,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6651539d9077113e", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_368de4691e18cf5c", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -337,6 +337,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("gated_delta_output_varlen", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -434,7 +456,7 @@ def _backward(ctx, do):
     return dq, dk, dv, dh, dg, None, None, None
 
 
-torch.library.register_autograd(_forward_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_forward_op, _backward, _save_for_backward)
 
 
 def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, scale=None):

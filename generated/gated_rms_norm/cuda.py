@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 02af64e1b5a5b0b3
-# body: 5bd594b1ea08860d
+# inputs: ff9202ca68c8ec4f
+# body: 61dd892609f57ac7
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_8e1ddefeca0ea2f5", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_56c4d81266495567", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -231,6 +231,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("gated_rms_norm", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -347,7 +369,7 @@ def _backward(ctx, dout, _rstd):
     return d_x, d_weight, d_z, None, None
 
 
-torch.library.register_autograd(_forward_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_forward_op, _backward, _save_for_backward)
 
 
 def gated_rms_norm(x, weight, *, z, eps=1e-06):

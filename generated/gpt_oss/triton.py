@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 48557fcf82453eec
-# body: 68654404652d203e
+# inputs: 32fd6827485f0b56
+# body: 2f0c381c35e8fc41
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -586,7 +586,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_f4132b2352d4e41b", "gpt_oss"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0b75c5451f49a203", "gpt_oss"), "FRAGMENT")
 
 
 def _operator(name):
@@ -634,6 +634,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("gpt_oss", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -802,7 +824,7 @@ def _backward(ctx, dout, dlse):
     return dq, dk, dv, dsinks, None
 
 
-torch.library.register_autograd(_out_and_lse_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_out_and_lse_op, _backward, _save_for_backward)
 
 
 def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 949b2bb79e1b3d96
+# inputs: ceb5bad23a649434
 # body: 94fd4b0f8033f63f
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8aac1b29603060c3
+# inputs: 582d518b50b6fee3
 # body: 66b779d3104dfcd6
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8f700055a3412ceb
-# body: 9b506b35eb7bb723
+# inputs: 5091c6ab47d4a64a
+# body: a0aa69321490b898
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -625,7 +625,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e68e8fbad7f9b3ff", "varlen_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5ee398925de29aaf", "varlen_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -673,6 +673,28 @@ def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
+
+
+def _register_autograd(operator, backward, setup_context):
+    """As torch.library.register_autograd, which goes through the schema at every call: that takes the CPU as long as two launches."""
+
+    def below(*args):
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*args)
+
+    def forward(ctx, *args):
+        output = below(*args)
+        setup_context(ctx, args, output)
+        return output
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function = type("varlen_causal", (torch.autograd.Function,), methods)
+
+    def call(*args):
+        derived = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in args)
+        return function.apply(*args) if derived else below(*args)
+
+    _LIBRARY.impl(operator, call, "Autograd")
 
 
 def _once(operator, *args):
@@ -843,7 +865,7 @@ def _backward(ctx, dout, dlse):
     return dq, dk, dv, None, None, None
 
 
-torch.library.register_autograd(_out_and_lse_op, _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+_register_autograd(_out_and_lse_op, _backward, _save_for_backward)
 
 
 def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse=False):

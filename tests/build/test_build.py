@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
 from apart import interpreted
 from typer.testing import CliRunner
 
@@ -280,6 +283,52 @@ def test_machine_code_is_for_what_it_was_compiled_for(built: Path) -> None:
     assert {_group(row) for row in manifest["kernels"]} == {1, 2, 3, 4}
     for row in manifest["kernels"]:
         assert len(runtime.Cubin(folder, row).forms) == len(row["parameters"])
+
+
+def test_a_descriptor_is_what_tma_is_told_then_sizes_then_strides() -> None:
+    """As Triton's kernels take them: each of these is a parameter of its own."""
+    map_of = {"swizzle": 3, "elem_size": 2, "elem_type": 9, "block_size": [1, 1, 64, 64]}
+    arguments = [
+        ["n", "i32", None],
+        ["x_desc", "tensordesc<bf16[1, 1, 64, 64],#layout>", None],
+        ["BLOCK", "constexpr", 64],
+        ["lse", "*fp32", True],
+        ["y_desc", "tensordesc<bf16[1, 1, 64, 64],#layout>", None],
+    ]
+    options = {"warps": 4, "shared": 0, "programmatic": False, "cooperative": False}
+    cubin = runtime.Cubin(Path(), {"arguments": arguments, "maps": [map_of, map_of], **options})
+    launched: list[list[int]] = []
+
+    class Recorded:
+        def cuTensorMapEncodeTiled(self, memory: Any, kind: int, rank: int, address: Any, *rest: Any) -> int:
+            assert memory.value % 64 == 0
+            ctypes.memmove(memory, struct.pack("<Q120x", address.value), 128)
+            return 0
+
+        def cuLaunchKernelEx(self, config: Any, function: Any, parameters: Any, extra: Any) -> int:
+            launched.append([*parameters])
+            return 0
+
+    x, y = (torch.zeros(2, 3, rows, 64, dtype=torch.bfloat16) for rows in (5, 7))
+    lse = torch.zeros(6)
+    x_desc, y_desc = (runtime.Descriptor(t, t.shape, t.stride(), [1, 1, 64, 64]) for t in (x, y))
+    with (
+        mock.patch.object(runtime, "_driver", return_value=Recorded()),
+        mock.patch.object(runtime, "_function"),
+        mock.patch.object(runtime, "_stream", return_value=0),
+        mock.patch("torch.cuda.current_device", return_value=0),
+    ):
+        cubin[1, 1, 1](11, x_desc, 64, lse, y_desc)
+        cubin[1, 1, 1](12, y_desc, 64, lse, x_desc)
+    # One memory for all calls of a thread: the driver is done with it when it returns.
+    assert launched[0] == launched[1]
+    sizes = [4, *[8, *[4] * 4, *[8] * 4], 8, *[8, *[4] * 4, *[8] * 4], 8, 8]
+    found = [
+        int.from_bytes(ctypes.string_at(at, size), "little")
+        for at, size in zip(launched[1], sizes, strict=True)
+    ]
+    told = ([t.data_ptr(), *t.shape, *t.stride()] for t in (y, x))
+    assert found == [12, *next(told), lse.data_ptr(), *next(told), 0, 0]
 
 
 def test_a_chip_without_the_dtype_is_left_out(tmp_path: Path) -> None:

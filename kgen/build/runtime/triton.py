@@ -90,14 +90,15 @@ class Cubin:
 
     @functools.cached_property
     def _memory(self) -> tuple[struct.Struct, list[int]]:
-        """Of the memory that parameters are put into: what it holds, and where each lies."""
-        form, size, offsets = "<", 0, []
-        for one in self.forms:
-            bytes_ = struct.calcsize(one)
-            pad = -size % min(bytes_, 64)
-            offsets.append(size + pad)
-            form, size = f"{form}{pad}x{one}", size + pad + bytes_
-        return struct.Struct(form), offsets
+        """Of the memory that parameters are put into: what it holds, and where each lies. A descriptor is one value."""
+        each = [_forms(kind) for _, kind, _ in self._passed] + [["Q"], ["Q"]]
+        inner = [_laid_out(forms) for forms in each]
+        one = [
+            f"{form.size}s" if len(forms) > 1 else forms[0]
+            for forms, (form, _) in zip(each, inner, strict=True)
+        ]
+        whole, begins = _laid_out(one)
+        return whole, [begin + at for begin, (_, ats) in zip(begins, inner, strict=True) for at in ats]
 
     @functools.cached_property
     def _passed(self) -> list[tuple[str, str, Any]]:
@@ -117,7 +118,7 @@ class Cubin:
                 continue
             if kind.startswith("tensordesc"):
                 names[f"described_{i}"] = functools.partial(_described, _Told(**_tuples(next(maps))))
-                values.append(f"*described_{i}(a[{i}])")
+                values.append(f"described_{i}(a[{i}])")
             else:
                 values.append(f"a[{i}].data_ptr()" if kind.startswith("*") else f"a[{i}]")
         made: Callable[[Sequence[Any]], tuple[Any, ...]] = eval(
@@ -210,9 +211,24 @@ def _block(kind: str) -> list[int]:
 
 def _forms(kind: str) -> list[str]:
     if kind.startswith("tensordesc"):
-        rank = len(_block(kind))
-        return [f"{MAP_BYTES}s", *["i"] * rank, *["q"] * rank]
+        return _forms_of(len(_block(kind)))
     return ["Q" if kind.startswith("*") else FORMATS[kind]]
+
+
+def _forms_of(rank: int) -> list[str]:
+    """Of a descriptor: what TMA is told, sizes and strides."""
+    return [f"{MAP_BYTES}s", *["i"] * rank, *["q"] * rank]
+
+
+def _laid_out(forms: Sequence[str]) -> tuple[struct.Struct, list[int]]:
+    """Values one behind the other, each at a multiple of its size, or of 64 bytes; and where they lie."""
+    form, size, offsets = "<", 0, []
+    for one in forms:
+        bytes_ = struct.calcsize(f"<{one}")
+        pad = -size % min(bytes_, 64)
+        offsets.append(size + pad)
+        form, size = f"{form}{pad}x{one}", size + pad + bytes_
+    return struct.Struct(form), offsets
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,12 +240,16 @@ class _Told:
     elem_type: int
     block_size: tuple[int, ...]
 
+    @functools.cached_property
+    def form(self) -> struct.Struct:
+        return _laid_out(_forms_of(len(self.block_size)))[0]
+
 
 def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
-def _described(told: _Told, desc: Any) -> tuple[Any, ...]:
+def _described(told: _Told, desc: Any) -> bytes:
     shape, strides = desc.shape, desc.strides
     if not isinstance(shape, tuple):  # Triton's descriptors have lists
         shape, strides = tuple(shape), tuple(strides)
@@ -291,11 +311,9 @@ def _function(device: int, cubin: Cubin) -> ctypes.c_void_p:
 
 
 @functools.lru_cache(4096)
-def _parameters(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told
-) -> tuple[Any, ...]:
+def _parameters(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
     """What a kernel gets of a descriptor: what TMA is told, sizes and strides."""
-    return _encoded(address, shape, strides, told), *shape, *strides
+    return told.form.pack(_encoded(address, shape, strides, told), *shape, *strides)
 
 
 def _encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...], told: _Told) -> bytes:
