@@ -5,8 +5,9 @@ the emitted package for context parallel, and for causal masks PyTorch's own con
 scaled_dot_product_attention. All take turns in one process group, as often as `--calls` says, each with several calls
 in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. `alone` are
 times of a call that the GPUs had to wait for, `ahead` those of calls in a row that the CPUs have launched before the
-GPUs begin, as in a model whose other layers keep GPUs busy. Prints medians, efficiency (time on one / ranks x time over
-ranks), and the bytes that ranks took of each other; writes all of it to `benchmarks/<device>/context_parallel.json`.
+GPUs begin, as in a model whose other layers keep GPUs busy, `graph` those of calls that were captured in a CUDA graph,
+in a row. Prints medians, efficiency (time on one / ranks x time over ranks), how far gradients over ranks are from
+those of one GPU, and the bytes that ranks took of each other; writes it to `benchmarks/<device>/context_parallel.json`.
 `--device cpu` is a dry run of short sequences in Triton's interpreter. `--plot FILE` draws what was measured before.
 """
 
@@ -32,6 +33,8 @@ sys.path.insert(0, str(ROOT))
 HEADS = {"gpt_oss": 64}
 """By spec, where they are not 16."""
 IN_A_ROW = 4
+OFF = 0.01
+"""Of gradients over ranks from those of one GPU, as a share of these: both are bf16."""
 WINDOW_4096 = """kernel: attention
 name: window_4096
 dtype: bf16
@@ -118,6 +121,7 @@ def plot(path: Path) -> None:
     names = {
         "kgen, CPUs ahead": ("ahead", "ranks"),
         "kgen, calls alone in a row": ("milliseconds", "ranks"),
+        "kgen, CUDA graphs": ("graph", "ranks"),
         "PyTorch's context_parallel, in a row": ("milliseconds", "context_parallel"),
     }
     series = {
@@ -236,6 +240,21 @@ def _run(
         except Exception as error:  # PyTorch's, which refuses some versions and backends on all ranks alike
             failed[contender] = f"{type(error).__name__}: {error}"[:300]
             del contenders[contender]
+    one, over_ranks = contenders["one"](), contenders["ranks"]()
+    off = {
+        name: _off(got, plan.shard(want, dim=2))
+        for name, got, want in zip(("dq", "dk", "dv"), over_ranks, one, strict=True)
+    }
+    assert max(off.values()) < OFF, off
+    del one
+    graphs = {}
+    if device == "cuda":
+        graphs = {n: Captured(contenders[n]) for n in ("one", "ranks")}
+        graphs["ranks"]()
+        again = max(map(_off, graphs["ranks"].result, over_ranks))
+        assert again < OFF, again
+    del over_ranks
+    replayed: dict[str, list[float]] = {n: [] for n in graphs}
     times: dict[str, list[float]] = {n: [] for n in contenders}
     alone: dict[str, list[float]] = {n: [] for n in contenders}
     ahead: dict[str, list[float]] = {n: [] for n in contenders}
@@ -247,6 +266,10 @@ def _run(
                 alone[contender].append(took[1])
             if call >= 2 and device == "cuda":
                 ahead[contender].append(timed_ahead(contenders[contender], IN_A_ROW, max(alone[contender])))
+            if call >= 2 and contender in graphs:
+                replayed[contender].append(timed(graphs[contender], device, IN_A_ROW))
+    for graph in graphs.values():
+        graph.end()
     if options.trace:
         traced(contenders["ranks"], options.trace / f"{name}-of-{ranks}-{dist.get_rank()}.json.gz")
     medians = {n: statistics.median(t) for n, t in times.items()}
@@ -262,10 +285,46 @@ def _run(
         "alone": {n: round(statistics.median(t), 4) for n, t in alone.items()},
         **({"failed": failed} if failed else {}),
         "ahead": {n: round(t, 4) for n, t in launched.items() if t < math.inf},
+        "graph": {n: round(statistics.median(t), 4) for n, t in replayed.items()},
+        "off": {n: float(f"{x:.2g}") for n, x in off.items()},
         "efficiency": round(medians["one"] / (ranks * medians["ranks"]), 4),
         "bytes_received": [plan.plan.received(rank) * head * kv_heads for rank in range(ranks)],
         "work": list(plan.work),
     }
+
+
+def _off(got: Any, want: Any) -> float:
+    """How far a tensor is from another, by the norm of that; of all ranks the farthest."""
+    import torch.distributed as dist
+
+    found = (got.float() - want.float()).norm() / want.float().norm().clamp_min(1e-30)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+class Captured:
+    """A call in a CUDA graph: calling it replays that. NCCL ends no group that a graph is of: `end` lets go of it."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        import torch
+
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(2):
+                call()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        # Threads of NCCL look at events meanwhile.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            self.result = call()
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+    def end(self) -> None:
+        self.graph.reset()
+        del self.result
 
 
 def traced(call: Callable[[], Any], path: Path) -> None:

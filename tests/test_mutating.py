@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import threading
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from unittest import mock
@@ -13,8 +15,9 @@ import pytest
 from apart import interpreted
 from mutating import __main__ as script
 from mutating import mutants as of_mutants
+from mutating import on_gpu
 from mutating.operators import OPERATORS, Mutant, mutants
-from mutating.reasons import reason
+from mutating.reasons import converts_to_int64, reason
 from mutating.running import File, Outcome, tried
 
 from kgen.diagnostics import KgenError
@@ -116,3 +119,62 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
     parts.write(places[0], "something else", {})
     with pytest.raises(KgenError, match="it is of something else"):
         script.merged(places)
+
+
+def _of_file(name: str) -> File:
+    path = ROOT / "generated" / name
+    return File(path.parent.name, (ROOT / "specs" / f"{path.parent.name}.yaml").read_text(), path)
+
+
+def test_what_is_marked_for_a_gpu_is_of_the_text_as_it_is() -> None:
+    file = _of_file("causal/triton.py")
+    one, other = mutants(file.path.read_text())[:2]
+    row = {
+        "survivors": [{"mutant": str(one), "what": "gpu"}, {"mutant": str(other), "what": "slower"}],
+    }
+    assert on_gpu.marked(file, row) == [one]
+    row["survivors"][0]["mutant"] = str(one).replace(f"{one.line}:", f"{one.line + 1}:")
+    with pytest.raises(KgenError, match=r"the report is of another text of causal/triton\.py"):
+        on_gpu.marked(file, row)
+
+
+def test_large_calls_have_a_gpu_each() -> None:
+    """Others share the GPUs, evenly; and a file that is wrong as it is says nothing about its mutants."""
+    file = _of_file("causal/hopper.py")
+    found = mutants(file.path.read_text())
+    large = [one for one in found if converts_to_int64(one)][:4]
+    small = [one for one in found if one not in large][:12]
+    running: Counter[int] = Counter()
+    most: Counter[tuple[bool, int]] = Counter()
+    lock, together = threading.Lock(), threading.Barrier(6)
+
+    def tried(_: File, mutant: Mutant, gpu: int) -> str:
+        with lock:
+            running[gpu] += 1
+            most[mutant in large, gpu] = max(most[mutant in large, gpu], running[gpu])
+        if mutant in small:
+            together.wait(60)
+        with lock:
+            running[gpu] -= 1
+        return "" if mutant is of_mutants.NOTHING else f"on {gpu}"
+
+    wanted = [(file, one) for one in (*large, *small)]
+    got = list(on_gpu.found_wrong(wanted, 6, 2, tried))
+    assert {(one, by[:3]) for _, one, by in got} == {(one, "on ") for one in (*large, *small)}
+    assert most[False, 0] == most[False, 1] == 3
+    assert most[True, 0] == most[True, 1] == 1
+    with pytest.raises(KgenError, match=r"causal/hopper\.py is wrong as it is: out"):
+        list(on_gpu.found_wrong(wanted, 2, 1, lambda *_: "out"))
+
+
+def test_the_report_hears_of_gpus() -> None:
+    mark, other = "7: key in _forward: `k` -> `v`", "9: key in _forward: `q` -> `v`"
+    survivors = [{"mutant": m, "what": "gpu", "why": "a rule"} for m in (mark, other)]
+    report = {"a/triton.py": {"operators": {"key": {"gpu": 2}}, "survivors": survivors}}
+    found = {("a/triton.py", mark): "strides several", ("a/triton.py", other): ""}
+    (row,) = script.told_by_gpu(report, found, "a GPU").values()
+    assert row["operators"] == {"key": {"gpu": 1, "lived": 1}}
+    assert row["survivors"] == [
+        {"mutant": mark, "what": "gpu", "why": "a rule", "on": {"device": "a GPU", "by": "strides several"}},
+        {"mutant": other, "what": "lived", "why": "nothing is wrong on a GPU"},
+    ]

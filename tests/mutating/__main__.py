@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -22,6 +22,7 @@ from kgen.verify.farm.sharding import Shard
 from kgen.verify.farm.tasks import Hands, Row, Task, hands
 from kgen.verify.toolchain import versions
 from mutating import mutants as of_mutants
+from mutating import on_gpu
 from mutating.operators import OPERATORS, Mutant, mutants
 from mutating.running import ROOT, File, Outcome
 
@@ -43,6 +44,10 @@ def mutate(
     ] = 40,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
     jobs: parts.Jobs = parts.JOBS,
+    gpu: Annotated[
+        bool,
+        typer.Option("--gpu", help="Run on GPUs what the report marks for one, of all its specs by default."),
+    ] = False,
     record: Annotated[bool, typer.Option(help="Enter the result in tests/mutating/report.json.")] = True,
     ray: Ray = None,
     shard: PartOf = None,
@@ -53,6 +58,8 @@ def mutate(
 
     def run() -> int:
         part = Shard.parse(shard)
+        if gpu:
+            return _on_gpus(specs, jobs, record)
         if not specs and not merge:
             raise KgenError(Diagnostic("usage", "no spec is named", hint="scripts/mutate specs/causal.yaml"))
         if merge:
@@ -71,6 +78,45 @@ def mutate(
         return int(any(outcome.what in ("lived", "lost") for outcome in outcomes))
 
     raise SystemExit(terminal.guarded(run, Format.TEXT))
+
+
+def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
+    """Run what the report marks for a GPU, and say what became of it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise KgenError(Diagnostic("missing-device", "there is no GPU"))
+    report = json.loads(REPORT.read_text())
+    named = specs or [
+        ROOT / "specs" / f"{name}.yaml" for name in dict.fromkeys(n.split("/")[0] for n in report)
+    ]
+    files = [file for spec in named for file in _files(spec) if file.called in report]
+    wanted = [(file, mutant) for file in files for mutant in on_gpu.marked(file, report[file.called])]
+    found, name = {}, torch.cuda.get_device_name()
+    with terminal.progress_bar() as progress:
+        for file, mutant, by in on_gpu.found_wrong(wanted, jobs, torch.cuda.device_count()):
+            found[file.called, str(mutant)] = by
+            progress(len(found), len(wanted), file.called)
+    for (called, shown), by in sorted(found.items()):
+        print(f"{by or 'lived'}: {called}:{shown}")
+    lost = [by for by in found.values() if by.startswith(on_gpu.LOST)]
+    if record and not lost:
+        REPORT.write_text(json.dumps(told_by_gpu(report, found, name), indent=1, sort_keys=True) + "\n")
+    return int(bool(lost) or not all(found.values()))
+
+
+def told_by_gpu(report: dict[str, Any], found: Mapping[tuple[str, str], str], device: str) -> dict[str, Any]:
+    """The report with what was wrong on a device with mutants that it marks for one; with nothing, they lived."""
+    for (called, mutant), by in found.items():
+        row = report[called]
+        (one,) = (one for one in row["survivors"] if one["mutant"] == mutant)
+        if by:
+            one["on"] = {"device": device, "by": by}
+            continue
+        one |= {"what": "lived", "why": f"nothing is wrong on {device}"}
+        counts = Counter(row["operators"][operator := mutant.split(": ", 1)[1].split(" in ")[0]])
+        row["operators"][operator] = dict(counts - Counter(gpu=1) + Counter(lived=1))
+    return report
 
 
 def tried(tasks: Sequence[Task], who: Hands) -> list[Outcome]:
@@ -123,9 +169,9 @@ def _say(outcomes: list[Outcome]) -> None:
         if outcome.what in ("lived", "lost"):
             print(f"{outcome.what}: {outcome.file}:{outcome.mutant}")
     counts = Counter(outcome.what for outcome in outcomes)
-    dead, lived = counts["killed"] + counts["gpu"], counts["lived"]
+    dead, lived = counts["killed"], counts["lived"]
     said = ", ".join(f"{count} {what}" for what, count in counts.most_common())
-    print(f"{said}: {dead / max(1, dead + lived):.1%} of those that change what comes out")
+    print(f"{said}: {dead / max(1, dead + lived):.1%} of those that tell on the CPU")
 
 
 def _record(outcomes: list[Outcome]) -> None:

@@ -56,7 +56,7 @@ NOTHING: dict[str, Rule] = {
         m.operator == "guard" and m.kernel and (m.old, m.new) == ("TMA", "False")
     ),
     "2**31 rows of `out` are more than a device has memory for": lambda _, m: (
-        _to_int64(m) and m.old.split(".to(")[0] in ("b_h", "h", "(b * HQ + h)")
+        converts_to_int64(m) and m.old.split(".to(")[0] in ("b_h", "h", "(b * HQ + h)")
     ),
     "queries past the end are zeros, and so is all that is summed of them": lambda file, m: (
         m.operator == "mask"
@@ -77,7 +77,7 @@ NOTHING: dict[str, Rule] = {
         m.function == "_empty" and m.operator == "comparison"
     ),
     "partial sums of columns are of few programs, and lie within 2**31": lambda _, m: (
-        _to_int64(m) and m.function == "_finalize_kernel"
+        converts_to_int64(m) and m.function == "_finalize_kernel"
     ),
     "what raises for gradients of gradients is harmless where none are asked for": lambda _, m: (
         m.function == "_once" and (m.operator, m.new) == ("guard", "True")
@@ -121,7 +121,7 @@ NOTHING: dict[str, Rule] = {
 
 ON_A_GPU: dict[str, Rule] = {
     "calls of more than 2**31 elements tell: `scripts/large` was seen to": lambda _, m: (
-        _to_int64(m) and (m.function, m.old.partition(".to(")[0]) in SEEN_BY_LARGE
+        converts_to_int64(m) and (m.function, m.old.partition(".to(")[0]) in SEEN_BY_LARGE
     ),
     "several programs share a row on a GPU alone": lambda _, m: m.old == "part * BLOCK",
     "nothing is compiled ahead on the CPU": lambda _, m: "_AHEAD" in m.old,
@@ -147,7 +147,7 @@ ON_A_GPU: dict[str, Rule] = {
 """What only a GPU can tell."""
 
 
-def _to_int64(m: Mutant) -> bool:
+def converts_to_int64(m: Mutant) -> bool:
     return m.operator == "dtype" and m.old.endswith((".to(tl.int64)", ".to(gl.int64)"))
 
 

@@ -73,7 +73,7 @@ def tried(file: File, mutant: Mutant) -> Outcome:
         # Of the file's own kernels.
         counted = loads if file.path.name == "hopper.py" or how in WAYS else []
         with tempfile.TemporaryDirectory() as folder, _counted(counted):
-            path = _written(Path(folder), file, mutant)
+            path = written(Path(folder), file, mutant)
             if how == "tma":
                 text = path.read_text()
                 path.write_text(by_tma(text))
@@ -121,7 +121,7 @@ def _counted(loads: list[int]) -> Iterator[None]:
         yield
 
 
-def _written(folder: Path, file: File, mutant: Mutant | None) -> Path:
+def written(folder: Path, file: File, mutant: Mutant | None) -> Path:
     """The file, changed, with what is beside it."""
     shutil.copytree(file.path.parent, folder / file.spec)
     path = folder / file.spec / file.path.name
@@ -142,7 +142,7 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
     interpreter.mend()
     problem = problem_of(file.loaded())
     hopper, path = order is not None, path.with_name("triton.py")
-    module = _module(path, order)
+    module = module_of(path, order)
     family: Any = family_of(problem)
     subject = Subject(problem, "triton", path, module, "cpu")
     if hopper:
@@ -162,7 +162,8 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
     return ""
 
 
-def _module(path: Path, order: int | None) -> Any:
+def module_of(path: Path, order: int | None = None) -> Any:
+    """An emitted file, in one order of what may happen if there is one to tell."""
     from kgen.verify.toolchain import import_file
 
     if order is None:
@@ -200,7 +201,7 @@ def compiled(file: File, mutant: Mutant | None) -> list[str]:
             codes.append(f"{ERROR} of {row['kernel']}")
 
     with tempfile.TemporaryDirectory() as folder, mock.patch.object(compiling, "resources", hashed):
-        _written(Path(folder), file, mutant)
+        written(Path(folder), file, mutant)
         (emitted,) = (one for one in emitted_files(Path(folder), loaded) if one.target == "triton")
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
             for arch in DEFAULT_ARCHS:

@@ -117,7 +117,8 @@ class Cubin:
             if kind == "constexpr":
                 continue
             if kind.startswith("tensordesc"):
-                names[f"described_{i}"] = functools.partial(_described, _Told(**_tuples(next(maps))))
+                told = _Told(**next(maps), form=_laid_out(_forms(kind))[0])
+                names[f"described_{i}"] = functools.partial(_described, told)
                 values.append(f"described_{i}(a[{i}])")
             else:
                 values.append(f"a[{i}].data_ptr()" if kind.startswith("*") else f"a[{i}]")
@@ -211,13 +212,9 @@ def _block(kind: str) -> list[int]:
 
 def _forms(kind: str) -> list[str]:
     if kind.startswith("tensordesc"):
-        return _forms_of(len(_block(kind)))
+        rank = len(_block(kind))
+        return [f"{MAP_BYTES}s", *["i"] * rank, *["q"] * rank]
     return ["Q" if kind.startswith("*") else FORMATS[kind]]
-
-
-def _forms_of(rank: int) -> list[str]:
-    """Of a descriptor: what TMA is told, sizes and strides."""
-    return [f"{MAP_BYTES}s", *["i"] * rank, *["q"] * rank]
 
 
 def _laid_out(forms: Sequence[str]) -> tuple[struct.Struct, list[int]]:
@@ -238,15 +235,8 @@ class _Told:
     swizzle: int
     elem_size: int
     elem_type: int
-    block_size: tuple[int, ...]
-
-    @functools.cached_property
-    def form(self) -> struct.Struct:
-        return _laid_out(_forms_of(len(self.block_size)))[0]
-
-
-def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+    block_size: list[int]
+    form: struct.Struct
 
 
 def _described(told: _Told, desc: Any) -> bytes:
