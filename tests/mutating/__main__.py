@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -102,6 +102,7 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
     lost = [by for by in found.values() if by.startswith(on_gpu.LOST)]
     if record and not lost:
         REPORT.write_text(json.dumps(told_by_gpu(report, found, name), indent=1, sort_keys=True) + "\n")
+        _enter(report, dict.fromkeys(file.spec for file in files))
     return int(bool(lost) or not all(found.values()))
 
 
@@ -191,10 +192,16 @@ def _record(outcomes: list[Outcome]) -> None:
         ]
         report[file] = {"operators": operators, "survivors": survivors}
     REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    _enter(report, dict.fromkeys(outcome.file.partition("/")[0] for outcome in outcomes))
+
+
+def _enter(report: Mapping[str, Any], specs: Iterable[str]) -> None:
+    """What the report has of some specs, in the ledger."""
     generated = ROOT / "generated"
-    for spec in dict.fromkeys(outcome.file.partition("/")[0] for outcome in outcomes):
+    for spec in specs:
         # Kernels for Hopper are part of what is called.
-        counts = Counter(outcome.what for outcome in outcomes if outcome.file.startswith(f"{spec}/"))
+        of_spec = [row for file, row in report.items() if file.startswith(f"{spec}/")]
+        counts = sum((Counter(some) for row in of_spec for some in row["operators"].values()), Counter())
         path = generated / spec / "triton.py"
         ledger.record_mutated(generated, path, ledger.file_hash(path), counts, versions(("triton",)))
 
