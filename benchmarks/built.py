@@ -4,7 +4,8 @@ BUILT is a folder of packages of `kgen build`. Three things are measured. The fi
 and with the backward pass, of the package (with Triton made unimportable), of the emitted file, of FlexAttention and of
 a process that imports torch and draws the same inputs, whose time is subtracted. The time of later calls on the GPU,
 package and file in turns, with a cold L2 cache. The time that the CPU takes for a call, of inputs so small that the GPU
-waits, beside that of an operator which launches nothing. Writes `benchmarks/<device>/built.json`.
+waits, beside that of an operator which launches nothing, and of PyTorch's own attention; with gradients also without
+the threads of autograd. Writes `benchmarks/<device>/built.json`, in which `--only` leaves the rest as it was.
 """
 
 from __future__ import annotations
@@ -167,21 +168,40 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
     def both(function: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(function(q, k, v, **w.buffers, **w.runtime), (q, k, v), dout)
 
-    bare = bare_operator()
-    for what, made in (("forward", forward), ("forward and backward", both)):
-        if "backward" in what and "backward" not in problem.passes:
-            continue
-        row: dict[str, Any] = {"spec": spec, "what": "CPU", "pass": what}
-        for side, function in {**functions, "operator": bare}.items():
-            run, samples = made(function), []
-            for _ in range(9):
+    def on_one_thread(function: Any) -> Callable[[], Any]:
+        call = both(function)
+
+        def run() -> Any:
+            with torch.autograd.set_multithreading_enabled(False):
+                return call()
+
+        return run
+
+    def torch_own(q: Any, k: Any, v: Any, **_: Any) -> Any:
+        grouped = q.shape[1] != k.shape[1]
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+
+    with_gradients = {"forward and backward": both, "forward and backward, one thread": on_one_thread}
+    passes = {"forward": forward, **(with_gradients if "backward" in problem.passes else {})}
+    for what, made in passes.items():
+        sides = {**functions, "operator": bare_operator(), "scaled_dot_product_attention": torch_own}
+        samples: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(-1, 15):
+            for side, function in sides.items():
+                run = made(function)
                 torch.cuda.synchronize()
                 begin = time.perf_counter()
                 for _ in range(QUICK):
                     run()
-                samples.append((time.perf_counter() - begin) / QUICK)
-            row[f"{side}_us"] = round(1e6 * statistics.median(samples), 1)
-        yield row
+                if turn >= 0:
+                    samples[side].append(1e6 * (time.perf_counter() - begin) / QUICK)
+        yield {
+            "spec": spec,
+            "what": "CPU",
+            "pass": what,
+            **{f"{side}_us": round(statistics.median(took), 1) for side, took in samples.items()},
+            "least_us": {side: round(min(took), 1) for side, took in samples.items()},
+        }
 
 
 def main() -> None:
@@ -190,11 +210,15 @@ def main() -> None:
     )
     parser.add_argument("built", type=Path)
     parser.add_argument("specs", nargs="+", metavar="SPEC")
+    parser.add_argument("--only", choices=("first call", "later calls", "CPU"), help="Measure this alone.")
     parser.add_argument("--rounds", type=int, default=3, help="Processes for each first call.")
     asked = parser.parse_args()
     facts, rows = describe("cuda"), []
     folder = ROOT / "benchmarks" / facts["device"].lower().replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
+    file_of_rows = folder / "built.json"
+    if asked.only and file_of_rows.exists():
+        rows += [row for row in json.loads(file_of_rows.read_text())["rows"] if row["what"] != asked.only]
     flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     for number, spec in enumerate(asked.specs):
         problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
@@ -203,14 +227,17 @@ def main() -> None:
             "source": getattr(import_file(file, f"source_{spec}"), problem.name),
             "built": getattr(import_file(package / "__init__.py", f"built_{spec}"), problem.name),
         }
-        parts = [steady(spec, problem, functions, file, flush), on_the_cpu(spec, problem, functions)]
+        parts = {
+            "later calls": steady(spec, problem, functions, file, flush),
+            "CPU": on_the_cpu(spec, problem, functions),
+        }
         if number == 0:
-            parts.append(first_calls(spec, problem, package, file, asked.rounds))
-        for part in parts:
+            parts["first call"] = first_calls(spec, problem, package, file, asked.rounds)
+        for part in [parts.get(asked.only, ())] if asked.only else parts.values():
             for row in part:
                 rows.append(row)
                 print(json.dumps(row), flush=True)
-        (folder / "built.json").write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+        file_of_rows.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

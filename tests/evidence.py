@@ -64,10 +64,10 @@ def _mutants() -> Iterator[tuple[str, str]]:
     total = sum(by_file.values(), Counter())
     told = Counter(one["on"]["device"] for row in report.values() for one in row["survivors"] if "on" in one)
     found, unknown = total["killed"] + told.total(), total["gpu"] - told.total()
-    share = f"{found / max(1, found + unknown + total['lived']):.1%} of those that change what comes out"
-    yield f"{total.total()} mutants", f"{_counted(total)}: {share} are found"
+    share = f"{found / max(1, found + total['lived']):.1%} of those that change what comes out are found"
+    yield f"{total.total()} mutants", f"{_counted(total)}: {share}" + f", {unknown} not run" * bool(unknown)
     for device, count in told.items():
-        yield f"mutants for a GPU, on {device}", f"{count} of {total['gpu']} were run and found"
+        yield f"mutants for a GPU, on {device}", f"{count} run and found"
     for of, counts in (*by_file.items(), *sorted(by_operator.items())):
         yield f"mutants {of}", _counted(counts)
 
