@@ -92,10 +92,13 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
     ]
     files = [file for spec in named for file in _files(spec) if file.called in report]
     wanted = [(file, mutant) for file in files for mutant in on_gpu.marked(file, report[file.called])]
-    found, name = {}, torch.cuda.get_device_name()
+    found: dict[tuple[str, str], str] = {}
+    name = torch.cuda.get_device_name()
     with terminal.progress_bar() as progress:
         for file, mutant, by in on_gpu.found_wrong(wanted, jobs, torch.cuda.device_count()):
-            found[file.called, str(mutant)] = by
+            # Of two that the report calls alike, both have to be found.
+            key = file.called, str(mutant)
+            found[key] = by and found.get(key, by)
             progress(len(found), len(wanted), file.called)
     for (called, shown), by in sorted(found.items()):
         print(f"{by or 'lived'}: {called}:{shown}")
@@ -109,14 +112,14 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
 def told_by_gpu(report: dict[str, Any], found: Mapping[tuple[str, str], str], device: str) -> dict[str, Any]:
     """The report with what was wrong on a device with mutants that it marks for one; with nothing, they lived."""
     for (called, mutant), by in found.items():
-        row = report[called]
-        (one,) = (one for one in row["survivors"] if one["mutant"] == mutant)
-        if by:
-            one["on"] = {"device": device, "by": by}
-            continue
-        one |= {"what": "lived", "why": f"nothing is wrong on {device}"}
-        counts = Counter(row["operators"][operator := mutant.split(": ", 1)[1].split(" in ")[0]])
-        row["operators"][operator] = dict(counts - Counter(gpu=1) + Counter(lived=1))
+        row, operator = report[called], mutant.split(": ", 1)[1].split(" in ")[0]
+        for one in (one for one in row["survivors"] if one["mutant"] == mutant):
+            if by:
+                one["on"] = {"device": device, "by": by}
+                continue
+            one |= {"what": "lived", "why": f"nothing is wrong on {device}"}
+            counts = Counter(row["operators"][operator])
+            row["operators"][operator] = dict(counts - Counter(gpu=1) + Counter(lived=1))
     return report
 
 
