@@ -17,7 +17,7 @@ from mutating.operators import Mutant, mutants
 from mutating.reasons import converts_to_int64
 from mutating.running import File, module_of, written
 
-SECONDS = 240
+SECONDS = 300
 """That a mutant may take, with what is compiled for it: longer than what is right takes."""
 RIGHT = ""
 LOST = "lost: "
