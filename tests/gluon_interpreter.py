@@ -5,9 +5,9 @@ Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at 
 its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
 until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
 error if nobody completes a barrier, if no partition uses one that is set up, if a product or TMA uses what was stored
-in shared memory without a fence since, or a barrier that was set up without one, and if a program takes from a
-counter before it has waited for the launch that sets the counter to zero. A load of numbers is done when they are
-used, or at a fence: TMA may overtake it.
+in shared memory without a fence since, or a barrier that was set up without one, and if a program reads what the
+launch that it begins beside may not have written yet (`gluon_overlap`). A load of numbers is done when they are used,
+or at a fence: TMA may overtake it.
 Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
 """
 
@@ -27,6 +27,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from gluon_overlap import Overlap
 from gluon_schedule import InFlight, Schedule
 from torch import Tensor
 from torch.utils._pytree import tree_map
@@ -38,6 +39,7 @@ SEED = 0
 
 _own = threading.local()
 _schedule = Schedule(SEED)
+_overlap = Overlap()
 _seeds = itertools.count(SEED)
 
 
@@ -228,6 +230,7 @@ class Descriptor:
 
 def fetch(desc: Descriptor, at: Sequence[Any], barrier: Barrier, slot: Memory) -> None:
     part, where = desc.inside(at)
+    _overlap.read(_own.place, part)
     block = torch.zeros(desc.block, dtype=desc.dtype)
     block[where] = part
     assert slot.shape == desc.block
@@ -316,6 +319,7 @@ class Pointer:
 
 def _load(pointer: Pointer, mask: Any = None, other: Any = 0) -> Tensor:
     storage, at = pointer.elements(mask)
+    _overlap.read_at(_own.place, storage, at[at >= 0])
     return torch.where(at >= 0, storage[at.clamp_min(0)], torch.as_tensor(other, dtype=storage.dtype))
 
 
@@ -327,8 +331,7 @@ def _store(pointer: Pointer, value: Tensor, mask: Any = None) -> None:
 def _atomic_add(pointer: Pointer, value: Any, sem: str) -> Tensor:
     _schedule.others()
     storage, at = pointer.elements(None)
-    if pointer.tensor.data_ptr() in _fills and _own.place not in _waited:
-        raise RuntimeError("a counter that may not be zero yet")
+    _overlap.read_at(_own.place, storage, at)
     old = storage[at].clone()
     storage[at] += value
     return old
@@ -500,9 +503,10 @@ class Kernel:
         def launch(
             *args: Any, num_warps: int, enable_fp_fusion: bool, launch_pdl: bool = False, **options: Any
         ) -> None:
-            _begin_beside(
-                dict(zip(self.function.__code__.co_varnames, args, strict=False)) if launch_pdl else {}
-            )
+            named = dict(zip(self.function.__code__.co_varnames, args, strict=False))
+            counter = named.get("counter_ptr")
+            # Forward begins beside what fills its counter, of which backward has two, and older.
+            _overlap.begin(launch_pdl, [counter] if counter is not None and len(counter) == 1 else [])
             given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
             constants = ", ".join(f"{name}={value}" for name, value in options.items())
             for number in range(grid[0]):
@@ -512,28 +516,18 @@ class Kernel:
                     now = [barriers.used for barriers in _own.begun.barriers]
                     before = self.used.get(constants, [False] * len(now))
                     self.used[constants] = [a or b for a, b in zip(before, now, strict=True)]
+                    _overlap.let_begin(_own.place)
                 finally:
                     del _own.place
+            _overlap.end()
 
         return launch
 
 
-_fills: set[int] = set()
-_waited: set[tuple[int, int]] = set()
-
-
-def _begin_beside(args: dict[str, Any]) -> None:
-    """What a kernel begins beside: the launch that fills its counter. Those of backward are two, and older."""
-    counter = args.get("counter_ptr")
-    _waited.clear()
-    _fills.clear()
-    if counter is not None and len(counter) == 1:
-        _fills.add(counter.data_ptr())
-
-
-def _wait_for_others() -> None:
-    """`gdc_wait`. Kernels run one after the other: what others did is there, but a program has to ask."""
-    _waited.add(_own.place)
+def _following(launch: Callable[..., None], *args: Any, **meta: Any) -> None:
+    """The emitted `_launch`, watched."""
+    tensors = [x.tensor if isinstance(x, Descriptor) else x for x in args]
+    _overlap.following(lambda: launch(*args, **meta), [x for x in tensors if isinstance(x, Tensor)])
 
 
 def _jit(function: Any = None, **options: Any) -> Any:
@@ -602,7 +596,10 @@ def prepare(module: Any, multiprocessors: int = 3) -> None:
 
     module._on_hopper = lambda *tensors: all(module._by_tma(x) for x in tensors)
     module._multiprocessors = lambda device: multiprocessors
-    module.gdc_wait, module.gdc_launch_dependents = _wait_for_others, lambda: None
+    module.gdc_wait = lambda: _overlap.wait(_own.place)
+    # Triton's kernels say it as well: what is ahead of them is over.
+    module.gdc_launch_dependents = lambda: hasattr(_own, "place") and _overlap.let_begin(_own.place)
+    module._launch = functools.partial(_following, module._launch)
     for name, value in list(vars(module).items()):
         if isinstance(value, tl.constexpr):
             setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)

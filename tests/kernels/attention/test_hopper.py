@@ -179,6 +179,9 @@ def _release(ring: str, indent: int = 8, i: str = "n_used") -> str:
 
 SCORES_OF_KEYS = "        qk_async = _async_dot_nt(q, _keys(kv_ring, n_used), SCORES)\n"
 WAIT_FOR_KEYS = "        _consumer_wait(kv_ring, n_used)\n"
+WAIT_FOR_DELTA = (
+    "        gdc_wait()  # for delta; what comes after this kernel need not wait for it any more, and may"
+)
 ACC = "        acc = warpgroup_mma_wait(0, deps=[acc_async])"
 DV_DK = "        dv, dk = warpgroup_mma_wait(0, deps=[dv_async, dk_async])"
 DQ = "        dq = warpgroup_mma_wait(0, deps=[dq_async])"
@@ -205,6 +208,18 @@ EARLY = {
     "values overwritten before both consumers have used them": (
         "after = i + SLOTS - slots.shape[0]",
         "after = i",
+    ),
+    "delta read before it is there": (
+        "gdc_wait()  # for delta",
+        "pass  # for delta",
+    ),
+    "dq begins before delta is there": _swapped(
+        f"{WAIT_FOR_DELTA} begin",
+        "        gdc_launch_dependents()",
+    ),
+    "dq over before dk and dv": (
+        "    gdc_wait()  # dq, which",
+        "    pass  # dq, which",
     ),
     "tiles published before the counter is zero": (
         "            gdc_wait()  # forward",
@@ -387,7 +402,7 @@ def _found(name: str, path: Path, seed: int) -> list[str]:
     except (RuntimeError, AssertionError) as error:
         # What is read early may be freed early: its barrier never completes, or has too many arrivals.
         return re.findall(
-            "a barrier that nobody completes|more arrivals than|may not be zero yet|without a fence",
+            "a barrier that nobody completes|more arrivals than|the launch ahead is known|without a fence",
             str(error),
         )
 
