@@ -168,6 +168,9 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
     def both(function: Any) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(function(q, k, v, **w.buffers, **w.runtime), (q, k, v), dout)
 
+    def kept(function: Any) -> Callable[[], Any]:
+        return lambda: function(q, k, v, **w.buffers, **w.runtime)
+
     def on_one_thread(function: Any) -> Callable[[], Any]:
         call = both(function)
 
@@ -181,7 +184,11 @@ def on_the_cpu(spec: str, problem: Any, functions: dict[str, Any]) -> Iterator[d
         grouped = q.shape[1] != k.shape[1]
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
-    with_gradients = {"forward and backward": both, "forward and backward, one thread": on_one_thread}
+    with_gradients = {
+        "forward, with gradients wanted": kept,
+        "forward and backward": both,
+        "forward and backward, one thread": on_one_thread,
+    }
     passes = {"forward": forward, **(with_gradients if "backward" in problem.passes else {})}
     for what, made in passes.items():
         sides = {**functions, "operator": bare_operator(), "scaled_dot_product_attention": torch_own}

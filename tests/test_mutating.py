@@ -167,6 +167,14 @@ def test_large_calls_have_a_gpu_each() -> None:
         list(on_gpu.found_wrong(wanted, 2, 1, lambda *_: "out"))
 
 
+def test_of_mutants_that_are_called_alike_each_has_to_be_found() -> None:
+    lost = f"{on_gpu.LOST}others have the memory"
+    for pair, both in {("a", "b"): "a", ("a", ""): "", (lost, ""): "", ("a", lost): lost}.items():
+        assert script.alike(*pair) == both
+        assert bool(script.alike(*pair[::-1])) == bool(both)
+        assert script.alike(*pair[::-1]).startswith(on_gpu.LOST) == both.startswith(on_gpu.LOST)
+
+
 def test_the_report_hears_of_gpus() -> None:
     mark, other = "7: key in _forward: `k` -> `v`", "9: key in _forward: `q` -> `v`"
     survivors = [{"mutant": m, "what": "gpu", "why": "a rule"} for m in (mark, other, other)]

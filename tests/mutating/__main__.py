@@ -58,6 +58,10 @@ def mutate(
 
     def run() -> int:
         part = Shard.parse(shard)
+        if gpu and (ray is not None or part.count > 1 or merge):
+            raise KgenError(
+                Diagnostic("usage", "--gpu runs here, whole: it has no --ray, --shard and --merge")
+            )
         if gpu:
             return _on_gpus(specs, jobs, record)
         if not specs and not merge:
@@ -96,17 +100,21 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
     name = torch.cuda.get_device_name()
     with terminal.progress_bar() as progress:
         for file, mutant, by in on_gpu.found_wrong(wanted, jobs, torch.cuda.device_count()):
-            # Of two that the report calls alike, both have to be found.
             key = file.called, str(mutant)
-            found[key] = by and found.get(key, by)
+            found[key] = alike(found[key], by) if key in found else by
             progress(len(found), len(wanted), file.called)
     for (called, shown), by in sorted(found.items()):
         print(f"{by or 'lived'}: {called}:{shown}")
-    lost = [by for by in found.values() if by.startswith(on_gpu.LOST)]
-    if record and not lost:
-        REPORT.write_text(json.dumps(told_by_gpu(report, found, name), indent=1, sort_keys=True) + "\n")
+    told = {key: by for key, by in found.items() if not by.startswith(on_gpu.LOST)}
+    if record:
+        REPORT.write_text(json.dumps(told_by_gpu(report, told, name), indent=1, sort_keys=True) + "\n")
         _enter(report, dict.fromkeys(file.spec for file in files))
-    return int(bool(lost) or not all(found.values()))
+    return int(len(told) < len(found) or not all(told.values()))
+
+
+def alike(one: str, other: str) -> str:
+    """What became of two mutants that the report calls alike: both have to be found."""
+    return min(one, other, key=lambda by: (by != on_gpu.RIGHT, not by.startswith(on_gpu.LOST)))
 
 
 def told_by_gpu(report: dict[str, Any], found: Mapping[tuple[str, str], str], device: str) -> dict[str, Any]:
