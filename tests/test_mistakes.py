@@ -111,13 +111,26 @@ OUTSIDE = (
     ("rms_norm", "three-rows", "weight_ptr + cols, mask={cols < WIDTH => cols <= WIDTH}, other=0"),
 )
 """Of memory that belongs to nobody, whose values change nothing."""
+KEYS = (
+    ("causal", "launches", "layouts = _layouts(q, {k => v}, v, out)"),
+    ("gpt_oss", "launches", "_layouts(q, k, v, {sinks => q}, dout, dlse, out, lse"),
+    ("varlen_causal", "launches", "dout, {dlse => out}, out, lse, dq, dk, dv)"),
+    ("sliding_window", "launches", "dlse, out, {lse => dq}, dq, dk, dv)"),
+    ("decode_gqa", "launches", "layouts = _layouts(q, k, v, {kv_lens => out}, out)"),
+    ("causal", "launches", "key = kernel, layouts, {*meta.values() => }"),
+    ("causal", "launches", '@triton.jit({do_not_specialize=["HQ", "SQ"] => })\ndef _delta_kernel'),
+    ("causal_alibi", "launches", ":\n        _compile_backward(q, k, {v => slopes}, slopes, scale)"),
+    ("gpt_oss", "launches", "_backward_op(out, None, {out => lse}, lse, q, k, v, sinks, scale)"),
+    ("varlen_causal", "launches", "if {thread := _AHEAD.pop(key, None) => False}:"),
+)
+"""Of what launches are looked up by."""
 BRANCHES = (
     (KINDS, "plain", "ids[:, None] > {2 => 9}"),
     (KINDS, "odd", "level > {7 => 99}"),
 )
 
-MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *BRANCHES)
-SAMPLE = (STRIDES[4], LAUNCHES[1], CHECKS[1], PLACES[3], OUTSIDE[1], BRANCHES[0])
+MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *KEYS, *BRANCHES)
+SAMPLE = (STRIDES[4], LAUNCHES[1], CHECKS[1], PLACES[3], OUTSIDE[1], KEYS[0], BRANCHES[0])
 
 
 def found(spec: str, case: str, mistake: str, folder: Path) -> bool:

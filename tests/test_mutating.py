@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import json
 import threading
+import time
 from collections import Counter
 from dataclasses import asdict
+from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
 
@@ -133,13 +135,16 @@ def test_what_is_marked_for_a_gpu_is_of_the_text_as_it_is() -> None:
         "survivors": [{"mutant": str(one), "what": "gpu"}, {"mutant": str(other), "what": "slower"}],
     }
     assert on_gpu.marked(file, row) == [one]
+    row["survivors"][0]["on"] = {"device": "a GPU", "by": "strides several"}
+    assert on_gpu.marked(file, row) == []
+    del row["survivors"][0]["on"]
     row["survivors"][0]["mutant"] = str(one).replace(f"{one.line}:", f"{one.line + 1}:")
     with pytest.raises(KgenError, match=r"the report is of another text of causal/triton\.py"):
         on_gpu.marked(file, row)
 
 
 def test_large_calls_have_a_gpu_each() -> None:
-    """Others share the GPUs, evenly; and a file that is wrong as it is says nothing about its mutants."""
+    """Others share the GPUs, evenly."""
     file = _of_file("causal/hopper.py")
     found = mutants(file.path.read_text())
     large = [one for one in found if converts_to_int64(one)][:4]
@@ -148,7 +153,7 @@ def test_large_calls_have_a_gpu_each() -> None:
     most: Counter[tuple[bool, int]] = Counter()
     lock, together = threading.Lock(), threading.Barrier(6)
 
-    def tried(_: File, mutant: Mutant, gpu: int) -> str:
+    def tried(_: File, mutant: Mutant, gpu: int, only: str) -> tuple[str, str]:
         with lock:
             running[gpu] += 1
             most[mutant in large, gpu] = max(most[mutant in large, gpu], running[gpu])
@@ -156,15 +161,51 @@ def test_large_calls_have_a_gpu_each() -> None:
             together.wait(60)
         with lock:
             running[gpu] -= 1
-        return "" if mutant is of_mutants.NOTHING else f"on {gpu}"
+        return ("", "") if only else (f"on {gpu}", "wrong")
 
-    wanted = [(file, one) for one in (*large, *small)]
-    got = list(on_gpu.found_wrong(wanted, 6, 2, tried))
-    assert {(one, by[:3]) for _, one, by in got} == {(one, "on ") for one in (*large, *small)}
+    got = list(on_gpu.found_wrong([(file, one) for one in (*large, *small)], 6, 2, tried))
+    assert {(one, by) for _, one, by in got} == {(one, "wrong") for one in (*large, *small)}
     assert most[False, 0] == most[False, 1] == 3
     assert most[True, 0] == most[True, 1] == 1
-    with pytest.raises(KgenError, match=r"causal/hopper\.py is wrong as it is: out"):
-        list(on_gpu.found_wrong(wanted, 2, 1, lambda *_: "out"))
+
+
+def test_where_a_file_is_wrong_as_it_is_nothing_is_said_about_its_mutants() -> None:
+    file = _of_file("causal/triton.py")
+    found = mutants(file.path.read_text())[:6]
+    asked: Counter[str] = Counter()
+
+    def tried(_: File, mutant: Mutant, __: int, only: str) -> tuple[str, str]:
+        if mutant is of_mutants.NOTHING:
+            asked[only] += 1
+            return only, "out" if only == "b" else ""
+        return "abc"[found.index(mutant) % 3], "" if mutant == found[2] else "dq"
+
+    got = {one: by for _, one, by in on_gpu.found_wrong([(file, one) for one in found], 4, 1, tried)}
+    right, wrong = "dq", f"{on_gpu.LOST}the file is wrong as it is: out"
+    assert [got[one] for one in found] == [right, wrong, "", right, wrong, right]
+    assert asked == {"a": 1, "b": 1, "c": 1}
+
+
+def _says(mouth: Connection, *places: str) -> None:
+    for place in places:
+        mouth.send((place, None))
+    match places:
+        case (*_, "spins"):
+            time.sleep(600)
+        case (*_, "right"):
+            mouth.send(("", ""))
+        case (*_, "wrong"):
+            mouth.send(("", "dq"))
+
+
+def test_what_a_mutant_comes_to_is_waited_for_and_no_longer() -> None:
+    for places, word in {
+        ("a", "wrong"): "dq",
+        ("a", "right"): "",
+        ("a", "spins"): "no end of spins",
+        ("a",): f"{on_gpu.LOST}its process ended in a",
+    }.items():
+        assert on_gpu.last_word(_says, places, 20.0) == (places[-1], word)
 
 
 def test_of_mutants_that_are_called_alike_each_has_to_be_found() -> None:
@@ -179,8 +220,9 @@ def test_the_report_hears_of_gpus() -> None:
     mark, other = "7: key in _forward: `k` -> `v`", "9: key in _forward: `q` -> `v`"
     survivors = [{"mutant": m, "what": "gpu", "why": "a rule"} for m in (mark, other, other)]
     report = {"a/triton.py": {"operators": {"key": {"gpu": 3}}, "survivors": survivors}}
-    found = {("a/triton.py", mark): "strides several", ("a/triton.py", other): ""}
-    (row,) = script.told_by_gpu(report, found, "a GPU").values()
+    for name, by in ((mark, "strides several"), (other, "")):
+        report = script.told_by_gpu(report, ("a/triton.py", name), by, "a GPU")
+    (row,) = report.values()
     assert row["operators"] == {"key": {"gpu": 1, "lived": 2}}
     assert row["survivors"] == [
         {"mutant": mark, "what": "gpu", "why": "a rule", "on": {"device": "a GPU", "by": "strides several"}},

@@ -29,6 +29,7 @@ from mutating.running import ROOT, File, Outcome
 REPORT = Path(__file__).parent / "report.json"
 UNEXPLAINED = {"slower": "gives the same of more loads", "lived": "a hole"}
 OF = "mutants"
+AS_TEXT: dict[str, Any] = {"indent": 1, "sort_keys": True}
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -96,20 +97,23 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
     ]
     files = [file for spec in named for file in _files(spec) if file.called in report]
     wanted = [(file, mutant) for file in files for mutant in on_gpu.marked(file, report[file.called])]
+    device = torch.cuda.get_device_name()
+    rest = Counter((file.called, str(mutant)) for file, mutant in wanted)
     found: dict[tuple[str, str], str] = {}
-    name = torch.cuda.get_device_name()
     with terminal.progress_bar() as progress:
         for file, mutant, by in on_gpu.found_wrong(wanted, jobs, torch.cuda.device_count()):
             key = file.called, str(mutant)
             found[key] = alike(found[key], by) if key in found else by
-            progress(len(found), len(wanted), file.called)
-    for (called, shown), by in sorted(found.items()):
-        print(f"{by or 'lived'}: {called}:{shown}")
-    told = {key: by for key, by in found.items() if not by.startswith(on_gpu.LOST)}
-    if record:
-        REPORT.write_text(json.dumps(told_by_gpu(report, told, name), indent=1, sort_keys=True) + "\n")
-        _enter(report, dict.fromkeys(file.spec for file in files))
-    return int(len(told) < len(found) or not all(told.values()))
+            rest[key] -= 1
+            progress(len(wanted) - rest.total(), len(wanted), file.called)
+            if rest[key]:
+                continue
+            print(f"{found[key] or 'lived'}: {file.called}:{mutant}", flush=True)
+            # At once: what was told stays if the rest is broken off.
+            if record and not found[key].startswith(on_gpu.LOST):
+                REPORT.write_text(json.dumps(told_by_gpu(report, key, found[key], device), **AS_TEXT) + "\n")
+                _enter(report, [file.spec])
+    return int(any(not by or by.startswith(on_gpu.LOST) for by in found.values()))
 
 
 def alike(one: str, other: str) -> str:
@@ -117,17 +121,17 @@ def alike(one: str, other: str) -> str:
     return min(one, other, key=lambda by: (by != on_gpu.RIGHT, not by.startswith(on_gpu.LOST)))
 
 
-def told_by_gpu(report: dict[str, Any], found: Mapping[tuple[str, str], str], device: str) -> dict[str, Any]:
-    """The report with what was wrong on a device with mutants that it marks for one; with nothing, they lived."""
-    for (called, mutant), by in found.items():
-        row, operator = report[called], mutant.split(": ", 1)[1].split(" in ")[0]
-        for one in (one for one in row["survivors"] if one["mutant"] == mutant):
-            if by:
-                one["on"] = {"device": device, "by": by}
-                continue
-            one |= {"what": "lived", "why": f"nothing is wrong on {device}"}
-            counts = Counter(row["operators"][operator])
-            row["operators"][operator] = dict(counts - Counter(gpu=1) + Counter(lived=1))
+def told_by_gpu(report: dict[str, Any], key: tuple[str, str], by: str, device: str) -> dict[str, Any]:
+    """The report with what was wrong on a device with a mutant that it marks for one; with nothing, it lived."""
+    called, mutant = key
+    row, operator = report[called], mutant.split(": ", 1)[1].split(" in ")[0]
+    for one in (one for one in row["survivors"] if one["mutant"] == mutant):
+        if by:
+            one["on"] = {"device": device, "by": by}
+            continue
+        one |= {"what": "lived", "why": f"nothing is wrong on {device}"}
+        counts = Counter(row["operators"][operator])
+        row["operators"][operator] = dict(counts - Counter(gpu=1) + Counter(lived=1))
     return report
 
 
@@ -202,7 +206,7 @@ def _record(outcomes: list[Outcome]) -> None:
             if o.what != "killed"
         ]
         report[file] = {"operators": operators, "survivors": survivors}
-    REPORT.write_text(json.dumps(report, indent=1, sort_keys=True) + "\n")
+    REPORT.write_text(json.dumps(report, **AS_TEXT) + "\n")
     _enter(report, dict.fromkeys(outcome.file.partition("/")[0] for outcome in outcomes))
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import queue
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +18,23 @@ from kgen.diagnostics import Diagnostic, KgenError
 from mutating.mutants import NOTHING
 from mutating.operators import Mutant, mutants
 from mutating.reasons import converts_to_int64
-from mutating.running import File, module_of, written
+from mutating.running import FIRST, File, module_of, written
 
-SECONDS = 300
-"""That a mutant may take, with what is compiled for it: longer than what is right takes."""
+SECONDS = 150
+"""That a mutant may take for one case, with what is compiled for it: longer than what is right takes."""
 RIGHT = ""
 LOST = "lost: "
 """What begins with it says nothing about a mutant."""
+LARGE = "more than 2**31 elements"
+OUT_OF_MEMORY = "out of memory"
 
 
 def marked(file: File, row: Mapping[str, Any]) -> list[Mutant]:
-    """The mutants of a file that its row of the report marks for a GPU.
+    """The mutants of a file that its row of the report marks for a GPU, and of which none has told.
 
     Raises `KgenError` if the report is of another text.
     """
-    wanted = {one["mutant"] for one in row["survivors"] if one["what"] == "gpu"}
+    wanted = {one["mutant"] for one in row["survivors"] if one["what"] == "gpu" and "on" not in one}
     found = [one for one in mutants(file.path.read_text()) if str(one) in wanted]
     if {str(one) for one in found} != wanted:
         raise KgenError(
@@ -47,21 +52,36 @@ def found_wrong(
 ) -> Iterator[tuple[File, Mutant, str]]:
     """What was wrong with each mutant, or nothing, as they end.
 
-    `jobs` run at a time, on so many `gpus`; of large calls one on each. Raises `KgenError` if a file is wrong as it is.
+    `jobs` run at a time, on so many `gpus`; of large calls one on each. Where a file as it is is wrong, too, nothing
+    is said about its mutant.
     """
-    tried = tried or _apart
-    files = {file.called: file for file, _ in wanted}
-    as_they_are = [(file, NOTHING) for file in files.values()]
-    for file, _, by in _side_by_side(as_they_are, jobs, gpus, tried):
-        if by:
-            raise KgenError(Diagnostic("wrong-as-it-is", f"{file.called} is wrong as it is: {by}"))
+    tried = _once_as_it_is(tried or _apart)
     large = [one for one in wanted if converts_to_int64(one[1])]
     yield from _side_by_side([one for one in wanted if one not in large], jobs, gpus, tried)
     yield from _side_by_side(large, gpus, gpus, tried)
 
 
-Tried = Callable[[File, Mutant, int], str]
-"""What is wrong with a mutant on the GPU of a number."""
+Tried = Callable[[File, Mutant, int, str], tuple[str, str]]
+"""What comes last of a mutant on the GPU of a number, and what is wrong there; or of one place alone."""
+
+
+def _once_as_it_is(tried: Tried) -> Tried:
+    """With what a file as it is does in the place where a mutant of it is wrong, which it is asked once."""
+    asked: dict[tuple[str, str], Future[str]] = {}
+    lock = threading.Lock()
+
+    def both(file: File, mutant: Mutant, gpu: int, only: str = "") -> tuple[str, str]:
+        place, by = tried(file, mutant, gpu, only)
+        if not by or by.startswith(LOST):
+            return place, by
+        with lock:
+            first = (file.called, place) not in asked
+            right = asked.setdefault((file.called, place), Future())
+        if first:
+            right.set_result(tried(file, NOTHING, gpu, place)[1])
+        return place, f"{LOST}the file is wrong as it is: {right.result()}" if right.result() else by
+
+    return both
 
 
 def _side_by_side(
@@ -74,7 +94,7 @@ def _side_by_side(
     def on_one(file: File, mutant: Mutant) -> str:
         gpu = free.get()
         try:
-            return tried(file, mutant, gpu)
+            return tried(file, mutant, gpu, "")[1]
         finally:
             free.put(gpu)
 
@@ -84,54 +104,101 @@ def _side_by_side(
             yield *tasks[task], task.result()
 
 
-def _apart(file: File, mutant: Mutant, gpu: int) -> str:
-    """In a process of its own, which has what a kernel that goes astray leaves of its GPU."""
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        try:
-            return pool.apply_async(wrong, (file, mutant, gpu)).get(SECONDS)
-        except multiprocessing.TimeoutError:
-            return "no end"
+def _apart(file: File, mutant: Mutant, gpu: int, only: str) -> tuple[str, str]:
+    return last_word(_told, (file, mutant, gpu, only), SECONDS)
 
 
-def wrong(file: File, mutant: Mutant, gpu: int) -> str:
-    """The first that is wrong of large calls, where they tell, of all cases, and of what is checked beside."""
+def last_word(told: Callable[..., None], about: tuple[Any, ...], seconds: float) -> tuple[str, str]:
+    """What a process of its own comes to last, and what it says there at last: a kernel that goes astray ends with it.
+
+    `told` is given a pipe ahead of `about`, and sends what it comes to and nothing, and its last word. If the next
+    takes longer than so many seconds, the process is ended.
+    """
+    apart = multiprocessing.get_context("spawn")
+    ear, mouth = apart.Pipe(duplex=False)
+    process = apart.Process(target=told, args=(mouth, *about), daemon=True)
+    process.start()
+    mouth.close()
+    place = ""
+    try:
+        while ear.poll(seconds):
+            came_to, word = ear.recv()
+            if word is not None:
+                return place, word
+            place = came_to
+        return place, f"no end of {place}" if place else f"{LOST}it does not start"
+    except EOFError:
+        return place, f"{LOST}its process ended in {place}"
+    finally:
+        process.kill()
+        process.join()
+
+
+def _told(mouth: Connection, file: File, mutant: Mutant, gpu: int, only: str) -> None:
+    mouth.send(("", wrong(file, mutant, gpu, only, lambda place: mouth.send((place, None)))))
+
+
+def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[str], None]) -> str:
+    """The first that is wrong of large calls, where they tell, of all cases, and of what is checked beside.
+
+    Of one place alone if `only` names it.
+    """
     import torch
 
     torch.cuda.set_device(gpu)
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), file, mutant).with_name("triton.py")
         try:
-            return next(_wrong(file, mutant, path), RIGHT)
+            for place, said in _places(file, mutant, path):
+                if only in ("", place):
+                    comes_to(place)
+                    if by := said():
+                        return by
         except Exception as error:
-            if "out of memory" in str(error):
+            if OUT_OF_MEMORY in str(error):
                 return f"{LOST}others have the memory"
             frame = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__} in {frame.name}"
+    return RIGHT
 
 
-def _wrong(file: File, mutant: Mutant, path: Path) -> Iterator[str]:
-    from large import LIMIT, repeated, small_calls
-
+def _places(file: File, mutant: Mutant, path: Path) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Where something may be wrong: its name, and what says what is. Those that find most come first."""
     from kgen.verify import integration
     from kgen.verify.families import Subject, family_of, problem_of
 
     problem = problem_of(file.loaded())
-    module = module_of(path)
-    subject = Subject(problem, "triton", path, module, "cuda")
-    if converts_to_int64(mutant):
-        for example in small_calls(problem):
-            _, messages = repeated(problem, subject.function, example, "cuda", LIMIT)
-            yield from (
-                LOST + m if "out of memory" in m else f"more than 2**31 elements: {m}" for m in messages
-            )
+    subject = Subject(problem, "triton", path, module_of(path), "cuda")
     family: Any = family_of(problem)
-    for group in family.groups(problem):
-        for name in family.case_names(problem, group, False):
-            failed = [check for check in family.run_case(subject, group, name) if not check.ok]
-            if any("out of memory" in check.message for check in failed):
-                yield f"{LOST}others have the memory"
-            if failed:
-                yield f"{group} {name}"
+    if converts_to_int64(mutant) or mutant is NOTHING:
+        yield LARGE, lambda: _of_large(problem, subject)
+    names = [
+        (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, False)
+    ]
+    for group, name in sorted(names, key=lambda one: FIRST.index(one[1]) if one[1] in FIRST else len(FIRST)):
+        yield f"{group} {name}", functools.partial(_of_case, family, subject, group, name)
     checks = integration.named(family)
     for name in integration.checks(family, "cuda"):
-        checks[name](subject)
+        yield name, functools.partial(_of_check, checks[name], subject)
+
+
+def _of_large(problem: Any, subject: Any) -> str:
+    from large import LIMIT, repeated, small_calls
+
+    for example in small_calls(problem):
+        _, messages = repeated(problem, subject.function, example, "cuda", LIMIT)
+        for message in messages:
+            return LOST + message if OUT_OF_MEMORY in message else f"{LARGE}: {message}"
+    return RIGHT
+
+
+def _of_case(family: Any, subject: Any, group: str, name: str) -> str:
+    failed = [check for check in family.run_case(subject, group, name) if not check.ok]
+    if any(OUT_OF_MEMORY in check.message for check in failed):
+        return f"{LOST}others have the memory"
+    return f"{group} {name}" if failed else RIGHT
+
+
+def _of_check(check: Callable[[Any], object], subject: Any) -> str:
+    check(subject)
+    return RIGHT

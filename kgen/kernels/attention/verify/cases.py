@@ -17,6 +17,7 @@ from torch import Tensor
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
 from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
 from kgen.kernels.attention.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
+from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Result, attention, eager
 from kgen.verify import compare
@@ -141,6 +142,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
     "wrong-offsets": (keeps_to_its_tensors, False),
     "tiles": (fits_other_chips, False),
+    "launches": (launches_what_it_compiled_for, False),
     "far-rows": (reaches_far, True),
 }
 

@@ -452,8 +452,9 @@ def _hidden(
     return ~shown.unflatten(1, (case.heads_kv, case.group)).any(2)
 
 
-def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
-    """Inputs of about that shape (the spec's promises about lengths are kept); the name is the seed."""
+def sized(problem: Problem, name: str, sq: int, sk: int, device: str, **more: Any) -> Inputs:
+    """Inputs of about that shape (the spec's promises about lengths are kept); the name is the seed. `more` is what
+    else the case is."""
     template = cases(problem, quick=True)[0]
     if problem.tied_lengths:
         sq = sk = max(sq, sk)
@@ -462,7 +463,7 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str) -> Inputs:
         -(-sk // problem.kv_multiple) * problem.kv_multiple,
     )
     lengths = ((sq - sq // 3, sk - sk // 3), (sq // 3, sk // 3)) if problem.varlen else ()
-    return draw(problem, replace(template, name=name, sq=sq, sk=sk, packed=lengths), device)
+    return draw(problem, replace(template, name=name, sq=sq, sk=sk, packed=lengths, **more), device)
 
 
 def call(function: Any, inputs: Inputs, **more: Any) -> Any:
