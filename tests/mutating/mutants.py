@@ -91,12 +91,17 @@ class AsItIs:
         if outcome.loads > self._loads:
             return replace(outcome, what="slower")
         what, why = reason(outcome.file, mutant)
+        if what != "equivalent" and mutant.kernel:
+            # Before it is left to a GPU: of the same machine code there is nothing to tell.
+            outcome = self._told_by_compiler(outcome)
+            if outcome.what != "lived":
+                return outcome
         if what:
             return replace(outcome, what=what, by=why)
         if self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
             # What fails wherever it runs did not run.
             return replace(outcome, what="gpu", by="no case on the CPU comes there")
-        return self._told_by_compiler(outcome) if mutant.kernel else outcome
+        return outcome
 
     def _measure(self) -> None:
         """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""

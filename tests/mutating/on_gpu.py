@@ -145,6 +145,7 @@ def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[s
     """
     import torch
 
+    torch.set_num_threads(1)
     torch.cuda.set_device(gpu)
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), file, mutant).with_name("triton.py")

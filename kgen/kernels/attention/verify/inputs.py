@@ -117,10 +117,14 @@ class Inputs:
         return named | {f"cu_seqlens_{x}": t for x, t in zip("qk", self.cu_seqlens, strict=False)}
 
 
+NO_TOKENS = Case("no-tokens", 0, 0, batch=2, lse=True, few=True)
+"""Of packed sequences, too; where there are as many queries as keys no other case is without."""
+
+
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
     found: dict[str, Case] = {}
-    wanted = packed_cases(problem, quick) if problem.varlen else _wanted(problem, quick)
+    wanted = packed_cases(problem, quick) if problem.varlen else (*_wanted(problem, quick), NO_TOKENS)
     for number, case in enumerate(wanted):
         fitted = fit(problem, case, number)
         # Promises about lengths can make two shapes the same.

@@ -31,8 +31,8 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
 
     One tensor after the other is laid out in each way, in calls of few sizes.
     """
-    if not hasattr(subject.module, "_launch"):
-        return  # a package, which looks up by what it was built for
+    if not _kernels(vars(subject.module)):
+        return  # of a package, which looks up by what it was built for
     for arch, hopper in ((80, False), (90, False), (90, True)):
         if hopper and subject.device == "cpu":
             continue  # the interpreter of Triton does not have them
@@ -126,11 +126,16 @@ def _call(inputs: Inputs, subject: Subject, moved: int | None = None) -> None:
         call(subject.function, inputs, **asked)
 
 
+def _kernels(names: Mapping[str, Any]) -> dict[str, Any]:
+    """What is for Triton to compile."""
+    from triton.runtime.jit import KernelInterface
+
+    return {name: x for name, x in names.items() if isinstance(x, KernelInterface)}
+
+
 @contextlib.contextmanager
 def _on_paper(subject: Subject, arch: int, hopper: bool) -> Iterator[None]:
     """The file of the subject meanwhile compiles and launches on paper, for such a chip, on the CPU as on a GPU."""
-    from triton.runtime.jit import KernelInterface
-
     names = vars(subject.module)
     wrong: list[threading.ExceptHookArgs] = []
     modules = [
@@ -142,7 +147,7 @@ def _on_paper(subject: Subject, arch: int, hopper: bool) -> Iterator[None]:
         new["_on_hopper"] = lambda *tensors: False
     with contextlib.ExitStack() as stack:
         for own in modules:
-            kernels = {n: _Kernel(n, x) for n, x in own.items() if isinstance(x, KernelInterface)}
+            kernels = {name: _Kernel(name, kernel) for name, kernel in _kernels(own).items()}
             stack.enter_context(mock.patch.dict(own, kernels))
         stack.enter_context(mock.patch.dict(names, new))
         stack.enter_context(mock.patch.object(threading, "excepthook", wrong.append))
