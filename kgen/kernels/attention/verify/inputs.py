@@ -118,7 +118,7 @@ class Inputs:
 
 
 NO_TOKENS = Case("no-tokens", 0, 0, batch=2, lse=True, few=True)
-"""Of packed sequences, too; where there are as many queries as keys no other case is without."""
+"""Where there have to be as many queries as keys, no other case has none of either."""
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:

@@ -31,15 +31,20 @@ def launches_what_it_compiled_for(subject: Subject) -> None:
 
     One tensor after the other is laid out in each way, in calls of few sizes.
     """
-    if not _kernels(vars(subject.module)):
+    names = vars(subject.module)
+    if not _kernels(names):
         return  # of a package, which looks up by what it was built for
-    for arch, hopper in ((80, False), (90, False), (90, True)):
-        if hopper and subject.device == "cpu":
-            continue  # the interpreter of Triton does not have them
-        with _on_paper(subject, arch, hopper):
-            for sq, sk, batch, heads in SIZES:
-                size = {"batch": batch, "heads_kv": heads}
-                inputs = sized(subject.problem, "layouts", sq, sk, subject.device, **size)
+    drawn = [
+        sized(subject.problem, "layouts", sq, sk, subject.device, batch=batch, heads_kv=heads)
+        for sq, sk, batch, heads in SIZES
+    ]
+    on_hopper = names.get("_on_hopper")
+    served = on_hopper is not None and on_hopper(drawn[0].q, drawn[0].k, drawn[0].v)
+    portable = {"_on_hopper": lambda *tensors: False}
+    chips = [{"_arch": lambda device: 80, **portable}, {"_arch": lambda device: 90, **portable}]
+    for as_on in (*chips, *([{}] if served else [])):
+        with _on_paper(subject, as_on):
+            for inputs in drawn:
                 for changed in _each_laid_out(subject.problem, inputs):
                     changed(subject)
 
@@ -134,19 +139,15 @@ def _kernels(names: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _on_paper(subject: Subject, arch: int, hopper: bool) -> Iterator[None]:
-    """The file of the subject meanwhile compiles and launches on paper, for such a chip, on the CPU as on a GPU."""
+def _on_paper(subject: Subject, as_on: Mapping[str, Any]) -> Iterator[None]:
+    """The file of the subject meanwhile compiles and launches on paper, on the CPU as on a GPU, with some functions
+    replaced by those of another chip."""
     names = vars(subject.module)
     wrong: list[threading.ExceptHookArgs] = []
-    modules = [
-        names,
-        *([vars(names["_hopper"]())] if hopper and "_hopper" in names and names["_hopper"]() else []),
-    ]
-    new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}, "_arch": lambda device: arch}
-    if not hopper:
-        new["_on_hopper"] = lambda *tensors: False
+    new: dict[str, Any] = {"_COMPILED": {}, "_AHEAD": {}, **as_on}
+    beside = names["_hopper"]() if not as_on and "_hopper" in names else None
     with contextlib.ExitStack() as stack:
-        for own in modules:
+        for own in [names, *([vars(beside)] if beside else [])]:
             kernels = {name: _Kernel(name, kernel) for name, kernel in _kernels(own).items()}
             stack.enter_context(mock.patch.dict(own, kernels))
         stack.enter_context(mock.patch.dict(names, new))
