@@ -78,7 +78,10 @@ def _once_as_it_is(tried: Tried) -> Tried:
             first = (file.called, place) not in asked
             right = asked.setdefault((file.called, place), Future())
         if first:
-            right.set_result(tried(file, NOTHING, gpu, place)[1])
+            try:
+                right.set_result(tried(file, NOTHING, gpu, place)[1])
+            except Exception as error:
+                right.set_exception(error)
         return place, f"{LOST}the file is wrong as it is: {right.result()}" if right.result() else by
 
     return both
@@ -111,8 +114,8 @@ def _apart(file: File, mutant: Mutant, gpu: int, only: str) -> tuple[str, str]:
 def last_word(told: Callable[..., None], about: tuple[Any, ...], seconds: float) -> tuple[str, str]:
     """What a process of its own comes to last, and what it says there at last: a kernel that goes astray ends with it.
 
-    `told` is given a pipe ahead of `about`, and sends what it comes to and nothing, and its last word. If the next
-    takes longer than so many seconds, the process is ended.
+    `told` is given a pipe ahead of `about`, and sends pairs: a place that it comes to and None, and at last "" and a
+    word. If the next takes longer than so many seconds, the process is ended.
     """
     apart = multiprocessing.get_context("spawn")
     ear, mouth = apart.Pipe(duplex=False)
@@ -149,6 +152,7 @@ def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[s
     torch.cuda.set_device(gpu)
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), file, mutant).with_name("triton.py")
+        comes_to("its import")
         try:
             for place, said in _places(file, mutant, path):
                 if only in ("", place):

@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FIRST = ("long", "off-tile", "several", "q-shorter", "guarded", "decode-some", "tile", "odd")
 """Cases that find most, which run first."""
 
+SOON = "launches"
+"""A check that takes less than a case."""
+
 WAYS = ("pointers", "tma")
 """How kernels for any chip load."""
 ORDERS = 3
@@ -149,6 +152,9 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
         # By name: those of Hopper take the place of others.
         drawn = {case.name: case for case in (*family.cases(problem, True), *for_hopper(problem))}
         family.cases = lambda *_, **__: (*drawn.values(),)
+    checks = integration.named(family)
+    if not hopper and SOON in checks:
+        checks[SOON](subject)
     wanted = [
         (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, True)
     ]
@@ -156,7 +162,6 @@ def _wrong(file: File, path: Path, order: int | None) -> str:
         for check in family.run_case(subject, group, name):
             if not check.ok:
                 return f"{group} {name}"
-    checks = integration.named(family)
     for name in ("wrong-offsets",) if hopper else integration.checks(family, "cpu"):
         checks[name](subject)
     return ""
