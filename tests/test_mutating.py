@@ -19,7 +19,7 @@ from mutating import __main__ as script
 from mutating import mutants as of_mutants
 from mutating import on_gpu
 from mutating.operators import OPERATORS, Mutant, mutants
-from mutating.reasons import converts_to_int64, reason
+from mutating.reasons import converts_to_int64, reason, unseen
 from mutating.running import File, Outcome, tried
 
 from kgen.diagnostics import KgenError
@@ -214,6 +214,15 @@ def test_of_mutants_that_are_called_alike_each_has_to_be_found() -> None:
         assert script.alike(*pair) == both
         assert bool(script.alike(*pair[::-1])) == bool(both)
         assert script.alike(*pair[::-1]).startswith(on_gpu.LOST) == both.startswith(on_gpu.LOST)
+
+
+def test_what_lived_is_listed_with_a_reason() -> None:
+    report = json.loads(script.REPORT.read_text())
+    for called, row in report.items():
+        file, lived = _of_file(called), [one for one in row["survivors"] if one["what"] == "lived"]
+        for mutant in mutants(file.path.read_text()) if lived else ():
+            for one in (one for one in lived if one["mutant"] == str(mutant)):
+                assert one["why"] == unseen(called, file.line(mutant)) != "", f"{called}:{mutant}"
 
 
 def test_the_report_hears_of_gpus() -> None:

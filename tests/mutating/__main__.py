@@ -24,6 +24,7 @@ from kgen.verify.toolchain import versions
 from mutating import mutants as of_mutants
 from mutating import on_gpu
 from mutating.operators import OPERATORS, Mutant, mutants
+from mutating.reasons import unseen
 from mutating.running import ROOT, File, Outcome
 
 REPORT = Path(__file__).parent / "report.json"
@@ -111,7 +112,8 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
             print(f"{found[key] or 'lived'}: {file.called}:{mutant}", flush=True)
             # At once: what was told stays if the rest is broken off.
             if record and not found[key].startswith(on_gpu.LOST):
-                REPORT.write_text(json.dumps(told_by_gpu(report, key, found[key], device), **AS_TEXT) + "\n")
+                told = told_by_gpu(report, key, found[key], device, unseen(file.called, file.line(mutant)))
+                REPORT.write_text(json.dumps(told, **AS_TEXT) + "\n")
                 _enter(report, [file.spec])
     return int(any(not by or by.startswith(on_gpu.LOST) for by in found.values()))
 
@@ -121,7 +123,9 @@ def alike(one: str, other: str) -> str:
     return min(one, other, key=lambda by: (by != on_gpu.RIGHT, not by.startswith(on_gpu.LOST)))
 
 
-def told_by_gpu(report: dict[str, Any], key: tuple[str, str], by: str, device: str) -> dict[str, Any]:
+def told_by_gpu(
+    report: dict[str, Any], key: tuple[str, str], by: str, device: str, why: str = ""
+) -> dict[str, Any]:
     """The report with what was wrong on a device with a mutant that it marks for one; with nothing, it lived."""
     called, mutant = key
     row, operator = report[called], mutant.split(": ", 1)[1].split(" in ")[0]
@@ -129,7 +133,7 @@ def told_by_gpu(report: dict[str, Any], key: tuple[str, str], by: str, device: s
         if by:
             one["on"] = {"device": device, "by": by}
             continue
-        one |= {"what": "lived", "why": f"nothing is wrong on {device}"}
+        one |= {"what": "lived", "why": why or f"nothing is wrong on {device}"}
         counts = Counter(row["operators"][operator])
         row["operators"][operator] = dict(counts - Counter(gpu=1) + Counter(lived=1))
     return report

@@ -16,7 +16,7 @@ from kgen.verify.farm.tasks import Messages, Task
 from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.processes import WorkerError, importing_from, messages, serve
 from mutating.operators import Mutant
-from mutating.reasons import reason
+from mutating.reasons import reason, unseen
 from mutating.running import ERROR, File, Outcome, compiled, tried
 
 SECONDS = 600
@@ -101,7 +101,7 @@ class AsItIs:
         if self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
             # What fails wherever it runs did not run.
             return replace(outcome, what="gpu", by="no case on the CPU comes there")
-        return outcome
+        return replace(outcome, by=unseen(outcome.file, self.file.line(mutant)))
 
     def _measure(self) -> None:
         """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""
