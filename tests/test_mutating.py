@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import pickle
 import threading
 import time
 from collections import Counter
@@ -186,6 +187,23 @@ def test_where_a_file_is_wrong_as_it_is_nothing_is_said_about_its_mutants() -> N
     assert asked == {"a": 1, "b": 1, "c": 1}
 
 
+def _asked(name: str, only: str) -> tuple[str, list[str]]:
+    """What a file as it is, as another process has it, says of one place, and where it came to; there is no GPU."""
+    came_to: list[str] = []
+    with mock.patch("torch.cuda.set_device"):
+        as_it_is = pickle.loads(pickle.dumps(of_mutants.NOTHING))
+        return on_gpu.wrong(_of_file(name), as_it_is, 0, only, came_to.append), came_to
+
+
+def test_a_file_as_it_is_is_asked_of_the_place_and_of_no_other() -> None:
+    word, came_to = interpreted(_asked, "rms_norm/triton.py", on_gpu.LARGE)
+    assert word != ""
+    assert came_to == [on_gpu.IMPORT, on_gpu.LARGE]
+    word, came_to = interpreted(_asked, "rms_norm/triton.py", "nowhere")
+    assert (word, came_to) == (f"{on_gpu.LOST}there is no nowhere", [on_gpu.IMPORT])
+    assert interpreted(_asked, "rms_norm/triton.py", on_gpu.IMPORT) == ("", [on_gpu.IMPORT])
+
+
 def _says(mouth: Connection, *places: str) -> None:
     for place in places:
         mouth.send((place, None))
@@ -222,7 +240,7 @@ def test_what_lived_is_listed_with_a_reason() -> None:
         file, lived = _of_file(called), [one for one in row["survivors"] if one["what"] == "lived"]
         for mutant in mutants(file.path.read_text()) if lived else ():
             for one in (one for one in lived if one["mutant"] == str(mutant)):
-                assert one["why"] == unseen(called, file.line(mutant)) != "", f"{called}:{mutant}"
+                assert one["why"] == unseen(called, mutant) != "", f"{called}:{mutant}"
 
 
 def test_the_report_hears_of_gpus() -> None:

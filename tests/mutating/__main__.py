@@ -112,7 +112,7 @@ def _on_gpus(specs: Sequence[Path] | None, jobs: int, record: bool) -> int:
             print(f"{found[key] or 'lived'}: {file.called}:{mutant}", flush=True)
             # At once: what was told stays if the rest is broken off.
             if record and not found[key].startswith(on_gpu.LOST):
-                told = told_by_gpu(report, key, found[key], device, unseen(file.called, file.line(mutant)))
+                told = told_by_gpu(report, key, found[key], device, unseen(file.called, mutant))
                 REPORT.write_text(json.dumps(told, **AS_TEXT) + "\n")
                 _enter(report, [file.spec])
     return int(any(not by or by.startswith(on_gpu.LOST) for by in found.values()))

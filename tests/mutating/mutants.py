@@ -101,7 +101,7 @@ class AsItIs:
         if self._tried(replace(mutant, new="(1 // 0)")).what == "lived":
             # What fails wherever it runs did not run.
             return replace(outcome, what="gpu", by="no case on the CPU comes there")
-        return replace(outcome, by=unseen(outcome.file, self.file.line(mutant)))
+        return replace(outcome, by=unseen(outcome.file, mutant))
 
     def _measure(self) -> None:
         """What the file does as it is, and in how many seconds: a mutant that hangs is found, too."""

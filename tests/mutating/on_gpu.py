@@ -25,6 +25,7 @@ SECONDS = 150
 RIGHT = ""
 LOST = "lost: "
 """What begins with it says nothing about a mutant."""
+IMPORT = "its import"
 LARGE = "more than 2**31 elements"
 OUT_OF_MEMORY = "out of memory"
 
@@ -152,10 +153,12 @@ def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[s
     torch.cuda.set_device(gpu)
     with tempfile.TemporaryDirectory() as folder:
         path = written(Path(folder), file, mutant).with_name("triton.py")
-        comes_to("its import")
+        comes_to(IMPORT)
+        met = only in ("", IMPORT)
         try:
             for place, said in _places(file, mutant, path):
                 if only in ("", place):
+                    met = True
                     comes_to(place)
                     if by := said():
                         return by
@@ -164,7 +167,7 @@ def wrong(file: File, mutant: Mutant, gpu: int, only: str, comes_to: Callable[[s
                 return f"{LOST}others have the memory"
             frame = traceback.extract_tb(error.__traceback__)[-1]
             return f"{type(error).__name__} in {frame.name}"
-    return RIGHT
+    return RIGHT if met else f"{LOST}there is no {only}"
 
 
 def _places(file: File, mutant: Mutant, path: Path) -> Iterator[tuple[str, Callable[[], str]]]:
@@ -175,7 +178,7 @@ def _places(file: File, mutant: Mutant, path: Path) -> Iterator[tuple[str, Calla
     problem = problem_of(file.loaded())
     subject = Subject(problem, "triton", path, module_of(path), "cuda")
     family: Any = family_of(problem)
-    if converts_to_int64(mutant) or mutant is NOTHING:
+    if converts_to_int64(mutant) or mutant == NOTHING:
         yield LARGE, lambda: _of_large(problem, subject)
     names = [
         (group, name) for group in family.groups(problem) for name in family.case_names(problem, group, False)

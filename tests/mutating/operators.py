@@ -25,7 +25,12 @@ class Mutant:
     """Whether the function runs on the GPU."""
 
     def __str__(self) -> str:
-        return f"{self.line}: {self.operator} in {self.function}: `{self.old}` -> `{self.new}`"
+        return f"{self.line}: {self.change}"
+
+    @property
+    def change(self) -> str:
+        """What becomes of what, wherever the function stands."""
+        return f"{self.operator} in {self.function}: `{self.old}` -> `{self.new}`"
 
     def of(self, text: str) -> str:
         """The mutated text."""

@@ -154,46 +154,85 @@ ON_A_GPU: dict[str, Rule] = {
 
 
 FEWER_WHOLE = "fewer tiles are whole, and more are masked for nothing"
-ALL_MASKED = "a window of one tile leaves no tile whole"
-UNSEEN = {
-    ("decode_gqa/hopper.py", "kv_full_hi = "): FEWER_WHOLE,
-    ("decode_gqa/triton.py", "kv_live = "): "no case has more keys in a cache than there is room for",
-    ("decode_gqa/triton.py", "b = "): "any number of splits is right",
+LIVED = (
+    ("decode_gqa/hopper.py", "tile in _hopper_producer: `BLOCK_N` -> `(2 * BLOCK_N)`", FEWER_WHOLE),
+    (
+        "decode_gqa/triton.py",
+        "mask in _decode_tiles: `(kv_idx < SK) & (kv_idx < kv_lens_b)` -> `kv_idx < kv_lens_b`",
+        "no case has more keys in a cache than there is room for",
+    ),
+    (
+        "decode_gqa/triton.py",
+        "bound in _splits_by_batch: `tl.minimum(batches, B - 1)` -> `B - 1`",
+        "any number of splits is right",
+    ),
     (
         "document_causal/triton.py",
-        "if (SQ - 1) * doc.stride(-1)",
-    ): "a buffer that spans 2**31 elements would tell",
+        "guard in document_causal: `(SQ - 1) * doc.stride(-1) >= 2**31` -> `False`",
+        "a buffer that spans 2**31 elements would tell",
+    ),
     (
         "fused_add_rms_norm/triton.py",
-        "h = (x + residual)",
-    ): "the interpreter has float32 in place of bfloat16",
-    ("gemma2/triton.py", "if max(SQ, SK) > 2**29"): "just 2**29 positions would tell",
-    ("gemma2/triton.py", "kv_full_hi = "): FEWER_WHOLE,
-    ("gpt_oss/hopper.py", "tile = gl.where(i < n_first_masked"): ALL_MASKED,
-    ("gpt_oss/hopper.py", "q_full_hi = "): ALL_MASKED,
+        "dtype in _forward_kernel: `(x + residual).to(tl.bfloat16)` -> `x + residual`",
+        "the interpreter has float32 in place of bfloat16",
+    ),
+    (
+        "gemma2/triton.py",
+        "comparison in gemma2: `max(SQ, SK) > 2**29` -> `max(SQ, SK) >= 2**29`",
+        "just 2**29 positions would tell",
+    ),
+    ("gemma2/triton.py", "tile in _forward_kernel: `BLOCK_N` -> `BLOCK_M`", FEWER_WHOLE),
+    (
+        "gpt_oss/hopper.py",
+        "guard in _masked_first: `i < n_first_masked` -> `(i < n_first_masked) | True`",
+        "keys that end more than a window ahead of the queries would tell: no case on the CPU has them",
+    ),
+    ("gpt_oss/hopper.py", "tile in _dkdv_hopper_producer: `BLOCK_M` -> `(2 * BLOCK_M)`", FEWER_WHOLE),
     (
         "gpt_oss/triton.py",
-        "B, HQ, SQ, SK, scale",
-    ): "heads come in eights, and programs in groups of four of them",
-    ("gpt_oss/triton.py", "kv_lo = "): "what the window hides is masked: it costs time alone",
-    ("padding/hopper.py", "last_live = "): "no case lacks just the last key of a tile, with NaN there",
-    ("padding/triton.py", "if TRITON not in GLUON_TRITONS"): "another Triton would tell",
-    ("padding/triton.py", "kv_full_hi = "): FEWER_WHOLE,
+        "launch in _backward_op: `B` -> `HQ`",
+        "heads come in eights, and programs in groups of four of them",
+    ),
+    (
+        "gpt_oss/triton.py",
+        "bound in _dq_kernel: `tl.maximum(q_start + 1 - WINDOW, 0)` -> `0`",
+        "what the window hides is masked: it costs time alone",
+    ),
+    (
+        "padding/hopper.py",
+        "comparison in _clear_hidden: `kv_last < lens_b` -> `kv_last <= lens_b`",
+        "no case lacks just the last key of a tile, with NaN there",
+    ),
+    (
+        "padding/triton.py",
+        "guard in _portable_because: `TRITON not in GLUON_TRITONS` -> `False`",
+        "another Triton would tell",
+    ),
+    ("padding/triton.py", "tile in _dq_kernel: `BLOCK_N` -> `(2 * BLOCK_N)`", FEWER_WHOLE),
     (
         "rms_norm/triton.py",
-        'if os.environ.get("TRITON_INTERPRET")',
-    ): "Triton refuses tensors of the CPU, in other words",
-    ("sliding_window/triton.py", "kv_lo = "): "tiles of queries begin where tiles of keys do",
-    ("varlen_causal/hopper.py", "while number < n_packed_slots"): "the slot behind the last has no tile",
-    ("varlen_causal/triton.py", "return [far + 1, T + 1"): "no index comes to the bound",
-}
-"""Why those that lived did: by file, and how the line begins that they are on."""
+        'guard in _arch: `os.environ.get("TRITON_INTERPRET") == "1"` -> `True`',
+        "Triton refuses tensors of the CPU, in other words",
+    ),
+    (
+        "sliding_window/triton.py",
+        "bound in _dq_kernel: `1` -> `2`",
+        "tiles of queries begin where tiles of keys do",
+    ),
+    (
+        "varlen_causal/hopper.py",
+        "comparison in _hopper_producer: `number < n_packed_slots * HQ` -> `number <= n_packed_slots * HQ`",
+        "the slot behind the last has no tile where heads are fewer than GROUP",
+    ),
+    ("varlen_causal/triton.py", "bound in _by_ends: `1` -> `2`", "no index comes to the bound"),
+)
+"""By file and change, why those that lived did."""
+UNSEEN = {(file, change): why for file, change, why in LIVED}
 
 
-def unseen(file: str, line: str) -> str:
-    """Why a mutant on that line of a file is not found; empty if nothing is known."""
-    found = (why for (name, begin), why in UNSEEN.items() if name == file and line.strip().startswith(begin))
-    return next(found, "")
+def unseen(file: str, mutant: Mutant) -> str:
+    """Why verification does not find a mutant; empty if nothing is known."""
+    return UNSEEN.get((file, mutant.change), "")
 
 
 def converts_to_int64(m: Mutant) -> bool:

@@ -62,10 +62,6 @@ class File:
         """`causal/triton.py`."""
         return f"{self.spec}/{self.path.name}"
 
-    def line(self, mutant: Mutant) -> str:
-        """That a mutant is on, as it is."""
-        return self.path.read_text().splitlines()[mutant.line - 1]
-
     def loaded(self) -> Any:
         """The spec."""
         from kgen.spec.load import loads
