@@ -3,11 +3,13 @@
 Of each run, forward and backward together: on one GPU the emitted function for the whole sequence, over all of them
 the emitted package for context parallel, and for causal masks PyTorch's own context_parallel with
 scaled_dot_product_attention. All take turns in one process group, as often as `--calls` says, each with several calls
-in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. `alone` are
-times of a call that the GPUs had to wait for, `ahead` those of calls in a row that the CPUs have launched before the
-GPUs begin, as in a model whose other layers keep GPUs busy, `graph` those of calls that were captured in a CUDA graph,
-in a row. Prints medians, efficiency (time on one / ranks x time over ranks), how far gradients over ranks are from
-those of one GPU, and the bytes that ranks took of each other; writes it to `benchmarks/<device>/context_parallel.json`.
+in a row, as layers of a model follow each other; a time is that of one of them, the longest of all ranks. Clocks of a
+GPU that is short of power swing by a fifth in the second after it was idle, so none is idle ahead of what is timed:
+`milliseconds` are of calls behind others like them, as the CPUs launch them, `graph` of calls that were captured in a
+CUDA graph, behind others, `ahead` of calls that the CPUs have launched while the GPUs were busy with one GPU's graph,
+as in a model whose other layers keep them busy. `alone` are times of a call that the GPUs had to wait for. Prints
+medians, efficiency (time on one / ranks x time over ranks), how far gradients over ranks are from those of one GPU, and
+the bytes that ranks took of each other; writes it to `benchmarks/<device>/context_parallel.json`.
 `--device cpu` is a dry run of short sequences in Triton's interpreter. `--plot FILE` draws what was measured before.
 """
 
@@ -33,6 +35,11 @@ sys.path.insert(0, str(ROOT))
 HEADS = {"gpt_oss": 64}
 """By spec, where they are not 16."""
 IN_A_ROW = 4
+"""Calls that are timed, at least."""
+ROW, SETTLED = 500, 2000
+"""Milliseconds that calls in a row are timed for, and that GPUs are busy before."""
+AT_ONCE = 8
+"""Calls that CPUs launch ahead: more than a thousand kernels would have to wait for room in a stream."""
 OFF = 0.01
 """Of gradients over ranks from those of one GPU, as a share of these: both are bf16."""
 WINDOW_4096 = """kernel: attention
@@ -133,16 +140,17 @@ def plot(path: Path) -> None:
         for ranks in numbers
         for label, (times, name) in names.items()
     }
+    series = {name: heights for name, heights in series.items() if heights}
     groups = [*dict.fromkeys(row["run"] for row in rows)]
     figure, axis = pyplot().subplots(figsize=(10, 3.6) if len(numbers) == 1 else (14, 4.6))
-    bars(axis, groups, series, "%.2f")
+    bars(axis, groups, series, "%.2f", rotation=90, padding=2)
     for ranks in numbers:
         axis.axhline(ranks, color="grey", linewidth=0.8, linestyle="--")
     axis.set_xticks(range(len(groups)), groups, fontsize=8)
     axis.set_ylabel("x one GPU")
     axis.set_title(f"Context parallel, forward and backward, on {found['device']}", fontsize=10)
     axis.legend(fontsize=8, frameon=False, loc="upper center", ncols=len(numbers))
-    axis.set_ylim(0, numbers[-1] * 1.35)
+    axis.set_ylim(0, numbers[-1] * 1.5)
     save(figure, path.with_suffix(".png"))
 
 
@@ -258,16 +266,21 @@ def _run(
     times: dict[str, list[float]] = {n: [] for n in contenders}
     alone: dict[str, list[float]] = {n: [] for n in contenders}
     ahead: dict[str, list[float]] = {n: [] for n in contenders}
-    for call in range(options.calls + 2 if device == "cuda" else 1):
-        for contender in [*contenders][call % 2 :] + [*contenders][: call % 2]:
-            took = timed(contenders[contender], device, IN_A_ROW), timed(contenders[contender], device)
-            if call >= 2 or device == "cpu":
-                times[contender].append(took[0])
-                alone[contender].append(took[1])
-            if call >= 2 and device == "cuda":
-                ahead[contender].append(timed_ahead(contenders[contender], IN_A_ROW, max(alone[contender])))
-            if call >= 2 and contender in graphs:
-                replayed[contender].append(timed(graphs[contender], device, IN_A_ROW))
+    for contender, call in contenders.items():
+        alone[contender] += [timed_alone(call, device) for _ in range(5)][2:] if device == "cuda" else []
+    for turn in range(options.calls if device == "cuda" else 1):
+        for contender in [*contenders][turn % 2 :] + [*contenders][: turn % 2]:
+            call = contenders[contender]
+            if device == "cpu":
+                times[contender].append(timed_alone(call, device))
+                alone[contender] += times[contender]
+                continue
+            took = statistics.median(alone[contender])
+            times[contender].append(timed(call, call, took, took))
+            busy, one = graphs["one"], statistics.median(alone["one"])
+            ahead[contender].append(timed(call, busy, took, one, AT_ONCE))
+            if contender in graphs:
+                replayed[contender].append(timed(graphs[contender], graphs[contender], took, took))
     for graph in graphs.values():
         graph.end()
     if options.trace:
@@ -281,6 +294,7 @@ def _run(
         "length": length,
         "heads": [heads, kv_heads],
         "sharding": plan.sharding,
+        **({"busy_before": SETTLED} if device == "cuda" else {}),
         "milliseconds": {n: round(t, 4) for n, t in medians.items()},
         "alone": {n: round(statistics.median(t), 4) for n, t in alone.items()},
         **({"failed": failed} if failed else {}),
@@ -340,8 +354,8 @@ def traced(call: Callable[[], Any], path: Path) -> None:
     profile.export_chrome_trace(str(path))
 
 
-def timed(call: Callable[[], Any], device: str, times: int = 1) -> float:
-    """Milliseconds of a call, of so many in a row, until the last rank is done."""
+def timed_alone(call: Callable[[], Any], device: str) -> float:
+    """Milliseconds of a call that nothing is ahead of, until the last rank is done."""
     import torch
     import torch.distributed as dist
 
@@ -349,33 +363,42 @@ def timed(call: Callable[[], Any], device: str, times: int = 1) -> float:
     if device == "cuda":
         torch.cuda.synchronize()
     begin = time.perf_counter()
-    for _ in range(times):
-        call()
+    call()
     if device == "cuda":
         torch.cuda.synchronize()
-    took = torch.tensor([1000 * (time.perf_counter() - begin) / times], device=device)
+    took = torch.tensor([1000 * (time.perf_counter() - begin)], device=device)
     dist.all_reduce(took, dist.ReduceOp.MAX)
     return float(took)
 
 
-def timed_ahead(call: Callable[[], Any], times: int, alone: float) -> float:
-    """Milliseconds of a call, of so many in a row, on GPUs that slept until all of them had been launched."""
+def timed(
+    call: Callable[[], Any], before: Callable[[], Any], took: float, before_took: float, at_once: int = 0
+) -> float:
+    """Milliseconds of a call, of several in a row, of the last rank, behind calls `before` that keep GPUs busy.
+
+    They take about so many milliseconds each. With `at_once` there are so many calls, all launched while GPUs are
+    still busy with those before: infinity where they were not.
+    """
     import torch
     import torch.distributed as dist
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = at_once or max(IN_A_ROW, math.ceil(ROW / took))
     dist.barrier()
-    torch.cuda._sleep(int(2e6 * times * min(alone, 15)))  # cycles; a call takes the CPU no longer than that
-    dist.all_reduce(torch.zeros(1, device="cuda"))  # so that all begin together
+    torch.cuda.synchronize()
+    for _ in range(math.ceil(SETTLED / before_took)):
+        before()
+    if at_once:
+        dist.all_reduce(torch.zeros(1, device="cuda"))  # so that ranks begin together
     begin.record()
     for _ in range(times):
         call()
     end.record()
-    launched = not begin.query()
+    launched = not begin.query() or not at_once
     torch.cuda.synchronize()
-    took = torch.tensor([begin.elapsed_time(end) / times if launched else math.inf], device="cuda")
-    dist.all_reduce(took, dist.ReduceOp.MAX)
-    return float(took)
+    found = torch.tensor([begin.elapsed_time(end) / times if launched else math.inf], device="cuda")
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
 
 
 if __name__ == "__main__":

@@ -154,6 +154,20 @@ ON_A_GPU: dict[str, Rule] = {
 
 
 FEWER_WHOLE = "fewer tiles are whole, and more are masked for nothing"
+_OF_COLUMNS = "mask=cols < WIDTH, other=0"
+BESIDE_FLOAT32 = (
+    ("causal_alibi/triton.py", "_delta_kernel", "o"),
+    ("layer_norm/triton.py", "_backward_kernel", f"tl.load(weight_ptr + cols, {_OF_COLUMNS})"),
+    ("layer_norm/triton.py", "_forward_kernel", f"tl.load(bias_ptr + cols, {_OF_COLUMNS})"),
+    ("padding/triton.py", "_delta_kernel", "o"),
+    (
+        "rms_norm/triton.py",
+        "_backward_kernel",
+        "tl.load(x_ptr + rows[:, None] * stride_x + cols[None, :], mask=live, other=0)",
+    ),
+    ("rms_norm/triton.py", "_forward_kernel", f"tl.load(weight_ptr + cols, {_OF_COLUMNS})"),
+)
+"""By file and function: what needs no conversion to float32. On a GPU nothing was wrong without."""
 LIVED = (
     ("decode_gqa/hopper.py", "tile in _hopper_producer: `BLOCK_N` -> `(2 * BLOCK_N)`", FEWER_WHOLE),
     (
@@ -225,6 +239,14 @@ LIVED = (
         "the slot behind the last has no tile where heads are fewer than GROUP",
     ),
     ("varlen_causal/triton.py", "bound in _by_ends: `1` -> `2`", "no index comes to the bound"),
+    *(
+        (
+            file,
+            f"dtype in {function}: `{x}.to(tl.float32)` -> `{x}`",
+            "Triton makes a float32 of what stands beside one: the same numbers",
+        )
+        for file, function, x in BESIDE_FLOAT32
+    ),
 )
 """By file and change, why those that lived did."""
 UNSEEN = {(file, change): why for file, change, why in LIVED}
