@@ -261,11 +261,11 @@ def packages_on_paper(out: Path, specs: Sequence[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def packages_of(specs: Mapping[str, str], out: Path) -> Path:
+def packages_of(specs: Mapping[str, str], out: Path, archs: Sequence[str] = ()) -> Path:
     """The folder, with the texts of specs and their packages on paper."""
     for name, text in specs.items():
         (out / f"{name}.yaml").write_text(text)
-    packages_on_paper(out, [str(out / f"{name}.yaml") for name in specs])
+    packages_on_paper(out, [*archs, *(str(out / f"{name}.yaml") for name in specs)])
     return out
 
 

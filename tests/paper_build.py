@@ -1,4 +1,4 @@
-"""Packages as `kgen build --c` makes them, of machine code that is none: `python tests/paper_build.py OUT SPEC...`.
+"""Packages as `kgen build --c` makes them, of machine code that is none: `paper_build.py OUT [ARCH...] SPEC...`.
 
 All that a compiler has to say of a kernel is what it was asked for: its arguments, as Triton specialises them, and
 options. That is what a launch is made of, and it takes no compiler.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -103,8 +103,8 @@ def forms_of(kernel: Any) -> list[str]:
     return [form for kind in kinds for form in runtime._forms(kind)] + ["Q", "Q"]
 
 
-def build(out: Path, specs: list[str]) -> None:
-    """Packages of specs, by name or path, for both chips."""
+def build(out: Path, specs: list[str], archs: Sequence[str] = ARCHS) -> None:
+    """Packages of specs, by name or path."""
     from kgen.build.package import build_specs
 
     for name in specs:
@@ -114,10 +114,11 @@ def build(out: Path, specs: list[str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         with mock.patch("kgen.build.package.messages", worker):
-            archs = ARCHS[getattr(loaded.spec, "quantize", None) is not None :]
-            rows = build_specs([loaded], out / "generated", out, archs, SIZES, targets=["triton"], c=True)
+            chips = archs[getattr(loaded.spec, "quantize", None) is not None :]
+            rows = build_specs([loaded], out / "generated", out, chips, SIZES, targets=["triton"], c=True)
         assert all(row["ok"] for row in rows), rows
 
 
 if __name__ == "__main__":
-    build(Path(sys.argv[1]), sys.argv[2:])
+    chips = [name for name in sys.argv[2:] if name.startswith("sm_")]
+    build(Path(sys.argv[1]), [name for name in sys.argv[2:] if name not in chips], chips or ARCHS)

@@ -7,7 +7,7 @@ templates. Rows of machine code lie in the order in which they are tried, as in 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,22 @@ Row = Mapping[str, Any]
 Fields = dict[str, Any]
 
 
-def native_of(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
-    """What a spec says of calls from C; `sizes` are those of what it leaves open. Raises `KgenError` where there are
-    none."""
+def native_of(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
+    """What a spec says of calls from C; `sizes` are those of what it leaves open, `chips` those that there is machine
+    code for. Raises `KgenError` where there are none."""
     prefix_of(loaded)
     target = family(loaded.spec.kernel).targets["triton"]
     if target.native is None:
         message = f"`{loaded.spec.name}` cannot be called from C: `{loaded.spec.kernel}` is called from Python alone"
         raise KgenError(Diagnostic("no-c", message, file=str(loaded.path), hint="leave `--c` out"))
-    found: Native = target.native(loaded, sizes)
+    found: Native = target.native(loaded, sizes, chips)
     return found
 
 
-def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: Path) -> None:
-    """Write the folder into a package that has its cubins. `rows` are those of the manifest."""
+def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: Path, out: Path) -> None:
+    """Write the folder into `out`, for a package that has its cubins. `rows` are those of the manifest."""
     name, root = prefix_of(loaded), template_root()
-    folder = package / FOLDER
+    folder = out / FOLDER
     folder.mkdir()
     for file in AS_THEY_ARE:
         shutil.copyfile(root / "c" / file, folder / file)

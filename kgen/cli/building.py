@@ -53,25 +53,38 @@ def build(
     target: Targets = None,
     output: Annotated[Path, output_to("built/")] = BUILT,
     check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; say what is not of what is rendered now.")
+        bool,
+        typer.Option(
+            "--check", help="Write nothing; say what is not of what is rendered now, or lacks what is named."
+        ),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what `kgen build` did not put where a package goes, too.")
     ] = False,
     jobs: Jobs = JOBS,
-    timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one kernel may take.")] = 600.0,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
-    from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs, stale
+    from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs
+    from kgen.build.stale import stale
 
     loaded, generated = load_specs(specs), generated or settings().generated
-    if check:
-        said = stale(loaded, generated, output)
-        for line in said:
-            terminal.line(f"stale: {line}")
-        terminal.line(f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale")
-        return EXIT_WRONG if said else 0
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
-    sizes = {**SIZES} | {name: numbers for name, numbers in asked.items() if numbers}
+    named = {name: numbers for name, numbers in asked.items() if numbers}
+    if check:
+        said = stale(loaded, generated, output, arch or (), named, target, c)
+        if form is Format.JSON:
+            terminal.data(
+                [{"spec": spec, "stale": why} for spec, _, why in (s.partition(": ") for s in said)]
+            )
+        for line in said if form is Format.TEXT else ():
+            terminal.line(f"stale: {line}")
+        summary = f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale"
+        terminal.line(summary, sys.stderr if form is Format.JSON else sys.stdout)
+        return EXIT_WRONG if said else 0
+    sizes = {**SIZES} | named
     with terminal.progress_bar() as progress:
         rows = build_specs(
             loaded,
@@ -84,6 +97,7 @@ def build(
             progress,
             targets=target,
             c=c,
+            force=force,
             skipped=lambda file, why: terminal.line(f"not built: {file.path} {why}", sys.stderr),
         )
     return judge(rows, COLUMNS, "built", form)

@@ -38,12 +38,12 @@ unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin s
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Words of C and C++ that are none of Python, and macros of their headers."""
 _HEADERS = """
-assert complex ctype errno fenv float inttypes iso646 kgen limits locale math setjmp signal stdalign
-stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads time uchar
-wchar wctype pthread dlfcn
+assert complex ctype errno fenv float inttypes iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime limits
+locale math setjmp signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads
+time uchar wchar wctype pthread dlfcn
 """
 HEADERS = frozenset(_HEADERS.split())
-"""What a header beside the program's own cannot be called."""
+"""What a header beside the program's own cannot be called, nor beside those of a package."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Native:
     """Of all arguments of kernels, strides of a tensor one behind the other."""
     context: Mapping[str, object]
     tables: Sequence[Tiles]
-    hint: str = "name their sizes to `kgen build`, as `--gqa` or `--width`"
+    hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     """What to do where no machine code fits a call."""
 
 

@@ -227,7 +227,7 @@ def test_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     shutil.copytree(built / "out", tmp_path, dirs_exist_ok=True)
     check = arguments(built, "build", "-o", tmp_path, "--check")
     assert CliRunner().invoke(app, check).exit_code == 0
-    with mock.patch("kgen.build.package.versions", lambda tools: versions(tools) | {"cuda-core": "0"}):
+    with mock.patch("kgen.build.files.versions", lambda tools: versions(tools) | {"cuda-core": "0"}):
         said = CliRunner().invoke(app, check)
     assert said.exit_code == 1
     assert f"built with cuda-core {versions(['cuda-core'])['cuda-core']}, and here is 0" in said.stdout

@@ -15,8 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from kgen.build import compile_cute
-from kgen.build.package import build_specs, stale
+from kgen.build.package import build_specs, digest_of
 from kgen.build.runtime.cute import words
+from kgen.build.stale import stale
 from kgen.cli import app
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
@@ -137,8 +138,9 @@ def test_a_package_is_not_stale_where_its_compiler_is_not(
     """Built with whatever was installed, and checked without."""
     shutil.copytree(built / "out", tmp_path, dirs_exist_ok=True)
     path = tmp_path / "small_output" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"targets": None}))
-    monkeypatch.setattr("kgen.build.package.TARGETS", ["cute"])
+    manifest = json.loads(path.read_text()) | {"targets": None}
+    path.write_text(json.dumps(manifest | {"digest": digest_of(manifest)}))
+    monkeypatch.setattr("kgen.build.files.TARGETS", ["cute"])
     hide(monkeypatch)
     loaded = load(built / "small_output.yaml")
     assert stale([loaded], built / "generated", tmp_path) == []

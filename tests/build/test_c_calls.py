@@ -18,7 +18,8 @@ from c_calls import Case, attention_tensors
 from c_on_paper import Library, Paper, compiled, packages_of, run_example
 from typer.testing import CliRunner
 
-from kgen.build.package import build_specs, stale
+from kgen.build.package import build_specs
+from kgen.build.stale import stale
 from kgen.cli import app
 from kgen.family import family
 from kgen.render.rendering import render_spec

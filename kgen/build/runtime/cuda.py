@@ -34,13 +34,14 @@ class Package(Folder):
     ) -> ObjectCode:
         """What NVRTC makes of a kernel for an architecture. Raises RuntimeError where it is not there and NVRTC
         neither."""
-        row = rows.get((kernel, int(arch.removeprefix("sm_"))))
+        chip = int(arch.removeprefix("sm_"))
+        row = rows.get((kernel, chip))
         if row is not None:
             return ObjectCode.from_cubin(
                 (self.folder / row["file"]).read_bytes(), symbol_mapping={kernel: row["symbol"].encode()}
             )
         why = f"{self.name}: no machine code of {kernel} for {arch}"
-        hint = f"`kgen build --arch {arch}` makes it"
+        hint = self.hint_of(chip)
         if not may_compile():
             raise NoMachineCode(f"{why}, and {NO_COMPILER} is set: {hint}")
         try:

@@ -36,6 +36,15 @@ class Folder:
         """What was compiled, and from what."""
         return json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
 
+    def hint_of(self, arch: int) -> str:
+        """What to do for a chip that there is no machine code for."""
+        known = arch in self.manifest["known"]
+        return (
+            f"`kgen build --arch sm_{arch}` makes it"
+            if known
+            else "the `kgen build` that made this knows no such chip"
+        )
+
     def emitted(self, stem: str, name: str | None = None, scope: Mapping[str, Any] | None = None) -> Any:
         """An emitted file, imported under its own name or another, with some names in its scope."""
         name = f"{self.name}.{name or stem}"

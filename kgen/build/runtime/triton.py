@@ -460,15 +460,15 @@ class Package(Folder):
         """The kernel as Triton compiles it from the source. Raises NoMachineCode without Triton."""
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
         why = "for these arguments" if arch in chips else f"for sm_{arch}"
-        flag = "name their sizes to `kgen build`, as `--gqa` or `--width`"
-        hint = flag if arch in chips else f"`kgen build --arch sm_{arch}` makes it"
+        sizes = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
+        hint = sizes if arch in chips else self.hint_of(arch)
         lacks = "no Triton here" if may_compile() else f"{NO_COMPILER} is set"
         if not may_compile() or importlib.util.find_spec("triton") is None:
             raise NoMachineCode(
                 f"{self.name}: no machine code of {kernel.__name__} {why}, and {lacks}: {hint}"
             )
         if arch:
-            say_once(f"{self.name}: no machine code of {kernel.__name__} {why}: Triton compiles it; {hint}")
+            say_once(f"{self.name}: no machine code {why}: Triton compiles it; {hint}")
         return getattr(self._source(), kernel.__name__)
 
     @functools.cache  # noqa: B019

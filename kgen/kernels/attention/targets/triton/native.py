@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -33,6 +33,7 @@ from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
+HOPPER = 90
 _OWN = """
 q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
 kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
@@ -48,13 +49,14 @@ num_warps num_stages launch_pdl
 """What kernels call their arguments, beside those of a spec."""
 
 
-def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
-    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for. Raises
-    `KgenError` for what there is only in Python."""
+def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
+    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for,
+    `chips` those that it is for: kernels for Hopper are there where that is. Raises `KgenError` for what there is only
+    in Python."""
     plan, free = plan_attention(loaded), without_promises(loaded)
     _refuse(loaded)
     on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    return _Fields(loaded, plan, on_hopper, sizes).native()
+    return _Fields(loaded, plan, on_hopper if HOPPER in chips else None, sizes).native()
 
 
 def _refuse(loaded: Loaded) -> None:
@@ -69,7 +71,7 @@ class _Fields:
         self,
         loaded: Loaded,
         plan: AttentionPlan,
-        on_hopper: AttentionPlan,
+        on_hopper: AttentionPlan | None,
         sizes: Mapping[str, Sequence[int]],
     ) -> None:
         self.open = sizes
@@ -77,8 +79,8 @@ class _Fields:
         self.name = prefix_of(loaded)
         self.packed = self.spec.varlen
         self.kernels = KernelFields(plan)
-        self.hopper = plan_hopper(on_hopper)
-        self.of_hopper = self.kernels if on_hopper is plan else KernelFields(on_hopper)
+        self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
+        self.of_hopper = KernelFields(on_hopper) if on_hopper not in (None, plan) else self.kernels
         # What the emitted files have.
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
         self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)

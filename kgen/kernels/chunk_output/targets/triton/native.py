@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -26,8 +26,9 @@ BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
 """What kernels call their arguments, beside the inputs."""
 
 
-def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
-    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for."""
+def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
+    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for; all
+    chips have the same kernels."""
     return _Fields(loaded, plan_chunk_output(loaded), sizes).native()
 
 

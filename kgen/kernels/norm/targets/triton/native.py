@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -19,8 +19,9 @@ from kgen.targets.triton import tables
 Fields = dict[str, Any]
 
 
-def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]]) -> Native:
-    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for."""
+def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
+    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for; all
+    chips have the same kernels."""
     return _Fields(loaded, plan_norm(loaded), sizes).native()
 
 

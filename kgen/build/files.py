@@ -1,0 +1,104 @@
+"""Which emitted files a package is built of, and what it says of them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.render.header import inputs_hash
+from kgen.render.rendering import render_spec
+from kgen.verify import ledger
+from kgen.verify.compiling import ARCHS as KNOWN
+from kgen.verify.compiling import capability
+from kgen.verify.emitted import Emitted, parts, require_emitted
+from kgen.verify.families import problem_of
+from kgen.verify.toolchain import versions
+
+TARGETS = sorted(path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py"))
+"""Whose files are built: those that a module here compiles, `compile_NAME.py`. In a package `_runtime/NAME.py`
+loads and launches what came of it."""
+
+
+def spelled(archs: Iterable[str]) -> list[str]:
+    """Architectures, each once. Kernels use what only the chip itself has: `sm_90` is `sm_90a`. Raises `KgenError` for
+    one that is not known."""
+    found = (f"sm_{capability(arch)}" for arch in archs)
+    return list(dict.fromkeys(f"{arch}a" if f"{arch}a" in KNOWN else arch for arch in found))
+
+
+def files_of(
+    generated: Path,
+    loaded: Any,
+    targets: Collection[str] | None,
+    archs: Collection[str],
+    taken: Callable[[Emitted], bool],
+) -> list[Emitted]:
+    """The emitted files of a spec for these, of which those are built that are `taken`. Raises `KgenError` where there
+    is none."""
+    files = [
+        file
+        for file in require_emitted(generated, loaded)
+        if file.target in (targets or TARGETS)
+        and any(is_for(loaded, file, arch) for arch in archs)
+        and taken(file)
+    ]
+    if files:
+        return files
+    asked = f"the targets {', '.join(targets or TARGETS)} and {', '.join(archs)}"
+    message = f"spec `{loaded.folder}` has no file to build for {asked}"
+    hint = f"targets that are built: {', '.join(TARGETS)}"
+    raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
+
+
+def is_for(loaded: Any, file: Emitted, arch: str) -> bool:
+    """Whether a file is built where an architecture is asked for."""
+    if file.arch is None:
+        return capability(arch) >= least(loaded, file)
+    return capability(file.arch) == capability(arch)
+
+
+def least(loaded: Any, file: Emitted) -> int:
+    """The compute capability that kernels need, as of dtypes that older chips do not have."""
+    found: int = getattr(problem_of(loaded, file.target), "least_capability", 0)
+    return found
+
+
+def of_another_spec(loaded: Any, files: Sequence[Emitted]) -> list[Path]:
+    """The files that were rendered from the spec, or by templates, as they are no more."""
+    now = {name: inputs_hash(text) for name, text in render_spec(loaded).items()}
+    return [
+        path
+        for file in files
+        for path in parts(file.path)
+        if path.name in now and inputs_hash(path.read_text(encoding="utf-8")) != now[path.name]
+    ]
+
+
+def hashes(files: Sequence[Emitted]) -> dict[str, str]:
+    """As the ledger knows the files, each with what belongs to it."""
+    return {file.path.name: ledger.file_hash(file.path) for file in files}
+
+
+def runtime(files: Sequence[Emitted]) -> list[Path]:
+    """What loads and launches the machine code of files."""
+    here = Path(__file__).parent / "runtime"
+    return [here / f"{name}.py" for name in ("__init__", "folder", *sorted({file.target for file in files}))]
+
+
+def runtimes(files: Sequence[Emitted]) -> dict[str, str]:
+    """Their hashes, by name."""
+    return {path.name: sha256(path) for path in runtime(files)}
+
+
+def compilers(files: Sequence[Emitted]) -> dict[str, str]:
+    """The versions of what made machine code of files."""
+    tools = [tool for file in files for tool in file.runtime.tools]
+    return {tool: version for tool, version in versions(tools).items() if tool in tools}
+
+
+def sha256(path: Path) -> str:
+    """Of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,91 @@
+"""Where a package is put: beside its place until it is whole, and then in the place of the one that was there."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kgen.diagnostics import Diagnostic, KgenError
+from kgen.verify.verifying import altered, manifest_of
+
+
+def require_replaceable(out: Path, names: Sequence[str], *, force: bool = False) -> None:
+    """Raise `KgenError` where a package would take the place of what `kgen build` did not put there. With `force` that
+    is replaced, but for links."""
+    wrong = [problem for name in names if (problem := _in_its_place(out, name, force))]
+    if wrong:
+        raise KgenError(wrong)
+
+
+def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
+    place = out / name
+    others = "name another folder with `-o`, or `--force` to replace it"
+    if place.is_symlink():
+        return Diagnostic("link", "a package would be put in the place of a symbolic link", str(place))
+    if force or not place.exists():
+        return None
+    try:
+        manifest = manifest_of(out, name)
+        made = {*manifest["files"], *(row["file"] for row in manifest["kernels"]), "manifest.json"}
+        edited = altered(out, name)
+    except (KgenError, OSError, KeyError, TypeError, AttributeError):
+        return Diagnostic("not-a-package", "`kgen build` did not make what is there", str(place), hint=others)
+    if edited:
+        return Diagnostic("edited", "the file is not what was built", str(place / edited[0]), hint=others)
+    for path in sorted(place.rglob("*")):
+        if (
+            path.is_file()
+            and "__pycache__" not in path.parts
+            and path.relative_to(place).as_posix() not in made
+        ):
+            return Diagnostic("not-a-package", "`kgen build` did not make the file", str(path), hint=others)
+    return None
+
+
+@contextmanager
+def unfinished(out: Path, names: Sequence[str]) -> Iterator[dict[str, Path]]:
+    """A folder for each package that is built, which nobody else writes to. What is not put in its place is deleted."""
+    folders = {name: _beside(out / name, "unfinished") for name in names}
+    try:
+        with os_errors():
+            for folder in folders.values():
+                folder.mkdir(parents=True)
+        yield folders
+    finally:
+        for folder in folders.values():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def put(folder: Path, place: Path) -> None:
+    """A whole package in its place. What was there is deleted after that."""
+    before = _beside(place, "before")
+    with os_errors():
+        if place.exists():
+            place.rename(before)
+        try:
+            folder.rename(place)
+        except OSError:
+            if before.exists():
+                before.rename(place)
+            raise
+    if before.is_dir():
+        shutil.rmtree(before, ignore_errors=True)
+    else:
+        before.unlink(missing_ok=True)
+
+
+def _beside(place: Path, what: str) -> Path:
+    return place.with_name(f".{place.name}.{uuid.uuid4().hex[:12]}.{what}")
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """What the file system refuses is for the user to mend."""
+    try:
+        yield
+    except OSError as error:
+        file = str(error.filename) if error.filename else None
+        raise KgenError(Diagnostic("io", error.strerror or str(error), file)) from error

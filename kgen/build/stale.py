@@ -1,0 +1,116 @@
+"""Which packages are not of what is rendered and installed now, or not what was asked for."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kgen.build.files import compilers, files_of, hashes, of_another_spec, runtimes, sha256, spelled
+from kgen.build.native import FOLDER, native_of, write_native
+from kgen.build.package import digest_of
+from kgen.diagnostics import KgenError
+from kgen.verify.compiling import capability
+from kgen.verify.emitted import Emitted
+from kgen.verify.verifying import altered, manifest_of
+
+
+def stale(
+    loaded: Sequence[Any],
+    generated: Path,
+    out: Path,
+    archs: Sequence[str] = (),
+    sizes: Mapping[str, Sequence[int]] | None = None,
+    targets: Collection[str] | None = None,
+    c: bool = False,
+) -> list[str]:
+    """What is wrong with packages, each as a sentence that begins with the spec's folder: not there, not of what is
+    rendered and installed now, or without some of these architectures, sizes and targets, or calls from C.
+
+    Raises `KgenError` for an unknown architecture, and for a spec that is not rendered.
+    """
+    asked = spelled(archs), sizes or {}, targets, c
+    return [f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)]
+
+
+def _of(
+    loaded: Any,
+    generated: Path,
+    out: Path,
+    archs: Sequence[str],
+    sizes: Mapping[str, Sequence[int]],
+    targets: Collection[str] | None,
+    c: bool,
+) -> Iterator[str]:
+    if not (out / loaded.folder / "manifest.json").exists():
+        yield "not built"
+        return
+    try:
+        manifest = manifest_of(out, loaded.folder)
+        whole = manifest["digest"] == digest_of(manifest)
+        changed = altered(out, loaded.folder)
+    except (KgenError, KeyError, TypeError, AttributeError):
+        yield "its manifest.json is none that this kgen writes"
+        return
+    if not whole:
+        yield "manifest.json is not what was built"
+        return
+
+    def taken(file: Emitted) -> bool:
+        return file.path.name in manifest["sources"] or not file.missing_package()
+
+    files = files_of(generated, loaded, manifest["targets"], manifest["archs"], taken)
+    yield from (f"`{path}` is not of the spec as it is now" for path in of_another_spec(loaded, files))
+    if manifest["sources"] != hashes(files):
+        yield "built from other files"
+    if manifest["runtimes"] != runtimes(files) or _native_changed(
+        loaded, manifest, out / loaded.folder, changed
+    ):
+        yield "built by another kgen"
+    here = compilers(files)
+    for tool, version in manifest["compilers"].items():
+        if version != here.get(tool):
+            yield f"built with {tool} {version}, and here is {here.get(tool, 'none')}"
+    yield from (f"{name} is not what was built" for name in changed)
+    yield from _lacks(manifest, archs, sizes, targets, c)
+
+
+def _lacks(
+    manifest: Mapping[str, Any],
+    archs: Sequence[str],
+    sizes: Mapping[str, Sequence[int]],
+    targets: Collection[str] | None,
+    c: bool,
+) -> Iterator[str]:
+    yield from (f"not built for {arch}" for arch in archs if arch not in manifest["archs"])
+    for name, numbers in sizes.items():
+        missing = [number for number in numbers if number not in manifest["sizes"][name]]
+        yield from (f"not built with `--{name} {number}`" for number in missing)
+    built = {row["target"] for row in manifest["kernels"]}
+    yield from (f"not built of `--target {target}`" for target in targets or () if target not in built)
+    if c and not _has_c(manifest):
+        yield "not built with `--c`"
+
+
+def _has_c(manifest: Mapping[str, Any]) -> bool:
+    return any(name.startswith(f"{FOLDER}/") for name in manifest["files"])
+
+
+def _native_changed(
+    loaded: Any, manifest: Mapping[str, Any], package: Path, changed: Collection[str]
+) -> bool:
+    """Whether what calls the same machine code from C would be another text now."""
+    rows = [row for row in manifest["kernels"] if row["target"] == "triton"]
+    if not _has_c(manifest) or any(row["file"] in changed for row in rows):
+        return False
+    chips = [capability(arch) for arch in manifest["archs"]]
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            write_native(loaded, native_of(loaded, manifest["sizes"], chips), rows, package, Path(folder))
+        except (KgenError, ValueError, KeyError):  # what the spec says now has no calls from C
+            return True
+        now = {f"{FOLDER}/{p.name}": sha256(p) for p in Path(folder, FOLDER).iterdir()}
+    return now != {
+        name: digest for name, digest in manifest["files"].items() if name.startswith(f"{FOLDER}/")
+    }

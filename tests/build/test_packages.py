@@ -1,0 +1,312 @@
+"""Where packages are put, what they replace, and what `--check` says of them; by machine code that is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from c_calls import Case, attention_tensors
+from c_on_paper import Library, Paper, compiled, packages_of
+from typer.testing import CliRunner
+
+from kgen.build import native
+from kgen.build.files import spelled
+from kgen.build.stale import stale
+from kgen.cli import app
+from kgen.diagnostics import KgenError
+from kgen.render.rendering import render_spec
+from kgen.spec.load import load
+
+WIDE = """kernel: attention
+name: wide
+dtype: fp16
+head_dim: 128
+gqa: any
+lengths: {q: any, kv: any}
+mask_mod: q_idx >= kv_idx
+"""
+"""With kernels for Hopper, of both passes."""
+ROWS = """kernel: norm
+name: narrow
+dtype: bf16
+norm: rms
+width: any
+passes: [forward]
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A spec that is rendered, whose machine code is made of nothing."""
+    (tmp_path / "narrow.yaml").write_text(ROWS)
+    _rendered(tmp_path)
+    monkeypatch.setattr("kgen.build.package.messages", _messages)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _rendered(folder: Path) -> None:
+    for name, text in render_spec(load(folder / "narrow.yaml")).items():
+        path = folder / "generated" / "narrow" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _messages(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
+    code = json.dumps(sorted(environment.items())).encode()
+    row = {
+        "kernel": "_forward_kernel",
+        "arch": build.job.arch,
+        "capability": build.job.capability,
+        "spills": 0,
+    }
+    yield {**row, **build.keep("_forward_kernel", code), "error": None}
+
+
+def _build(*more: str) -> Any:
+    return CliRunner().invoke(app, ["build", "narrow.yaml", "--target", "triton", *more])
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_what_kgen_build_did_not_make_stays(project: Path) -> None:
+    """A folder of the user's, a file in a package, and one that was edited."""
+    place = project / "built" / "narrow"
+    place.mkdir(parents=True)
+    (place / "notes.txt").write_text("mine")
+    said = _build()
+    assert said.exit_code == 2
+    assert "error[not-a-package]: `kgen build` did not make what is there" in said.output
+    assert "`--force` to replace it" in said.output
+    assert _files(project / "built") == {"narrow/notes.txt": b"mine"}
+    assert _build("--force").exit_code == 0
+    assert not (place / "notes.txt").exists()
+    (place / "mine.txt").write_text("mine")
+    before = _files(project / "built")
+    said = _build()
+    assert said.exit_code == 2
+    assert "error[not-a-package]: `kgen build` did not make the file" in said.output
+    assert "mine.txt" in said.output
+    (place / "mine.txt").unlink()
+    (place / "triton.py").write_text("edited")
+    assert "error[edited]" in _build().output
+    del before["narrow/mine.txt"]
+    assert _files(project / "built") == {**before, "narrow/triton.py": b"edited"}
+
+
+def test_emitted_files_are_not_replaced_by_a_package(project: Path) -> None:
+    before = _files(project / "generated")
+    assert "error[not-a-package]" in _build("-o", "generated").output
+    assert _files(project / "generated") == before
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_place_that_is_no_folder_is_said(project: Path, kind: str) -> None:
+    place = project / "built" / "narrow"
+    place.parent.mkdir()
+    place.write_text("mine") if kind == "file" else place.symlink_to(project / "generated")
+    said = _build()
+    assert said.exit_code == 2
+    assert f"error[{'not-a-package' if kind == 'file' else 'link'}]" in said.output
+    assert [p.name for p in place.parent.iterdir()] == ["narrow"]
+
+
+def test_a_package_that_cannot_be_replaced_stays_whole(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last step fails: what was there is there again, and nothing else."""
+    assert _build().exit_code == 0
+    before = _files(project / "built")
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self.name.endswith(".unfinished"):
+            raise PermissionError(13, "Permission denied", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    said = _build("--arch", "sm_80")
+    assert said.exit_code == 2
+    assert "error[io]: Permission denied" in said.output
+    assert _files(project / "built") == before
+    assert os.listdir(project / "built") == ["narrow"]
+
+
+def test_two_builds_of_one_package_do_not_meet(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process builds the same while this one compiles."""
+
+    def meanwhile(*asked: Any) -> Iterator[Any]:
+        monkeypatch.setattr("kgen.build.package.messages", _messages)
+        assert _build("--arch", "sm_80").exit_code == 0
+        yield from _messages(*asked)
+
+    monkeypatch.setattr("kgen.build.package.messages", meanwhile)
+    assert _build("--arch", "sm_90").exit_code == 0
+    assert json.loads((project / "built" / "narrow" / "manifest.json").read_text())["archs"] == ["sm_90a"]
+    assert os.listdir(project / "built") == ["narrow"]
+
+
+def test_a_spec_that_was_edited_since_is_not_built(project: Path) -> None:
+    assert _build().exit_code == 0
+    before = _files(project / "built")
+    (project / "narrow.yaml").write_text(ROWS + "eps: 0.5\n")
+    said = _build()
+    assert said.exit_code == 2
+    assert (
+        "error[not-rendered]: `generated/narrow/triton.py` was rendered from another text of the spec"
+        in said.output
+    )
+    assert "kgen render narrow.yaml" in said.output
+    assert _files(project / "built") == before
+    checked = _build("--check")
+    assert checked.exit_code == 1
+    assert "stale: narrow: `generated/narrow/triton.py` is not of the spec as it is now" in checked.output
+    _rendered(project)
+    assert _build().exit_code == 0
+
+
+def test_two_specs_of_one_name_are_refused(project: Path) -> None:
+    (project / "other").mkdir()
+    (project / "other" / "narrow.yaml").write_text(ROWS + "eps: 0.5\n")
+    said = CliRunner().invoke(app, ["build", "narrow.yaml", "other/narrow.yaml"])
+    assert said.exit_code == 2
+    assert "error[name-taken]: the name `narrow` belongs to narrow.yaml as well" in said.output
+    assert not (project / "built").exists()
+
+
+def test_settings_of_compilers_are_no_part_of_what_is_built(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[Mapping[str, Any]] = []
+
+    def kept(module: str, build: Any, timeout: float, environment: Mapping[str, Any]) -> Iterator[Any]:
+        heard.append(environment)
+        return _messages(module, build, timeout, environment)
+
+    monkeypatch.setattr("kgen.build.package.messages", kept)
+    for name in ("DISABLE_PTXAS_OPT", "TRITON_DEBUG", "TRITON_INTERPRET", "TRITON_PTXAS_PATH"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(project / "cache"))
+    assert _build("--arch", "sm_80").exit_code == 0
+    (told,) = heard
+    assert {name for name, value in told.items() if value is None} >= {
+        "DISABLE_PTXAS_OPT",
+        "TRITON_DEBUG",
+        "TRITON_INTERPRET",
+        "TRITON_PTXAS_PATH",
+    }
+    assert "TRITON_CACHE_DIR" not in told
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1"])
+def test_no_time_is_refused(project: Path, seconds: str) -> None:
+    assert _build("--timeout", seconds).exit_code == 2
+    assert not (project / "built").exists()
+
+
+# --- architectures ------------------------
+
+
+def test_an_architecture_has_one_spelling() -> None:
+    assert spelled(["sm_90", "sm_80", "sm_90a"]) == ["sm_90a", "sm_80"]
+    assert spelled(["sm_100f", "sm_86"]) == ["sm_100a", "sm_86"]
+    with pytest.raises(KgenError, match="unknown architecture"):
+        spelled(["sm_1"])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: Path, arch: str) -> None:
+    """A kernel for Hopper is not named where none was built; the other passes run."""
+    folder = packages_of({"wide": WIDE}, tmp_path, [arch])
+    package = folder / "wide"
+    source = (package / "c" / "wide.c").read_text()
+    assert ("_hopper_kernel" in source) == (arch == "sm_90")
+    for compiler in (["gcc", "-std=c11"], ["g++", "-std=c++17", "-x", "c++"]):
+        compiled([*compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", package / "c" / "wide.c"])
+    compiled(
+        ["g++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", package / "c" / "example.cpp"]
+    )
+    paper, library = Paper(package), Library(package, "wide")
+    paper.device(int(arch.removeprefix("sm_")), 4)
+    given = attention_tensors(load(folder / "wide.yaml"), Case(group=1))
+    given |= {f"d{n}": given[n].clone() for n in "qkv"} | {"out": given["q"].clone()}
+    given["lse"] = torch.zeros(given["q"].shape[:-1])
+    assert library.call("forward", given) == 0, library.error()
+    assert library.call("backward", given) == 0, library.error()
+    assert any("hopper" in row["kernel"] for row in paper.launched) == (arch == "sm_90")
+
+
+def test_calls_from_c_belong_in_a_project_in_c(tmp_path: Path) -> None:
+    folder = packages_of({"narrow": ROWS}, tmp_path, ["sm_80"])
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "main.c").write_text(
+        '#include "narrow.h"\nint main(void) { return narrow_load != 0 ? 0 : 1; }\n'
+    )
+    (project / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.16)\nproject(mine LANGUAGES C)\n"
+        f"add_subdirectory({folder}/narrow/c narrow)\nadd_executable(mine main.c)\ntarget_link_libraries(mine narrow)\n"
+    )
+    compiled(["cmake", "-S", project, "-B", tmp_path / "cmake"])
+    compiled(["cmake", "--build", tmp_path / "cmake"])
+
+
+# --- what is stale ------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--arch", "sm_90"], ""),
+        (["--arch", "sm_86"], "not built for sm_86"),
+        (["--width", "100"], "not built with `--width 100`"),
+        (["--target", "cuda"], "not built of `--target cuda`"),
+        (["--c"], "not built with `--c`"),
+    ],
+)
+def test_check_holds_a_package_to_what_is_named(project: Path, asked: list[str], said: str) -> None:
+    assert _build("--arch", "sm_90a").exit_code == 0
+    command = ["build", "narrow.yaml", "--check", *asked]
+    heard = CliRunner().invoke(app, command)
+    assert heard.exit_code == (1 if said else 0), heard.output
+    assert (f"stale: narrow: {said}" in heard.output) == bool(said)
+    data = json.loads(CliRunner().invoke(app, [*command, "--format", "json"]).stdout)
+    assert data == ([{"spec": "narrow", "stale": said}] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "its manifest.json is none that this kgen writes"),
+        ("[]", "its manifest.json is none that this kgen writes"),
+        ("{", "its manifest.json is none that this kgen writes"),
+        ('"spills": 1', "manifest.json is not what was built"),
+    ],
+)
+def test_check_reads_whatever_a_manifest_says(project: Path, text: str, said: str) -> None:
+    assert _build().exit_code == 0
+    path = project / "built" / "narrow" / "manifest.json"
+    path.write_text(path.read_text().replace('"spills": 0', text) if text[0] == '"' else text)
+    heard = _build("--check")
+    assert heard.exit_code == 1
+    assert f"stale: narrow: {said}" in heard.output
+
+
+def test_check_knows_the_templates_of_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = packages_of({"narrow": ROWS}, tmp_path, ["sm_80"])
+    loaded = [load(folder / "narrow.yaml")]
+    assert stale(loaded, folder / "generated", folder) == []
+    templates = tmp_path / "templates"
+    shutil.copytree(native.template_root(), templates)
+    runtime = templates / "c" / "kgen_runtime.h"
+    runtime.write_text(runtime.read_text() + "\n")
+    monkeypatch.setattr(native, "template_root", lambda: templates)
+    assert stale(loaded, folder / "generated", folder) == ["narrow: built by another kgen"]
