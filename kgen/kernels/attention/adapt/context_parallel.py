@@ -62,9 +62,10 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
     kinds = {"int": "int", "float": "float"}
     asked = [n for n in (*packed, *spec.buffers, *runtime) if n in reads or n in packed]
     varies = family("attention").varies
-    folders = [one.folder for one in parts]
     inside = f"{parts[0].spec.name}." * (len(parts) > 1 and parts[0].variant is None)
+    modules = [f"{inside}{one.folder}".replace("/", ".") for one in parts]
     given = {n: n for n in ("scale", *runtime, *packed, *spec.buffers)}
+    batches = [f"{n}.shape[{spec.buffers[n].shape.index('B')}]" for n in asked if "B" in _shape(spec, n)]
     refused = [] if own.backward else ["q", "k", "v", *sinks]
     refused += [n for n, b in spec.buffers.items() if b.element is Type.FLOAT and n not in learned_buffers]
     tensor = "[S, H, D]" if spec.varlen else "[B, H, S, D]"
@@ -84,8 +85,8 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "query_ranges": queries.texts if queries else [],
         "queries": "_queries" if queries and queries.texts else "None",
         "modules": [
-            (f"({varies['dtype'].literal(one.spec)}, {varies['head_dim'].literal(one.spec)})", f"{inside}{folder}")
-            for one, folder in zip(parts, folders, strict=True)
+            (f"({varies['dtype'].literal(one.spec)}, {varies['head_dim'].literal(one.spec)})", module)
+            for one, module in zip(parts, modules, strict=True)
         ],
         "views": repr(tuple((v.name, v.buffer, v.sides) for v in part.views)),
         "part_tensors": repr(tuple(parts[0].spec.buffers)),
@@ -100,6 +101,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "runtime": list(runtime),
         "runtime_params": [f"{n}: {kinds[p.type]}" for n, p in runtime.items()],
         "given": "{" + ", ".join(f'"{n}": {x}' for n, x in given.items()) + "}",
+        "alike": [f"{n}={n}" for n in (*sinks, *["reduce_gradients"] * bool(learned_buffers))],
         "sinks": "sinks" if spec.sinks else "None",
         "has_sinks": bool(spec.sinks),
         "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
@@ -124,12 +126,18 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         **number_fields(runtime),
         "number_lines": number_fields(runtime)["numbers"]["lines"],  # type: ignore[index]
         "plan_params": [*(packed or ["length", "kv_length=None"]), "*", *(n for n in asked if n not in packed),
-                        "heads=1", "kv_heads=1", "ranks=None", 'sharding="auto"'],
+                        f"batch={'None' if batches else 1}", "heads=1", "kv_heads=1", "ranks=None", 'sharding="auto"'],
+        "plan_batch": f"{batches[0]} if batch is None else batch" if batches else "batch",
         "plan_words": _plan_words(spec, packed, asked),
         "plan_lengths": "(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))" if spec.varlen
         else "(length, length if kv_length is None else kv_length)",
         "plan_given": "{" + ", ".join(f'"{n}": {n}' for n in asked) + "}",
     }  # fmt: skip
+
+
+def _shape(spec: AttentionSpec, name: str) -> Sequence[object]:
+    """Of a buffer; nothing for what is none."""
+    return spec.buffers[name].shape if name in spec.buffers else ()
 
 
 class _Ranges:
@@ -184,4 +192,7 @@ def _plan_words(spec: AttentionSpec, packed: Sequence[str], asked: Sequence[str]
         if brought
         else []
     )
-    return [*words, "heads, kv_heads: of queries and of keys, where ranges depend on them."]
+    return [
+        *words,
+        "batch, heads, kv_heads: sequences, heads of queries and of keys, where the mask depends on them.",
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .exchange import gathered
 from .planning import Plan, chosen, encoded, planned, sharded, work
-from .runtime import Kernels, mask_of
+from .runtime import Kernels, mask_of, stands_for
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,21 @@ class Layout:
     """Pairs that kernels look at, by rank, of one head."""
 
     def _rank(self, rank: int | None) -> int:
-        return dist.get_rank(_group(self.group)) if rank is None else rank
+        if rank is not None:
+            return rank
+        group = _group(self.group)
+        if (size := dist.get_world_size(group)) != self.plan.ranks:
+            raise ValueError(
+                f"the plan is for {self.plan.ranks} ranks, and the group has {size}: pass `rank`, or make it with "
+                "`ranks=` that group"
+            )
+        return int(dist.get_rank(group))
 
     def shard(self, x: Tensor, dim: int, rank: int | None = None, keys: bool = False) -> Tensor:
         """The rows of a rank, this one by default, of a tensor that has all of them along `dim`."""
         side = self.plan.kv if keys else self.plan.q
         parts = [x.narrow(dim, lo, hi - lo) for lo, hi in side.parts[self._rank(rank)]]
-        return torch.cat(parts, dim) if len(parts) != 1 else parts[0]
+        return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
 
     def unshard(self, x: Tensor, dim: int, keys: bool = False) -> Tensor:
         """All rows, on each rank, of tensors that have those of a rank along `dim`. It has no gradient."""
@@ -62,16 +70,17 @@ def laid_out(
     kernels: Kernels,
     lengths: tuple[int, int],
     given: dict[str, Any],
-    heads: int,
-    kv_heads: int,
+    sizes: tuple[int, int, int],
     ranks: Any,
     sharding: str,
 ) -> Layout:
-    """The layout of a mask over ranks. Raises `ValueError` for a sharding that is none."""
+    """The layout of a mask over ranks; `sizes` are sequences, heads, and heads of keys. Raises `ValueError` for a
+    sharding, a length or a number of ranks that is none."""
+    if min(lengths) < 0 or min(sizes) < 1 or (isinstance(ranks, int) and ranks < 1):
+        raise ValueError(f"there is no plan of lengths {lengths}, sizes {sizes} and ranks {ranks}")
     number, group = (ranks, None) if isinstance(ranks, int) else (None, group_of(ranks))
     number = dist.get_world_size(_group(group)) if number is None else number
-    batches = next((len(x) for x in given.values() if isinstance(x, Tensor)), 1)
-    mask = mask_of(kernels, given, lengths, batches, heads, kv_heads)
+    mask = mask_of(kernels, given, lengths, *sizes)
     if sharding == "auto":
         if lengths[0] == lengths[1]:
             sharding, q = chosen(mask, lengths[0], number)
@@ -81,7 +90,7 @@ def laid_out(
     else:
         q = sharded(sharding, mask, lengths[0], number)
     kv = q if lengths[0] == lengths[1] else sharded("contiguous", mask, lengths[1], number)
-    plan = planned(q, kv, mask)
+    plan = replace(planned(q, kv, mask), of=stands_for(kernels, given, sizes))
     counted = tuple(sum(work(mask, lengths[1], *run) for run in part) for part in q.parts)
     return Layout(plan, sharding, torch.tensor(encoded(plan), dtype=torch.int64), group, counted)
 
@@ -111,20 +120,25 @@ def local(
 
     Raises `ValueError` for DTensors that are not sharded along positions over one dimension of their mesh.
     """
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor, Partial, Shard
 
-    if not isinstance(q, DTensor):
+    if not any(isinstance(x, DTensor) for x in (q, k, v)):
         name = (
             plan.group if group is None and plan is not None and plan.group is not None else group_of(group)
         )
         return name, q, k, v, lambda out: out
-    over = [i for i, placement in enumerate(q.placements) if placement == Shard(dim)]
-    alike = isinstance(k, DTensor) and isinstance(v, DTensor) and q.placements == k.placements == v.placements
-    if len(over) != 1 or not alike:
+    placed = [getattr(x, "placements", None) for x in (q, k, v)]
+    over = [i for i, placement in enumerate(placed[0] or ()) if placement == Shard(dim)]
+    partial = any(isinstance(placement, Partial) for placement in placed[0] or ())
+    if len(over) != 1 or partial or placed[1] != placed[0] or placed[2] != placed[0]:
         said = [getattr(x, "placements", "no DTensor") for x in (q, k, v)]
         raise ValueError(
             f"DTensors of q, k and v must be sharded alike, and along dimension {dim} once, got {said}"
         )
+    if plan is not None and any(
+        len(part) > 1 for side in (plan.plan.q, plan.plan.kv) for part in side.joined.parts
+    ):
+        raise ValueError(f"DTensors have a run of positions on each rank, and the plan is {plan.sharding}")
     mesh, placements = q.device_mesh, q.placements
     shape = torch.Size((*q.shape[:-1], v.shape[-1]))
     strides = tuple(shape[i + 1 :].numel() for i in range(len(shape)))

@@ -240,7 +240,8 @@ class Plan:
     """Who attends to what, and how keys come to where they are needed.
 
     `gathered`: a rank takes what it needs of all others at once, each key to its place in the sequence. Else it takes
-    from one after the other; `shared` are keys that all need, each sent once to all.
+    from one after the other; `shared` are keys that all need, each sent once to all. `of` stands for what else it
+    depends on: the mask, and numbers and sizes that this reads.
     """
 
     q: Sharding
@@ -248,6 +249,7 @@ class Plan:
     pairs: tuple[Pair, ...]
     gathered: bool = False
     shared: tuple[tuple[int, Interval], ...] = ()
+    of: int = 0
 
     @property
     def ranks(self) -> int:
@@ -393,7 +395,7 @@ def sharded(name: str, mask: Mask, length: int, ranks: int) -> Sharding:
         return head_tail(length, ranks)
     if name == "by_cost":
         return by_cost(length, ranks, lambda lo, hi: work(mask, length, lo, hi))
-    raise ValueError(f"there is no sharding {name!r}: it is one of {', '.join(SHARDINGS)}")
+    raise ValueError(f"there is no sharding {name!r}: it is one of {', '.join(SHARDINGS)}, or auto")
 
 
 SHARDINGS = ("contiguous", "head_tail", "by_cost")
@@ -404,7 +406,7 @@ SHARDINGS = ("contiguous", "head_tail", "by_cost")
 
 def encoded(plan: Plan) -> list[int]:
     """A plan as integers, which operators take in a tensor."""
-    found = [int(plan.gathered), plan.ranks]
+    found = [plan.of, int(plan.gathered), plan.ranks]
     for sharding in (plan.q, plan.kv):
         for part in sharding.parts:
             found += [len(part), *(x for run in part for x in run)]
@@ -422,11 +424,11 @@ def decoded(numbers: Sequence[int]) -> Plan:
     def run() -> Interval:
         return take(), take()
 
-    gathered, ranks = bool(take()), take()
+    of, gathered, ranks = take(), bool(take()), take()
     q, kv = (Sharding(tuple(tuple(run() for _ in range(take())) for _ in range(ranks))) for _ in "qk")
     pairs = tuple(Pair(take(), take(), run(), run()) for _ in range(take()))
     shared = tuple((take(), run()) for _ in range(take()))
-    return Plan(q, kv, pairs, gathered, shared)
+    return Plan(q, kv, pairs, gathered, shared, of)
 
 
 # --- what ranges read ------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -196,6 +197,7 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
                 total.add(rows, *found)
     out, lse = total.attended()
     if sinks is not None:
+        lse.masked_fill_(lse <= NOTHING, -math.inf)  # of no key, and of a sink that is none
         for rows in total.free((0, q.shape[axis])):
             run_of(lse, -1, rows).copy_((sinks.float() / LOG2)[:, None].expand_as(run_of(lse, -1, rows)))
     return out, lse
@@ -248,12 +250,14 @@ def backward(
                 total_dq.add(rows, dq)
                 home.add(pair, dk, dv)
                 for buffer, place, gradient in others:
-                    learned[buffer][place] += gradient
+                    if joined or buffer != "sinks":
+                        learned[buffer][place] += gradient
         home.settle()
         call.agreed()
     if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is
         for rows in total_dq.free((0, q.shape[axis])):
             alone = run_of(dlse, -1, rows) / LOG2
+            alone = alone.masked_fill(torch.isinf(sinks)[:, None], 0.0)
             learned["sinks"] += alone.sum(-1) if alone.dim() == 2 else alone.sum((0, 2))
     for gradient in learned.values() if reduce else ():
         dist.all_reduce(gradient, group=call.group)
@@ -275,31 +279,38 @@ def called(
     k: Tensor,
     v: Tensor,
     given: dict[str, Any],
+    **alike: Any,
 ) -> Call:
     """The call that all ranks of a group make, each with its tensors. `numbers` is a plan as `encoded`; without one
-    each rank has a run of positions.
+    each rank has a run of positions. `alike` is what ranks have to share besides.
 
-    Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone.
+    Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone;
+    `ValueError` for a plan of something else.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)
     axis, rank = kernels.axis, dist.get_rank(ranks)
     shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
     encoded = None if numbers is None else tuple(numbers.tolist())
     plan = None if encoded is None else decoded_once(encoded)
-    lengths = q.shape[axis], k.shape[axis]
+    rows = q.shape[axis], k.shape[axis], v.shape[axis]
     words = Words(
         ranks,
-        lengths,
+        rows,
         {
-            "q, k and v of": (shapes, str(q.dtype)),
+            "q, k and v of": (shapes, [_kind(x) for x in (q, k, v)]),
             "the plan": encoded and _named(encoded),
             "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
-            "buffers of": [(buffer, tuple(given[buffer].shape)) for _, buffer, _ in kernels.views],
+            "buffers of": [(n, tuple(x.shape), _kind(x)) for n, x in given.items() if isinstance(x, Tensor)],
+            "what plans read": plan is None and _read(kernels, given),
+            "the rest": [
+                (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x) for n, x in alike.items()
+            ],
         },
     )
+    sizes = q.shape[0], q.shape[1], k.shape[1]
     if plan is None:
         q_sharding, kv_sharding = (runs([pair[i] for pair in words.heard()]) for i in (0, 1))
-        plan = _by_default(kernels, q_sharding, kv_sharding, q, k, given)
+        plan = _by_default(kernels, q_sharding, kv_sharding, sizes, given)
         _check(kernels, plan, given)
         return Call(kernels, plan, ranks, given, rank, lambda: None)
 
@@ -313,10 +324,36 @@ def called(
                 f"the plan is for queries and keys of {wanted}, by rank, and there are {heard}"
             )
 
-    if rank >= plan.ranks or (plan.q.local(rank), plan.kv.local(rank)) != lengths:
+    if rank >= plan.ranks or (plan.q.local(rank), plan.kv.local(rank)) != rows[:2] or rows[1] != rows[2]:
         agreed()
+    if plan.of != stands_for(kernels, given, sizes):
+        agreed()
+        raise ValueError(
+            f"the plan is of another function than {kernels.name.removesuffix('_part')}, or of other numbers or sizes: "
+            f"here are {dict(zip(('batch', 'heads', 'kv_heads'), sizes, strict=True))}"
+        )
     _check(kernels, plan, given)
     return Call(kernels, plan, ranks, given, rank, agreed)
+
+
+def _kind(x: Tensor) -> tuple[str, str]:
+    return str(x.dtype), x.device.type
+
+
+def _read(kernels: Kernels, given: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The elements by which each rank makes a plan."""
+    names = [*kernels.reads, *(["cu_seqlens_q", "cu_seqlens_k"] if kernels.packed else ())]
+    return [(n, _digest(given[n].tolist())) for n in names if isinstance(given.get(n), Tensor)]
+
+
+def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int, int]) -> int:
+    """What a plan depends on besides lengths and elements of buffers: mask, numbers and `sizes` that this reads.
+
+    These are sequences, heads, and heads of keys."""
+    by_name = dict(zip(("B", "HQ", "HKV"), sizes, strict=True)) | {"b": sizes[0], "h": sizes[1]}
+    sized = [(n, by_name[n]) for n in kernels.reads if n in by_name and not (kernels.packed and n in "Bb")]
+    read = [(n, given[n]) for n in kernels.reads if n in given and not isinstance(given[n], Tensor)]
+    return _digest((kernels.name, sized, read))
 
 
 def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
@@ -333,11 +370,14 @@ def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
 
 
 def _by_default(
-    kernels: Kernels, q_sharding: Sharding, kv_sharding: Sharding, q: Tensor, k: Tensor, given: dict[str, Any]
+    kernels: Kernels,
+    q_sharding: Sharding,
+    kv_sharding: Sharding,
+    sizes: tuple[int, int, int],
+    given: dict[str, Any],
 ) -> Plan:
     """The plan of a call without one, kept where it depends on numbers alone."""
     tensors = [n for n in kernels.reads if isinstance(given.get(n), Tensor)]
-    sizes = q.shape[0], q.shape[1], k.shape[1]
     if tensors or kernels.packed:
         _say_once(
             f"{kernels.name}: reads {', '.join(tensors) or 'cu_seqlens'} for a plan at every call: pass `plan=`"
@@ -412,16 +452,16 @@ def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
 
 
 class Words:
-    """What a rank says of its call: the numbers of its queries and keys, and what all have to say alike.
+    """What a rank says of its call: the numbers of its queries, keys and values, and what all have to say alike.
 
     It goes out at once, and what the others say is heard when it has to be.
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, lengths: tuple[int, int], said: Mapping[str, object]
+        self, group: dist.ProcessGroup, rows: tuple[int, int, int], said: Mapping[str, object]
     ) -> None:
         self.said = said
-        words = torch.tensor([*lengths, *map(_digest, said.values())], dtype=torch.int64)
+        words = torch.tensor([*rows, *map(_digest, said.values())], dtype=torch.int64)
         self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
         with _missing():
             self.work = dist.all_gather(self.others, words, group=_talk(group), async_op=True)
@@ -434,7 +474,7 @@ class Words:
         with _missing():
             self.work.wait()
         rows = [x.tolist() for x in self.others]
-        for i, (name, value) in enumerate(self.said.items(), 2):
+        for i, (name, value) in enumerate(self.said.items(), 3):
             if len({row[i] for row in rows}) > 1:
                 alike = [
                     [r for r, row in enumerate(rows) if row[i] == one]
@@ -442,6 +482,8 @@ class Words:
                 ]
                 parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
                 raise Disagreement(f"{name} {value} here: {parts} differ")
+        if wrong := [(r, row[1], row[2]) for r, row in enumerate(rows) if row[1] != row[2]]:
+            raise Disagreement("; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong))
         return [(row[0], row[1]) for row in rows]
 
 

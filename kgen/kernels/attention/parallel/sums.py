@@ -56,6 +56,7 @@ class Sum:
     def add(self, rows: Interval, part: Tensor, lse: Tensor | None = None) -> None:
         """A part, which is taken over: its columns lie side by side."""
         first = not self.runs and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype
+        first = first and part.stride() == strides(self.shape, self.like)
         if first:
             self.whole = part, lse
         new = _Run(rows, ((part, lse),), first)
@@ -127,8 +128,8 @@ class Sum:
         return out, lse
 
     def _room(self) -> Tensor:
-        free = self.free((0, self.shape[self.axis]))
-        return (self.like.new_zeros if free else self.like.new_empty)(self.shape)
+        found = empty(self.shape, self.like)
+        return found.zero_() if self.free((0, self.shape[self.axis])) else found
 
     def _write_all(self, out: Part) -> None:
         whole = _Run((0, self.shape[self.axis]), (out,))
@@ -149,6 +150,23 @@ def copied(out: Tensor, x: Tensor) -> None:
         merge(out, [x])
     else:
         out.copy_(x)
+
+
+def empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Room in the memory order of a tensor, as kernels of one GPU make it: [B, S, H, D], or as the shape says."""
+    return like.new_empty_strided(tuple(shape), strides(shape, like))
+
+
+def strides(shape: Sequence[int], like: Tensor) -> tuple[int, ...]:
+    """Those of `empty`."""
+    order = [*range(len(shape))]
+    if len(shape) == 4 and like.stride(1) < like.stride(2):
+        order = [0, 2, 1, 3]
+    found, step = [0] * len(shape), 1
+    for i in reversed(order):
+        found[i] = step
+        step *= shape[i]
+    return tuple(found)
 
 
 def run_of(x: Tensor, axis: int, rows: Interval) -> Tensor:

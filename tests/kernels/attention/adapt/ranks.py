@@ -10,6 +10,7 @@ import datetime
 import importlib
 import inspect
 import json
+import math
 import os
 import sys
 import warnings
@@ -25,6 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.experimental import context_parallel
+from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
 
 from kgen.kernels.attention.verify.cases import _compare, references
@@ -41,6 +43,8 @@ def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
     inputs = draw(problem, fit(problem, case, 1), "cpu")
     for name, value in job.get("given", {}).items():
         inputs.runtime[name] = inputs.params[name] = value
+    for head in job.get("without_sink", ()):
+        inputs.buffers["sinks"][head] = -math.inf
     return inputs
 
 
@@ -124,6 +128,19 @@ def compiled(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inp
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*operands, **keywords)  # type: ignore[no-any-return]
 
 
+def turned(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """[B, S, H, D] in memory. What compilers are told of results is so of them: their strides, too."""
+    module = inspect.getmodule(function)
+    operands = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in operands]
+    rest = keywords["plan"].numbers, 0.3, keywords["group"].group_name
+    plain = [x.detach() for x in operands]
+    opcheck(module._out_and_lse_op, (*plain, *rest), test_utils="test_faketensor")  # type: ignore[union-attr]
+    kept = module._out_and_lse_op(*plain, *rest)  # type: ignore[union-attr]
+    of_backward = torch.ones_like(kept[0]), None, *kept, *plain, *rest
+    opcheck(module._backward_op, of_backward, test_utils="test_faketensor")  # type: ignore[union-attr]
+    return function(*operands, **keywords)  # type: ignore[no-any-return]
+
+
 def checkpointed(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
     """Computed again in backward."""
     return checkpoint(function, *operands, **keywords, use_reentrant=False)  # type: ignore[no-any-return]
@@ -148,6 +165,7 @@ THROUGH = {
     "dtensors": of_dtensors,
     "context_parallel": in_context_parallel,
     "compile": compiled,
+    "turned": turned,
     "checkpoint": checkpointed,
     "failure": after_a_failure,
 }
@@ -155,7 +173,9 @@ THROUGH = {
 MISTAKES = {
     "heads": lambda tensors: {**tensors, "q": tensors["q"][:, :2]},
     "dtype": lambda tensors: {n: x.half() for n, x in tensors.items()},
-    "rows": lambda tensors: {**tensors, "k": tensors["k"][:, :, 1:]},
+    "rows": lambda tensors: {**tensors, "k": tensors["k"][:, :, 1:], "v": tensors["v"][:, :, 1:]},
+    "values": lambda tensors: {**tensors, "v": tensors["v"][:, :, 1:]},
+    "dtype of v": lambda tensors: {**tensors, "v": tensors["v"].half()},
     "gone": lambda tensors: os._exit(1),
 }
 """What the second of three ranks does to its tensors of `causal`."""

@@ -45,6 +45,7 @@ SPECS = {
     "sunk": "sinks: true\nmask_mod: q_idx > kv_idx + 40",
     "ends": "align: end\nmask_mod: q_idx >= kv_idx\nscore_mod: score * (1 + SK / 1000)",
     "packed": "varlen: true\ngqa: any\nmask_mod: q_idx + SK - SQ >= kv_idx",
+    "several": "mask_mod: q_idx >= kv_idx",
     "cache": "passes: [forward]\nlengths: {kv: {per_batch: true}}\nmask_mod: q_idx >= kv_idx",
 }
 PACKED = [[40, 40], [20, 33], [1, 20], [0, 0], [30, 1]]
@@ -70,10 +71,22 @@ CALLS = [
     ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": True}),
     ("causal", 3, {}, {"through": "failure", "sharding": "by_cost", "gathered": False}),
     ("causal", 2, {"batch": 1}, {"sharding": "head_tail", "gathered": True}),  # gradients leave as they are
+    ("causal", 2, {}, {"through": "turned", "sharding": "head_tail", "gathered": True}),
+    ("causal", 3, {}, {"through": "turned", "sharding": "contiguous", "gathered": False}),
+    ("sunk", 2, {}, {"sharding": "head_tail", "gathered": False, "without_sink": [1]}),
+    ("several", 2, {}, {}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
-WRONG = [("heads", True), ("dtype", True), ("rows", True), ("heads", False)]
+WRONG = [
+    ("heads", True),
+    ("dtype", True),
+    ("rows", True),
+    ("heads", False),
+    ("values", True),
+    ("values", False),
+    ("dtype of v", True),
+]
 
 
 def launched(folder: Path, jobs: Sequence[dict[str, Any]], seconds: float) -> list[list[Any]]:
@@ -118,7 +131,8 @@ def calls(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
             continue
         path = folder / f"small_{name}.yaml"
         if not path.exists():
-            path.write_text(SMALL.format(name=f"small_{name}", dtype="fp32", rest=SPECS[name]))
+            dtype = "[fp32, fp16]" if name == "several" else "fp32"  # with a file for each
+            path.write_text(SMALL.format(name=f"small_{name}", dtype=dtype, rest=SPECS[name]))
             write(folder, path)
         case = {"name": f"{name}-{number}", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2} | case
         jobs[number] = {"spec": str(path), "ranks": size, "case": case, **more}
@@ -165,6 +179,8 @@ def test_ranks_that_differ_raise(tmp_path: Path) -> None:
         "heads": "q, k and v of",
         "dtype": "q, k and v of",
         "rows": "the plan is for queries and keys of",
+        "values": "rank 1 has 20 keys and 19 values",
+        "dtype of v": "q, k and v of",
     }
     for number, (mistake, _) in enumerate(WRONG):
         said = {one[number] for one in found}
