@@ -250,8 +250,7 @@ def backward(
                 total_dq.add(rows, dq)
                 home.add(pair, dk, dv)
                 for buffer, place, gradient in others:
-                    if joined or buffer != "sinks":
-                        learned[buffer][place] += gradient
+                    learned[buffer][place] += gradient
         home.settle()
         call.agreed()
     if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is

@@ -43,6 +43,8 @@ def inputs_of(problem: Problem, job: dict[str, Any]) -> Inputs:
     inputs = draw(problem, fit(problem, case, 1), "cpu")
     for name, value in job.get("given", {}).items():
         inputs.runtime[name] = inputs.params[name] = value
+    for name, values in job.get("buffers", {}).items():
+        inputs.buffers[name] = torch.tensor(values, dtype=inputs.buffers[name].dtype)
     for head in job.get("without_sink", ()):
         inputs.buffers["sinks"][head] = -math.inf
     return inputs

@@ -46,6 +46,7 @@ SPECS = {
     "ends": "align: end\nmask_mod: q_idx >= kv_idx\nscore_mod: score * (1 + SK / 1000)",
     "packed": "varlen: true\ngqa: any\nmask_mod: q_idx + SK - SQ >= kv_idx",
     "several": "mask_mod: q_idx >= kv_idx",
+    "lens": "sinks: true\nbuffers: {lens: {shape: [B], dtype: int32}}\nmask_mod: kv_idx < lens[b]",
     "cache": "passes: [forward]\nlengths: {kv: {per_batch: true}}\nmask_mod: q_idx >= kv_idx",
 }
 PACKED = [[40, 40], [20, 33], [1, 20], [0, 0], [30, 1]]
@@ -73,10 +74,16 @@ CALLS = [
     ("causal", 2, {"batch": 1}, {"sharding": "head_tail", "gathered": True}),  # gradients leave as they are
     ("causal", 2, {}, {"through": "turned", "sharding": "head_tail", "gathered": True}),
     ("causal", 3, {}, {"through": "turned", "sharding": "contiguous", "gathered": False}),
+    (
+        "lens",
+        2,
+        {},
+        {"sharding": "head_tail", "gathered": False, "buffers": {"lens": [0, 50]}, "without_sink": [1]},
+    ),
     ("sunk", 2, {}, {"sharding": "head_tail", "gathered": False, "without_sink": [1]}),
     ("several", 2, {}, {}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [
     ("heads", True),
@@ -163,9 +170,8 @@ def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
     name = CALLS[number][0]
     rows = calls[number]
     wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
-    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}, "sinks": {"dsinks"}, "sunk": {"dsinks"}}.get(
-        name, set()
-    )
+    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}}.get(name, set())
+    wanted |= {"dsinks"} if name in ("sinks", "sunk", "lens") else set()
     assert {row["name"] for row in rows} == wanted
     assert all(row["ok"] for row in rows), rows
 
