@@ -22,6 +22,8 @@ from kgen.kernels.attention.spec import ANY
 from kgen.spec.load import Loaded
 
 PLACES = ("q_start", "kv_start", "q_length", "kv_length")
+OF_PLANS = ("length", "kv_length", "batch", "heads", "kv_heads", "ranks", "sharding")
+"""What the function that makes a plan asks for besides."""
 LENGTHS = {"SQ": "q_length", "SK": "kv_length"}
 SIDES: Mapping[tuple[Any, Node], str] = {
     (size, index): side for size in ("SQ", "SK") for index, side in ((Q_IDX, "q"), (KV_IDX, "kv"))
@@ -154,18 +156,20 @@ class PartSpec:
 
     def _check(self) -> None:
         spec, path = self.variant.spec, self.variant.loaded.path.as_posix()
-        reasons = {
-            "its keys are in pages": spec.paged_kv is not None,
-            "it has no pass `forward`": "forward" not in spec.passes,
-        }
-        for reason, holds in reasons.items():
+        reasons = (
+            (
+                "its keys are in pages",
+                spec.paged_kv is not None,
+                "write a spec of whole or of packed sequences",
+            ),
+            ("it has no pass `forward`", "forward" not in spec.passes, "add `forward` to `passes`"),
+        )
+        for reason, holds, hint in reasons:
             if holds:
                 message = f"`{spec.name}` does not go over several ranks: {reason}"
-                hint = "write a spec of whole or of packed sequences"
-                hint = hint if "forward" in spec.passes else "add `forward` to `passes`"
                 raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint=hint))
         names = {*spec.buffers, *spec.params}
-        for name in (*PLACES, "plan", "group", "sharding", "ranks"):
+        for name in (*PLACES, *OF_PLANS, "plan", "group"):
             if name in names:
                 message = f"`{name}` is an argument of the function for several ranks"
                 raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))

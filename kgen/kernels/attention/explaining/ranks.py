@@ -22,6 +22,11 @@ MOST_LINKS = 16
 def over_ranks(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
     """Each sharding with its work and what it sends, and the links of the one that is chosen."""
     assert drawing.ranks is not None
+    if plan.spec.paged_kv is not None:
+        yield Prose(
+            quoting("Its keys are in pages, which no rank has a part of: it does not go over several ranks.")
+        )
+        return
     length, ranks = drawing.length or LENGTH, drawing.ranks
     mask, assumed = mask_of(plan, length, drawing)
     name, sharding = chosen(mask, length, ranks)

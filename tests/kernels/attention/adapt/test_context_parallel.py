@@ -284,11 +284,9 @@ def test_pages_go_over_no_ranks() -> None:
         adapter(load(ROOT / "specs/decode_paged.yaml"))
 
 
-def test_a_name_that_the_function_has_is_refused() -> None:
-    text = SMALL.format(
-        name="taken",
-        dtype="bf16",
-        rest="buffers: {plan: {shape: [HQ], dtype: fp32}}\nscore_mod: score + plan[h]",
-    )
-    with pytest.raises(KgenError, match="`plan` is an argument of the function for several ranks"):
+@pytest.mark.parametrize("name", ["plan", "heads", "length", "q_start"])
+def test_a_name_that_the_function_has_is_refused(name: str) -> None:
+    rest = f"buffers: {{{name}: {{shape: [HQ], dtype: fp32}}}}\nscore_mod: score + {name}[h]"
+    text = SMALL.format(name="taken", dtype="bf16", rest=rest)
+    with pytest.raises(KgenError, match=f"`{name}` is an argument of the function for several ranks"):
         adapter(loads_variants(text, Path("taken.yaml")))
