@@ -351,7 +351,8 @@ def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int
     These are sequences, heads, and heads of keys."""
     by_name = dict(zip(("B", "HQ", "HKV"), sizes, strict=True)) | {"b": sizes[0], "h": sizes[1]}
     sized = [(n, by_name[n]) for n in kernels.reads if n in by_name and not (kernels.packed and n in "Bb")]
-    read = [(n, given[n]) for n in kernels.reads if n in given and not isinstance(given[n], Tensor)]
+    # One number has several spellings: 5, 5.0, numpy.int64(5).
+    read = [(n, float(given[n])) for n in kernels.reads if n in given and not isinstance(given[n], Tensor)]
     return _digest((kernels.name, sized, read))
 
 

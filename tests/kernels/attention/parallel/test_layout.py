@@ -54,6 +54,7 @@ def test_a_plan_is_of_one_mask_and_of_the_numbers_and_sizes_that_this_reads(alon
         called(kernels, alone.group_name, layout.numbers, q, k, k, GIVEN)
 
     call(_layout())
+    call(_layout(window=5.0))
     call(_layout(scale=2.0))
     call(_layout(sizes=(2, 4, 2)))
     for layout, kernels in (
