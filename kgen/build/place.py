@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.files import os_errors
 from kgen.verify.verifying import altered, manifest_of
 
 
@@ -79,13 +80,3 @@ def put(folder: Path, place: Path) -> None:
 
 def _beside(place: Path, what: str) -> Path:
     return place.with_name(f".{place.name}.{uuid.uuid4().hex[:12]}.{what}")
-
-
-@contextmanager
-def os_errors() -> Iterator[None]:
-    """What the file system refuses is for the user to mend."""
-    try:
-        yield
-    except OSError as error:
-        file = str(error.filename) if error.filename else None
-        raise KgenError(Diagnostic("io", error.strerror or str(error), file)) from error

@@ -65,7 +65,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
     inside = f"{parts[0].spec.name}." * (len(parts) > 1 and parts[0].variant is None)
     modules = [f"{inside}{one.folder}".replace("/", ".") for one in parts]
     given = {n: n for n in ("scale", *runtime, *packed, *spec.buffers)}
-    batches = [f"{n}.shape[{spec.buffers[n].shape.index('B')}]" for n in asked if "B" in _shape(spec, n)]
+    sizes = {word: _size_of(spec, asked, size) for word, size in SIZES.items()}
     refused = [] if own.backward else ["q", "k", "v", *sinks]
     refused += [n for n, b in spec.buffers.items() if b.element is Type.FLOAT and n not in learned_buffers]
     tensor = "[S, H, D]" if spec.varlen else "[B, H, S, D]"
@@ -126,8 +126,9 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         **number_fields(runtime),
         "number_lines": number_fields(runtime)["numbers"]["lines"],  # type: ignore[index]
         "plan_params": [*(packed or ["length", "kv_length=None"]), "*", *(n for n in asked if n not in packed),
-                        f"batch={'None' if batches else 1}", "heads=1", "kv_heads=1", "ranks=None", 'sharding="auto"'],
-        "plan_batch": f"{batches[0]} if batch is None else batch" if batches else "batch",
+                        *(f"{word}={'None' if found else 1}" for word, found in sizes.items()),
+                        "ranks=None", 'sharding="auto"'],
+        "plan_sizes": [f"{found} if {word} is None else {word}" if found else word for word, found in sizes.items()],
         "plan_words": _plan_words(spec, packed, asked),
         "plan_lengths": "(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))" if spec.varlen
         else "(length, length if kv_length is None else kv_length)",
@@ -135,9 +136,14 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
     }  # fmt: skip
 
 
-def _shape(spec: AttentionSpec, name: str) -> Sequence[object]:
-    """Of a buffer; nothing for what is none."""
-    return spec.buffers[name].shape if name in spec.buffers else ()
+SIZES = {"batch": "B", "heads": "HQ", "kv_heads": "HKV"}
+"""What a plan may depend on besides lengths, by argument."""
+
+
+def _size_of(spec: AttentionSpec, asked: Sequence[str], size: str) -> str:
+    """How many there are, by a buffer that a plan is asked for; empty where none has them."""
+    shapes = ((name, spec.buffers[name].shape) for name in asked if name in spec.buffers)
+    return next((f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), "")
 
 
 class _Ranges:
@@ -194,5 +200,5 @@ def _plan_words(spec: AttentionSpec, packed: Sequence[str], asked: Sequence[str]
     )
     return [
         *words,
-        "batch, heads, kv_heads: sequences, heads of queries and of keys, where the mask depends on them.",
+        "batch, heads, kv_heads: sequences, heads, heads of keys, where the mask reads them and no buffer has them.",
     ]

@@ -110,3 +110,20 @@ def apart() -> None:
     out = torch.empty(8, 1, 2, 16)
     copied(out.movedim(0, 2), x)
     assert torch.equal(out.movedim(0, 2), x)
+
+
+def test_a_part_of_all_rows_in_another_memory_order_is_copied() -> None:
+    """What is returned has the order of `like`, whatever a kernel stored."""
+    interpreted(copies_what_lies_otherwise)
+
+
+def copies_what_lies_otherwise() -> None:
+    from kgen.kernels.attention.parallel.sums import Sum
+    from kgen.verify import interpreter
+
+    interpreter.mend()
+    like, part = torch.zeros(shaped(2, ROWS)), torch.randn(2, ROWS, 3, 24).transpose(1, 2)
+    total = Sum(like.shape, like, 2)
+    total.add((0, ROWS), part)
+    assert total.result().stride() == like.stride()
+    assert torch.equal(total.result(), part)

@@ -34,6 +34,7 @@ from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
 HOPPER = 90
+"""The chip that kernels of its own are for."""
 _OWN = """
 q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
 kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
@@ -80,7 +81,7 @@ class _Fields:
         self.packed = self.spec.varlen
         self.kernels = KernelFields(plan)
         self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
-        self.of_hopper = KernelFields(on_hopper) if on_hopper not in (None, plan) else self.kernels
+        self.of_hopper = self.kernels if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
         # What the emitted files have.
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
         self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
