@@ -7,8 +7,6 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,16 +77,6 @@ def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
         raise KgenError(
             Diagnostic("cannot-write", message, path.as_posix(), 1, 1, hint="check its folder")
         ) from None
-
-
-@contextmanager
-def os_errors() -> Iterator[None]:
-    """What the file system refuses is for the user to mend: it is raised as `KgenError`."""
-    try:
-        yield
-    except OSError as error:
-        file = str(error.filename) if error.filename else None
-        raise KgenError(Diagnostic("io", error.strerror or str(error), file=file)) from error
 
 
 def checked_path(path: Path) -> Path:

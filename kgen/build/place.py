@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.files import os_errors
+from kgen.render.writer import os_errors
 from kgen.verify.verifying import altered, manifest_of
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -66,7 +66,7 @@ def compute_changes(
 ) -> list[Change]:
     """Everything that stands between the disk and `outputs`, unchanged files included. Without `others`, only what lies
     in their own folders is looked at. `started` are files by path that are the user's where they are there."""
-    with files.os_errors():
+    with os_errors():
         made = _made(outputs)
         _refuse_shared_names(outputs, made, generated)
         there = ((generated / name, text) for name, text in started.items())
@@ -96,7 +96,7 @@ def _folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
 
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:
     """The same for specs that make one file each, right in the folder: its header is all that is recorded of it."""
-    with files.os_errors():
+    with os_errors():
         _refuse_shared_names(outputs, _made(outputs), folder)
         return [_file_change(folder / name, text) for o in outputs for name, text in o.files.items()]
 
@@ -110,7 +110,7 @@ def apply(changes: Iterable[Change], *, force: bool = False) -> None:
     writes = sorted((c for c in changes if c.text is not None), key=lambda change: change.is_manifest)
     deletes = sorted((c for c in changes if c.text is None), key=lambda change: change.is_manifest)
     temporary: list[tuple[Path, Path]] = []
-    with files.os_errors():
+    with os_errors():
         try:
             for change in writes:
                 change.path.parent.mkdir(parents=True, exist_ok=True)
@@ -285,3 +285,13 @@ def _edit(path: Path, old: bytes) -> str | None:
     if body_hash(text.replace("\r\n", "\n")) is None:
         return "the file has no header of kgen's"
     return "the file was edited by hand: its body is not the one that its header names"
+
+
+@contextmanager
+def os_errors() -> Iterator[None]:
+    """What the file system refuses is for the user to mend."""
+    try:
+        yield
+    except OSError as error:
+        file = str(error.filename) if error.filename else None
+        raise KgenError(Diagnostic("io", error.strerror or str(error), file=file)) from error
