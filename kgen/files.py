@@ -8,9 +8,12 @@ import os
 import re
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, shown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 MAX_RECORD = 64_000_000
 """Bytes of a record of kgen's own, or of an emitted file; the largest are below a million."""
@@ -50,11 +53,26 @@ def read_json(path: Path, code: str, hint: str) -> Any:
         place = position(text.encode(), len(text[:deep].encode()))
         raise KgenError(wrong(f"the file nests more than {MAX_DEPTH} deep", *place))
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except json.JSONDecodeError as error:
         raise NotJsonError(wrong(f"this is not JSON: {error.msg}", error.lineno, error.colno)) from None
     except ValueError as error:  # a number with thousands of digits
         raise NotJsonError(wrong(f"this is not JSON: {error}")) from None
+
+
+def read_as(model: type[BaseModel], path: Path, code: str, hint: str) -> Any:
+    """What a record of kgen's says, as JSON of which a model has been made. Raises what `read_json` does."""
+    from pydantic import ValidationError
+
+    said = read_json(path, code, hint)
+    try:
+        model.model_validate(said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = " of ".join(shown(step) for step in reversed(first["loc"]))
+        message = f"{where}: {first['msg']}" if where else first["msg"]
+        raise NotJsonError(Diagnostic(code, message, str(path), 1, 1, hint=hint)) from None
+    return said
 
 
 def position(content: bytes, index: int) -> tuple[int, int]:
@@ -87,6 +105,11 @@ def checked_path(path: Path) -> Path:
         hint = "rename it"
         raise KgenError(Diagnostic("bad-path", "the path is not UTF-8", str(path), 1, 1, hint=hint)) from None
     return path
+
+
+def _no_number(name: str) -> NoReturn:
+    """Python reads and writes some numbers that JSON has not."""
+    raise ValueError(f"it has no {name}")
 
 
 def _too_deep(text: str) -> int | None:

@@ -11,7 +11,9 @@ SHARED_LIMITS = {
     89: 99 * KIB,
     90: 227 * KIB,
     100: 227 * KIB,
+    103: 227 * KIB,
     120: 99 * KIB,
+    121: 99 * KIB,
 }
 """Bytes of shared memory that one block may have, by compute capability (CUDA programming guide, "Compute
 Capabilities"): the chips that files are compiled for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -36,6 +35,7 @@ from kgen.verify.compiling import ARCHS as KNOWN
 from kgen.verify.compiling import CompileJob, capability
 from kgen.verify.emitted import Emitted, parts
 from kgen.verify.families import problem_of
+from kgen.verify.packages import MANIFEST, digest_of
 from kgen.verify.processes import WorkerError, messages, threads
 from kgen.verify.toolchain import Progress, require
 
@@ -251,13 +251,7 @@ def _write(
         "kernels": kernels,
     }
     text = json.dumps({**manifest, "digest": digest_of(manifest)}, indent=1) + "\n"
-    (folder / "manifest.json").write_text(text, encoding="utf-8")
-
-
-def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Of what a manifest says beside it."""
-    said = {name: value for name, value in manifest.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    (folder / MANIFEST).write_text(text, encoding="utf-8")
 
 
 def _init(loaded: Any, files: Sequence[Emitted]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render.writer import os_errors
-from kgen.verify.verifying import altered, manifest_of
+from kgen.verify.packages import MANIFEST, altered, manifest_of
 
 
 def require_replaceable(out: Path, names: Sequence[str], *, force: bool = False) -> None:
@@ -30,9 +30,9 @@ def _in_its_place(out: Path, name: str, force: bool) -> Diagnostic | None:
         return None
     try:
         manifest = manifest_of(out, name)
-        made = {*manifest["files"], *(row["file"] for row in manifest["kernels"]), "manifest.json"}
+        made = {*manifest["files"], *(row["file"] for row in manifest["kernels"]), MANIFEST}
         edited = altered(out, name)
-    except (KgenError, OSError, KeyError, TypeError, AttributeError):
+    except (KgenError, OSError):
         return Diagnostic("not-a-package", "`kgen build` did not make what is there", str(place), hint=others)
     if edited:
         return Diagnostic("edited", "the file is not what was built", str(place / edited[0]), hint=others)

@@ -9,11 +9,10 @@ from typing import Any
 
 from kgen.build.files import compilers, files_of, hashes, of_another_spec, runtimes, sha256, spelled
 from kgen.build.native import FOLDER, native_of, write_native
-from kgen.build.package import digest_of
 from kgen.diagnostics import KgenError
 from kgen.verify.compiling import capability
 from kgen.verify.emitted import Emitted
-from kgen.verify.verifying import altered, manifest_of
+from kgen.verify.packages import MANIFEST, altered, manifest_of
 
 
 def stale(
@@ -43,18 +42,17 @@ def _of(
     targets: Collection[str] | None,
     c: bool,
 ) -> Iterator[str]:
-    if not (out / loaded.folder / "manifest.json").exists():
+    if not (out / loaded.folder / MANIFEST).exists():
         yield "not built"
         return
     try:
         manifest = manifest_of(out, loaded.folder)
-        whole = manifest["digest"] == digest_of(manifest)
         changed = altered(out, loaded.folder)
-    except (KgenError, KeyError, TypeError, AttributeError):
-        yield "its manifest.json is none that this kgen writes"
+    except KgenError:
+        yield f"its {MANIFEST} is none that this kgen writes"
         return
-    if not whole:
-        yield "manifest.json is not what was built"
+    if MANIFEST in changed:
+        yield f"{MANIFEST} is not what was built"
         return
 
     def taken(file: Emitted) -> bool:

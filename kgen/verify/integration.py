@@ -177,8 +177,9 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "cuda-graph": (captures_graph, True),
 }
 """By name: the check, and whether it needs a GPU."""
-OF_FILES = ("imports-alone", "imports-twice")
-"""Of these, what looks at an emitted file as text."""
+OF_FILES = ("imports-alone", "imports-twice", "launches")
+"""Checks of an emitted file alone: of its text, its copies, and how it looks up what Triton compiled. A package is more
+files than one, and looks up what it was built with."""
 
 
 def named(family: Cases) -> dict[str, Callable[[Subject], None]]:

@@ -23,9 +23,10 @@ from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read as read_file
-from kgen.files import read_json
+from kgen.files import read_as
 from kgen.render.header import without_asides, without_docstrings
 from kgen.verify.emitted import Emitted, emitted_files, parts
+from kgen.verify.records import LedgerFile
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
@@ -70,7 +71,7 @@ def read_path(path: Path, hint: str) -> Ledger:
         return KgenError(Diagnostic("bad-ledger", message, str(path), line, column, hint=hint))
 
     try:
-        ledger = read_json(path, "bad-ledger", hint)
+        files: Ledger = read_as(LedgerFile, path, "bad-ledger", hint)["files"]
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -78,27 +79,7 @@ def read_path(path: Path, hint: str) -> Ledger:
     except KgenError as error:
         (said,) = error.diagnostics
         raise wrong(said.message, said.line, said.column) from None
-    files = ledger.get("files") if isinstance(ledger, dict) else None
-    if not isinstance(files, dict) or not all(map(_is_entry, files.values())):
-        raise wrong("no records")
     return files
-
-
-def _is_entry(entry: object) -> bool:
-    records = entry.get("records") if isinstance(entry, dict) else None
-    return isinstance(records, dict) and all(map(_is_record, records.values()))
-
-
-def _is_record(record: object) -> bool:
-    """Whether it may be one; of a kernel that ran, it has the worst error of each output."""
-    if not isinstance(record, dict) or not all(
-        isinstance(record.get(verdict, 0), int) for verdict in ("proved", "unknown")
-    ):
-        return False
-    worst = record.get("worst", {})
-    return isinstance(worst, dict) and all(
-        isinstance(entry, dict) and isinstance(entry.get("error"), int | float) for entry in worst.values()
-    )
 
 
 def record(
@@ -296,7 +277,7 @@ def present(generated: Path) -> dict[str, str]:
 
 def write(path: Path, files: Ledger) -> None:
     """Replace a ledger in one step, where it is another."""
-    text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True) + "\n"
+    text = json.dumps({"format": 1, "files": files}, indent=2, sort_keys=True, allow_nan=False) + "\n"
     if path.exists() and path.read_text() == text:
         return
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -60,7 +60,7 @@ def sanitize_specs(
     if not hands.far and shutil.which(PROGRAM) is None:
         hint = "it comes with the CUDA toolkit"
         raise MissingError(Diagnostic("missing-tool", f"`{PROGRAM}` is not on the PATH", hint=hint))
-    device, files = files_to_run(loaded, generated, device, skipped, targets, hands, shard)
+    device, _, files = files_to_run(loaded, generated, device, skipped, targets, hands, shard)
     record = device == "cuda" if record is None else record
     hashes = {file: ledger.file_hash(file.path) for _, file in files}
     do = partial(run_call, timeout=timeout)

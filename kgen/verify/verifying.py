@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
-from kgen.files import read_json
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
 from kgen.verify.families import family_of, problem_of
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
 from kgen.verify.interpreter import ENVIRONMENT
+from kgen.verify.packages import altered, manifest_of
 from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import Progress, describe, toolchain, versions
 
@@ -56,13 +55,13 @@ def verify_specs(
     `built` the packages there run in the place of the Triton files, and the ledger does not hear of it unless `record`
     says so: then what a package has no machine code for is left out, and `skipped` is told. Raises
     `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
-    or the device, and where every file is skipped.
+    or the device, and where every file is skipped; a part of the whole may be such files, or none.
     """
     if cases is not None and record:
         message = "only a run of every case is recorded"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
     hands = Here(jobs) if hands is None else hands
-    device, work = files_to_run(loaded, generated, device, skipped, targets, hands, shard, built)
+    device, whole, work = files_to_run(loaded, generated, device, skipped, targets, hands, shard, built)
     quick = device == "cpu" if quick is None else quick
     record = device == "cuda" and cases is None and built is None if record is None else record
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
@@ -71,20 +70,15 @@ def verify_specs(
         _require_recordable(built, device, hashes)
     # A process takes seconds to import torch and triton: worth it only where another runs beside it. What is recorded
     # of a file is of one device: elsewhere it is one task.
-    whole = hands.far or hands.beside == 1
+    one_task = hands.far or hands.beside == 1
+    job = partial(_job, built=built, device=device, quick=quick)
     jobs_to_do = [
-        _job(problem, file if built is None else _in_package(built, file), groups, device, quick)
+        job(problem, file, groups)
         for problem, file in work
-        for groups in ([_groups(problem)] if whole else [(group,) for group in _groups(problem)])
+        for groups in ([_groups(problem)] if one_task else [(group,) for group in _groups(problem)])
     ]
-    if built is not None:
-        from kgen.verify.integration import OF_FILES  # imports torch
-
-        # A package is more files than one that is emitted.
-        jobs_to_do = [
-            replace(job, cases=tuple(c for c in job.cases if c[1] not in OF_FILES)) for job in jobs_to_do
-        ]
     if cases is not None:
+        _require_known(cases, [job(problem, file, _groups(problem)) for problem, file in whole])
         jobs_to_do = _chosen(jobs_to_do, cases)
     total, done = sum(len(job.cases) for job in jobs_to_do), 0
 
@@ -105,6 +99,8 @@ def verify_specs(
         (own,) = (file for file in files if (file.emitted.spec, file.emitted.stem) == one.task.key[:2])
         own.add(one.rows)
     _tell_unable(files, skipped)
+    if shard == WHOLE:
+        _require_able(files)
     for file in files:
         # Where a package has no machine code for the device at all, its cases have failed.
         if built is None or file.where is None or not _archs(built, file):
@@ -179,8 +175,8 @@ def files_to_run(
     hands: Hands,
     shard: Shard,
     built: Path | None = None,
-) -> tuple[str, list[tuple[Any, Emitted]]]:
-    """The device, and the emitted files of specs that run there, each with its problem.
+) -> tuple[str, list[tuple[Any, Emitted]], list[tuple[Any, Emitted]]]:
+    """The device, and the emitted files of specs that run there, each with its problem: all, and those of the part.
 
     Which files other machines cannot run shows there. With `built`, they are those that the packages there are made of.
     Says and raises what `verify_specs` does.
@@ -194,33 +190,18 @@ def files_to_run(
     if loaded and not files:
         message = f"no file is for the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
-    files = shard.of(files, lambda one: (one[1].spec, one[1].stem))
+    part = shard.of(files, lambda one: (one[1].spec, one[1].stem))
     device = hands.device(device)
     if hands.far:
-        return device, files
-    found = [_Found(file, unable=file.unable(device)) for _, file in files]
-    _tell_unable(found, skipped)
-    return device, [one for one, of in zip(files, found, strict=True) if not of.unable]
+        return device, files, part
+    found = {file: _Found(file, unable=file.unable(device)) for _, file in files}
+    _tell_unable([found[file] for _, file in part], skipped)
+    _require_able([*found.values()])
 
+    def able(some: Sequence[tuple[Any, Emitted]]) -> list[tuple[Any, Emitted]]:
+        return [one for one in some if not found[one[1]].unable]
 
-def manifest_of(built: Path, spec: str) -> Any:
-    """What the package of a spec says of itself. Raises `KgenError` where `kgen build` made none."""
-    path, hint = Path(built) / spec / "manifest.json", f"kgen build {spec} -o {built}"
-    if not path.is_file():
-        raise KgenError(Diagnostic("not-built", f"`{path}` does not exist", hint=hint))
-    return read_json(path, "bad-package", hint)
-
-
-def altered(built: Path, spec: str) -> list[str]:
-    """The files of a package that are not what was built."""
-    manifest = manifest_of(built, spec)
-    files = manifest["files"] | {row["file"]: row["sha256"] for row in manifest["kernels"]}
-    paths = {name: Path(built) / spec / name for name in files}
-    return [
-        name
-        for name, path in paths.items()
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != files[name]
-    ]
+    return device, able(files), able(part)
 
 
 def _in_package(built: Path, file: Emitted) -> Emitted:
@@ -279,33 +260,50 @@ def _record_package(
         )  # fmt: skip
 
 
-def _chosen(tasks: Sequence[Job], cases: Collection[str]) -> list[Job]:
-    """The jobs with those cases alone. Raises `KgenError` for a case that none has."""
-    known = {name for job in tasks for _, name in job.cases}
+def _require_known(cases: Collection[str], jobs: Sequence[Job]) -> None:
+    """Raise `KgenError` for a case that no job has."""
+    known = {name for job in jobs for _, name in job.cases}
     if unknown := [name for name in cases if name not in known]:
         hint = did_you_mean(unknown[0], sorted(known)) or f"cases are: {', '.join(sorted(known))}"
         raise KgenError(Diagnostic("unknown-case", f"there is no case `{unknown[0]}`", hint=hint))
-    chosen = (replace(job, cases=tuple(case for case in job.cases if case[1] in cases)) for job in tasks)
+
+
+def _chosen(jobs: Sequence[Job], cases: Collection[str]) -> list[Job]:
+    """The jobs with those cases alone."""
+    chosen = (replace(job, cases=tuple(case for case in job.cases if case[1] in cases)) for job in jobs)
     return [job for job in chosen if job.cases]
 
 
 def _tell_unable(files: Sequence[_Found], skipped: Callable[[Emitted, str], None] | None) -> None:
-    """Say which files cannot run. Raises `MissingError` where none can."""
-    reasons = [(file.emitted, file.unable) for file in files if file.unable]
-    for file, why in reasons:
-        if skipped is not None:
-            skipped(file, why)
-    if files and len(reasons) == len(files):
-        file, why = reasons[0]
+    """Say which files cannot run."""
+    for file in files:
+        if file.unable and skipped is not None:
+            skipped(file.emitted, file.unable)
+
+
+def _require_able(files: Sequence[_Found]) -> None:
+    """Raise `MissingError` where none of some files can run."""
+    if files and all(file.unable for file in files):
+        message = f"`{files[0].emitted.path}` {files[0].unable}"
         hint = "`kgen compile` checks it without one"
-        raise MissingError(Diagnostic("missing-device", f"`{file.path}` {why}", hint=hint))
+        raise MissingError(Diagnostic("missing-device", message, hint=hint))
 
 
-def _job(problem: Any, file: Emitted, groups: Sequence[str], device: str, quick: bool) -> Job:
-    from kgen.verify.worker import Job, case_names  # imports torch
+def _job(
+    problem: Any, file: Emitted, groups: Sequence[str], *, built: Path | None, device: str, quick: bool
+) -> Job:
+    from kgen.verify.integration import OF_FILES  # imports torch
+    from kgen.verify.worker import Job, case_names
 
-    found = tuple((group, name) for group in groups for name in case_names(problem, group, device, quick))
-    return Job(problem, replace(file, path=file.path.resolve()), device, found)
+    left_out = () if built is None else OF_FILES
+    found = tuple(
+        (group, name)
+        for group in groups
+        for name in case_names(problem, group, device, quick)
+        if name not in left_out
+    )
+    runs = file if built is None else _in_package(built, file)
+    return Job(problem, replace(runs, path=runs.path.resolve()), device, found)
 
 
 def _rows(

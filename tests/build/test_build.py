@@ -24,7 +24,7 @@ from kgen.cli import app
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
 from kgen.verify.families import family_of, problem_of
-from kgen.verify.verifying import altered
+from kgen.verify.packages import altered
 
 SIZES = {"gqa": (1, 2, 3, 4)}
 """As the cases have them."""

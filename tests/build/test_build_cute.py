@@ -15,12 +15,13 @@ import pytest
 from typer.testing import CliRunner
 
 from kgen.build import compile_cute
-from kgen.build.package import build_specs, digest_of
+from kgen.build.package import build_specs
 from kgen.build.runtime.cute import words
 from kgen.build.stale import stale
 from kgen.cli import app
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
+from kgen.verify.packages import digest_of
 
 needs_dsl = pytest.mark.skipif(
     importlib.util.find_spec("cutlass") is None,

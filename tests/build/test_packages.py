@@ -288,6 +288,8 @@ def test_check_holds_a_package_to_what_is_named(project: Path, asked: list[str],
         ("{}", "its manifest.json is none that this kgen writes"),
         ("[]", "its manifest.json is none that this kgen writes"),
         ("{", "its manifest.json is none that this kgen writes"),
+        ('{"sources": {}, "kernels": [{}]}', "its manifest.json is none that this kgen writes"),
+        ('"spills": NaN', "its manifest.json is none that this kgen writes"),
         ('"spills": 1', "manifest.json is not what was built"),
     ],
 )
@@ -298,6 +300,19 @@ def test_check_reads_whatever_a_manifest_says(project: Path, text: str, said: st
     heard = _build("--check")
     assert heard.exit_code == 1
     assert f"stale: narrow: {said}" in heard.output
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "{", "null", '{"sources": {}, "kernels": [{}]}'])
+def test_what_is_no_manifest_is_not_verified(project: Path, text: str) -> None:
+    """Without a traceback."""
+    assert _build().exit_code == 0
+    (project / "built" / "narrow" / "manifest.json").write_text(text)
+    heard = CliRunner().invoke(
+        app, ["verify", "narrow.yaml", "--built", "built", "--device", "cpu", "--target", "triton"]
+    )
+    assert heard.exit_code == 2, heard.output
+    assert heard.output.count("error[bad-package]") == 1
+    assert "kgen build narrow -o built" in heard.output
 
 
 def test_check_knows_the_templates_of_c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

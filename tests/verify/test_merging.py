@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,25 @@ BAD = {
     "a list": "[1]",
     "no hash": json.dumps({"format": 1, "files": of("x", ran())}),
     "a path": json.dumps({"format": 1, "files": of(ONE, ran(), name="../../etc/passwd")}),
+    "a path of another system": json.dumps({"format": 1, "files": of(ONE, ran(), name="..\\..\\x.py")}),
+    "a drive": json.dumps({"format": 1, "files": of(ONE, ran(), name="C:/x.py")}),
+    "a hidden file": json.dumps({"format": 1, "files": of(ONE, ran(), name="a/.x.py")}),
+    "a name in two lines": json.dumps({"format": 1, "files": of(ONE, ran(), name="a/x.py\n")}),
+    "a hash in two lines": json.dumps({"format": 1, "files": of(ONE + "\n", ran())}),
+    "an error that is no number": json.dumps({"format": 1, "files": of(ONE, ran(error=math.nan))}),
+    "an error without end": json.dumps({"format": 1, "files": of(ONE, ran(error=math.inf))}),
+    "an error too large": json.dumps({"format": 1, "files": of(ONE, ran(error=7))}).replace("7", "1e999"),
+    "an error below none": json.dumps({"format": 1, "files": of(ONE, ran(error=-1e-3))}),
+    "cases below none": json.dumps({"format": 1, "files": of(ONE, ran(cases=-1))}),
+    "a case and a half": json.dumps({"format": 1, "files": of(ONE, {**ran(), "cases": 1.5})}),
+    "true cases": json.dumps({"format": 1, "files": of(ONE, {**ran(), "cases": True})}),
+    "proofs below none": json.dumps(
+        {"format": 1, "files": of(ONE, {**LEDGERS[-1][ONE]["records"]["proof"], "proved": -1})}
+    ),
+    "mutants below none": json.dumps(
+        {"format": 1, "files": of(ONE, {"versions": {}, "counts": {"killed": -3}})}
+    ),
+    "something more": json.dumps({"format": 1, "files": of(ONE, {**ran(), "note": "x"})}),
     "an empty record": json.dumps({"format": 1, "files": of(ONE, {})}),
     "cases that are none": json.dumps({"format": 1, "files": of(ONE, {**ran(), "cases": "many"})}),
     "errors that are none": json.dumps({"format": 1, "files": of(ONE, {**ran(), "worst": {"out": 3}})}),

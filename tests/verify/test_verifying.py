@@ -94,7 +94,8 @@ def test_planted_bugs_are_caught(tmp_path, bug, monkeypatch, verdict):
     # Only the case that must notice, in a process that need not import torch: that is what takes the time.
     whole = verifying._job
     monkeypatch.setattr(verifying, "_groups", lambda problem: (group,))
-    monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), cases=((group, case),)))
+    one = ((group, case),)
+    monkeypatch.setattr(verifying, "_job", lambda *args, **how: replace(whole(*args, **how), cases=one))
     verdict(problem_of(plain()), tmp_path)
     assert set(wrong(verified([plain()], tmp_path, "cpu"))) == {(group, case)}
 

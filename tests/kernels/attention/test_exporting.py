@@ -1,4 +1,4 @@
-"""Programs and caches of PyTorch that name operators of an emitted file, in another folder and process."""
+"""Programs and caches of PyTorch that name operators of an emitted file or a package, in another folder and process."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from c_on_paper import packages_on_paper
 
 from kgen.verify.interpreter import ENVIRONMENT
 
@@ -78,11 +79,19 @@ def ran(script: str, *arguments: Path, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def folders(tmp_path: Path) -> tuple[Path, Path]:
-    """Two places with the same file."""
-    for name in ("here", "there"):
-        shutil.copytree(GENERATED / "causal_alibi", tmp_path / name / "causal_alibi")
+@pytest.fixture(scope="module")
+def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What has the function, by name: the emitted file, and a package of it."""
+    packages = tmp_path_factory.mktemp("packages")
+    packages_on_paper(packages, ["causal_alibi"])
+    return {"file": GENERATED / "causal_alibi", "package": packages / "causal_alibi"}
+
+
+@pytest.fixture(params=["file, file", "package, package", "file, package"])
+def folders(origins, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    """Two places with the same function: where a program is made, and where it runs."""
+    for place, origin in zip(("here", "there"), request.param.split(", "), strict=True):
+        shutil.copytree(origins[origin], tmp_path / place / "causal_alibi")
     return tmp_path / "here", tmp_path / "there"
 
 

@@ -10,7 +10,7 @@ import pytest
 from farm_tasks import until
 from standins import causal_alibi, loaded, plain, render
 
-from kgen.diagnostics import KgenError
+from kgen.diagnostics import KgenError, MissingError
 from kgen.verify import ledger, verifying
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Here, Task, lost
@@ -71,10 +71,47 @@ def test_ledgers_of_parts_are_the_ledger_of_the_whole(
     assert (tmp_path / "merged.json").read_text() == (places[0] / ledger.FILENAME).read_text()
 
 
+def test_a_part_may_have_nothing_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is for GPUs alone, or none: what the whole passes, its parts pass."""
+
+    def rows(job: Any, *_: object) -> Any:
+        for group, name in job.cases:
+            yield {"spec": job.emitted.spec, "pass": group, "case": name, "ok": True, "message": ""}
+
+    def unable(file: Any, device: str) -> str | None:
+        return "needs a GPU" if file.spec in on_gpus else None
+
+    monkeypatch.setattr(verifying, "_rows", rows)
+    monkeypatch.setattr("kgen.verify.emitted.Emitted.unable", unable)
+    specs = [plain(), causal_alibi()]
+    for one in specs:
+        render(one, tmp_path)
+    on_gpus: Any = {"causal_alibi"}
+    said: list[str] = []
+
+    def skipped(file: Any, why: str) -> None:
+        said.append(file.spec)
+
+    def run(part: Shard, *cases: str) -> list[Any]:
+        return verify_specs(specs, tmp_path, "cpu", shard=part, cases=cases or None, skipped=skipped)
+
+    found = [run(part) for part in PARTS]
+    assert ([len(part) > 0 for part in found], said) == ([False, True, False], ["causal_alibi"])
+    chosen = [run(part, "opcheck") for part in PARTS]
+    assert [{row["case"] for row in part} for part in chosen] == [set(), {"opcheck"}, set()]
+    for part in (WHOLE, *PARTS):
+        with pytest.raises(KgenError, match="there is no case `opchek`"):
+            run(part, "opchek")
+    on_gpus = {"causal_alibi", "plain"}
+    for part in (WHOLE, *PARTS):
+        with pytest.raises(MissingError, match="needs a GPU"):
+            run(part)
+
+
 def test_what_is_lost_is_said_of_every_case(tmp_path: Path) -> None:
     path = render(plain(), tmp_path)
     (problem, file), *_ = verifying.files_to_run([plain()], tmp_path, "cpu", None, None, Here(), WHOLE)[1]
-    job = verifying._job(problem, file, ("forward",), "cpu", True)
+    job = verifying._job(problem, file, ("forward",), built=None, device="cpu", quick=True)
     assert file.path == path
     rows = list(verifying.run_job(job, lost("4 nodes were lost"), timeout=1.0, beside=1))
     assert [(row["pass"], row["case"]) for row in rows] == list(job.cases)
