@@ -26,7 +26,7 @@ def example(package: Path) -> int:
     options = [*STRICT[:-1], "-O1", "-shared", "-fPIC", "-Dmain=example_main", "-o", target]
     compiled(["g++", "-std=c++17", "-x", "c++", *options, *includes, "-ldl", "-pthread"])
     interpreter.mend()
-    kernels = runtime.Package("example_on_paper", package)._source()
+    kernels = runtime.Package("example_on_paper", package).source("triton")
 
     def view(address: int, kind: str) -> torch.Tensor:
         dtype = {v: k for k, v in runtime.DTYPES.items()}[kind[1:]]

@@ -257,7 +257,7 @@ def loaded_package(folder: Path, name: str) -> ModuleType:
 
 def packages_on_paper(out: Path, specs: Sequence[str]) -> None:
     """Packages of specs, by name or path, under a folder; in a process of its own."""
-    done = _python(["tests/paper_build.py", str(out), *specs], {"TRITON_INTERPRET": None})
+    done = python(["tests/paper_build.py", str(out), *specs], {"TRITON_INTERPRET": None})
     assert done.returncode == 0, done.stderr
 
 
@@ -273,10 +273,11 @@ def run_example(package: Path) -> subprocess.CompletedProcess[str]:
     """The example of a package, whose kernels Triton's interpreter runs."""
     from kgen.verify.interpreter import ENVIRONMENT
 
-    return _python(["tests/c_example.py", str(package)], ENVIRONMENT)
+    return python(["tests/c_example.py", str(package)], ENVIRONMENT)
 
 
-def _python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
+def python(command: Sequence[str], more: Mapping[str, str | None]) -> subprocess.CompletedProcess[str]:
+    """A process of its own from the project's root, with some variables set or, by None, not."""
     environment = {name: value for name, value in (os.environ | more).items() if value is not None}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     command = [sys.executable, *command]

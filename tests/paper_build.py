@@ -52,7 +52,8 @@ def compiled(source: Any, target: Any = None, options: Any = None, **more: Any) 
             maps.append(
                 {"swizzle": 3, "elem_size": size, "elem_type": host[TYPES[dtype]], "block_size": moved}
             )
-    said = repr((name, target, source.signature, source.constants, source.attrs, sorted(options.items())))
+    known = {path: what for path, what in source.attrs.items() if what}
+    said = repr((name, target, source.signature, source.constants, known, sorted(options.items())))
     metadata = SimpleNamespace(
         name=name,
         num_ctas=1,

@@ -67,7 +67,7 @@ def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
         for i, (name, kind) in enumerate(source.signature.items())
         if kind == "constexpr" and name not in constexprs and source.constants[(i,)] is not None
     }
-    if not ones and not source.attrs:
+    if not ones and not _aligned(source):
         return
     kinds = {p.name: p.annotation_type or "i32" for p in launch.function.params}
     signature = {name: kinds[name] if name in ones else kind for name, kind in source.signature.items()}
@@ -78,12 +78,17 @@ def _for_any(launch: Launch, kernel: Any) -> Iterator[Any]:
     yield triton.compile(type(source)(source.fn, signature, constants, {}), target=target, options=options)
 
 
+def _aligned(source: Any) -> set[int]:
+    """The places of arguments that machine code takes for multiples of 16; Triton names others, with nothing."""
+    return {path[0] for path, known in source.attrs.items() if known}
+
+
 def _row(build: BuildJob, launch: Launch, kernel: Any) -> dict[str, Any]:
     """What a package says of a kernel, whose cubin is written to its folder."""
     cubin, meta, source = kernel.asm["cubin"], kernel.metadata, kernel.src
     if meta.num_ctas != 1 or meta.global_scratch_size or meta.profile_scratch_size:
         raise NotImplementedError("clusters and scratch memory")
-    aligned = {path[0] for path in source.attrs}
+    aligned = _aligned(source)
     arguments = [
         [name, kind, source.constants[(i,)] if kind == "constexpr" else i in aligned]
         for i, (name, kind) in enumerate(source.signature.items())

@@ -36,21 +36,26 @@ def files_of(
     archs: Collection[str],
     taken: Callable[[Emitted], bool],
 ) -> list[Emitted]:
-    """The emitted files of a spec for these, of which those are built that are `taken`. Raises `KgenError` where there
-    is none."""
-    files = [
+    """The emitted files of a spec for these, of which those are built that are `taken`. Raises `KgenError` for a spec
+    that is not rendered."""
+    return [
         file
         for file in require_emitted(generated, loaded)
         if file.target in (targets or TARGETS)
         and any(is_for(loaded, file, arch) for arch in archs)
         and taken(file)
     ]
-    if files:
-        return files
-    asked = f"the targets {', '.join(targets or TARGETS)} and {', '.join(archs)}"
-    message = f"spec `{loaded.folder}` has no file to build for {asked}"
-    hint = f"targets that are built: {', '.join(TARGETS)}"
-    raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
+
+
+def require_any(
+    loaded: Any, files: Sequence[Emitted], targets: Collection[str] | None, archs: Collection[str]
+) -> None:
+    """Raise `KgenError` where a spec has no file to build for these."""
+    if not files:
+        asked = f"the targets {', '.join(targets or TARGETS)} and {', '.join(archs)}"
+        message = f"spec `{loaded.folder}` has no file to build for {asked}"
+        hint = f"targets that are built: {', '.join(TARGETS)}"
+        raise KgenError(Diagnostic("nothing-to-build", message, file=str(loaded.path), hint=hint))
 
 
 def is_for(loaded: Any, file: Emitted, arch: str) -> bool:

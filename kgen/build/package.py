@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from kgen.build.choosing import choosers, require_choosers_replaceable, write_choosers
 from kgen.build.files import (
     compilers,
     files_of,
@@ -18,6 +19,7 @@ from kgen.build.files import (
     is_for,
     least,
     of_another_spec,
+    require_any,
     runtime,
     runtimes,
     sha256,
@@ -50,9 +52,9 @@ SIZES: Mapping[str, Sequence[int]] = {
 two), the width of a norm, its heads."""
 RUNTIME = "_runtime"
 """The folder of a package that has what loads its machine code, as `kgen.build.runtime` here."""
-SETTINGS = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_", "ENABLE_")
+SETTINGS = ("TRITON_", "MLIR_", "LLVM_", "NVPTX_", "DISABLE_", "ENABLE_", "PTXAS_", "CUTE_DSL_")
 PLACES = ("TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_DUMP_DIR")
-"""What names of settings of Triton's compilers begin with, and those that say where it keeps things: equal inputs give
+"""What names of settings of compilers begin with, and those that say where it keeps things: equal inputs give
 equal bytes, whatever one has set."""
 COLUMNS = ("spec", "arch", "kernels", "bytes", "spills", "ok", "error")
 
@@ -107,6 +109,8 @@ def build_specs(
         return not package
 
     specs = [(one, files_of(generated, one, targets, archs, taken)) for one in loaded]
+    for one, files in specs:
+        require_any(one, files, targets, archs)
     for needed in {file.runtime: None for _, files in specs for file in files}:
         if needed.needs:
             require(needed.needs, extra=needed.extra)
@@ -126,6 +130,8 @@ def build_specs(
             skipped(file, why)
     names = [one.folder for one, _ in specs]
     require_replaceable(out, names, force=force)
+    beside = choosers(loaded, generated, out)
+    require_choosers_replaceable(beside, force=force)
     done: list[int] = []
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     with unfinished(out, names) as folders:
@@ -149,6 +155,7 @@ def build_specs(
                 folder = folders[one.folder]
                 _write(one, files, rows, asked, folder, natives.get(one.folder))
                 put(folder, out / one.folder)
+    write_choosers(beside)
     return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
 
 

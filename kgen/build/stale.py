@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kgen.build.choosing import choosers, stale_choosers
 from kgen.build.files import compilers, files_of, hashes, of_another_spec, runtimes, sha256, spelled
 from kgen.build.native import FOLDER, native_of, write_native
 from kgen.diagnostics import KgenError
-from kgen.verify.compiling import capability
+from kgen.verify.compiling import ARCHS, capability
 from kgen.verify.emitted import Emitted
 from kgen.verify.packages import MANIFEST, altered, manifest_of
 
@@ -30,7 +31,8 @@ def stale(
     Raises `KgenError` for an unknown architecture, and for a spec that is not rendered.
     """
     asked = spelled(archs), sizes or {}, targets, c
-    return [f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)]
+    packages = [f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)]
+    return [*packages, *stale_choosers(choosers(loaded, generated, out))]
 
 
 def _of(
@@ -55,10 +57,17 @@ def _of(
         yield f"{MANIFEST} is not what was built"
         return
 
+    if unknown := [arch for arch in manifest["archs"] if arch not in ARCHS]:
+        yield f"built for {unknown[0]}, which this kgen does not know"
+        return
+
     def taken(file: Emitted) -> bool:
         return file.path.name in manifest["sources"] or not file.missing_package()
 
     files = files_of(generated, loaded, manifest["targets"], manifest["archs"], taken)
+    if not files:
+        yield "built from other files"
+        return
     yield from (f"`{path}` is not of the spec as it is now" for path in of_another_spec(loaded, files))
     if manifest["sources"] != hashes(files):
         yield "built from other files"
@@ -83,7 +92,7 @@ def _lacks(
 ) -> Iterator[str]:
     yield from (f"not built for {arch}" for arch in archs if arch not in manifest["archs"])
     for name, numbers in sizes.items():
-        missing = [number for number in numbers if number not in manifest["sizes"][name]]
+        missing = [number for number in numbers if number not in manifest["sizes"].get(name, ())]
         yield from (f"not built with `--{name} {number}`" for number in missing)
     built = {row["target"] for row in manifest["kernels"]}
     yield from (f"not built of `--target {target}`" for target in targets or () if target not in built)

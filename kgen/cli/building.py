@@ -16,6 +16,9 @@ from kgen.diagnostics import EXIT_WRONG
 from kgen.settings import settings
 
 BUILT = Path("built")
+MOST = {"gqa": 1024, "batch": 65536, "width": 262144, "heads": 1024}
+"""Of numbers that constants of kernels are made of: rows of norms have at most so many elements, and tensors of the
+others are drawn to compile for."""
 
 
 @verb("build")
@@ -29,22 +32,29 @@ def build(
         Optional[list[int]],  # noqa: UP045
         typer.Option(
             min=1,
+            max=MOST["gqa"],
             help="Query heads for each KV head, or of chunk_output value heads for each of q and k, "
             "where a spec allows any. Repeatable.",
         ),
     ] = None,
     batch: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option(min=1, help="Sequences that decode at a time, where a spec decodes. Repeatable."),
+        typer.Option(
+            min=1,
+            max=MOST["batch"],
+            help="Sequences that decode at a time, where a spec decodes. Repeatable.",
+        ),
     ] = None,
     width: Annotated[
         Optional[list[int]],  # noqa: UP045
-        typer.Option(min=1, help="Of a norm, where a spec allows any. Repeatable."),
+        typer.Option(min=1, max=MOST["width"], help="Of a norm, where a spec allows any. Repeatable."),
     ] = None,
     heads: Annotated[
         Optional[list[int]],  # noqa: UP045
         typer.Option(
-            min=1, help="Of a norm, or of q and k of chunk_output, where a spec allows any. Repeatable."
+            min=1,
+            max=MOST["heads"],
+            help="Of a norm, or of q and k of chunk_output, where a spec allows any. Repeatable.",
         ),
     ] = None,
     c: Annotated[

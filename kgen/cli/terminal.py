@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,7 +43,8 @@ class Format(str, Enum):
 def guarded(work: Callable[[], int], form: Format) -> int:
     """Run a verb; whatever it raises is shown and becomes its exit code."""
     try:
-        code = work()
+        with _interrupted_by_others():
+            code = work()
         sys.stdout.flush()
         return code
     except KgenError as error:
@@ -61,6 +64,24 @@ def guarded(work: Callable[[], int], form: Format) -> int:
         return show_error(MissingError(missing), form)
     except Exception as error:
         return _show_bug(error)
+
+
+@contextmanager
+def _interrupted_by_others() -> Iterator[None]:
+    """Who ends this process from elsewhere interrupts it as Ctrl-C does: workers end, what is half written goes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    names = ("SIGTERM", "SIGHUP")  # the second is not there on Windows
+    before = {number: signal.getsignal(number) for name in names if (number := getattr(signal, name, None))}
+    ours = [number for number, handler in before.items() if handler == signal.SIG_DFL]
+    try:
+        for number in ours:
+            signal.signal(number, signal.default_int_handler)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def show_error(error: KgenError, form: Format) -> int:

@@ -38,12 +38,16 @@ unsigned using virtual void volatile wchar_t xor xor_eq linux unix errno stdin s
 KEYWORDS = frozenset(_KEYWORDS.split())
 """Words of C and C++ that are none of Python, and macros of their headers."""
 _HEADERS = """
-assert complex ctype errno fenv float inttypes iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime limits
-locale math setjmp signal stdalign stdarg stdatomic stdbool stddef stdint stdio stdlib stdnoreturn string tgmath threads
-time uchar wchar wctype pthread dlfcn
+aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian envz err errno error
+execinfo fcntl features fenv float fmtmsg fnmatch fstab fts ftw gconv getopt glob grp gshadow iconv ifaddrs inttypes
+iso646 kgen kgen_calls kgen_driver kgen_example kgen_runtime langinfo lastlog libgen libintl limits link locale malloc
+math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll printf proc_service pthread pty pwd
+re_comp regex regexp resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdalign stdarg stdatomic
+stdbool stddef stdint stdio stdio_ext stdlib stdnoreturn string strings syscall sysexits syslog tar termio termios
+tgmath thread_db threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp
 """
 HEADERS = frozenset(_HEADERS.split())
-"""What a header beside the program's own cannot be called, nor beside those of a package."""
+"""What a header beside the program's own, the system's and those of a package cannot be called."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,11 @@ class Native:
 
 
 def member(name: str, taken: Collection[str]) -> str:
-    """What a struct calls an argument of users': its own name, or one with an underscore."""
-    while name in KEYWORDS or name in taken:
+    """What a struct calls an argument of users': its own name, or one with an underscore. Names in capitals are macros'
+    by custom, those with `_t` types'."""
+    if name in KEYWORDS or name.isupper() or name.endswith("_t"):
+        name += "_"
+    while name in taken:
         name += "_"
     return name
 

@@ -72,6 +72,8 @@ class Launch:
     """What would have been launched: a kernel, its arguments, and what compiles it as Triton would specialise it."""
 
     function: Any
+    args: Sequence[Any]
+    constants: Mapping[str, Any]
     options: Mapping[str, Any]
     compiled: Callable[[], Any]
 
@@ -92,10 +94,13 @@ def each_launch(
     run, variant = JITFunction.run, ""
 
     def taken(function: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        constants = {name: value for name, value in kwargs.items() if name in function.arg_names}
         options = {name: value for name, value in kwargs.items() if name not in function.arg_names}
-        take(
-            variant, Launch(function, options, lambda: run(function, *args, grid=grid, warmup=True, **kwargs))
-        )
+
+        def compiled() -> Any:
+            return run(function, *args, grid=grid, warmup=True, **kwargs)
+
+        take(variant, Launch(function, args, constants, options, compiled))
 
     JITFunction.run = taken
     try:

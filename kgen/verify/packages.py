@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.files import read_as
@@ -17,8 +17,12 @@ from kgen.verify.records import Count, Digest, Name, Part
 MANIFEST = "manifest.json"
 
 
+Argument = Annotated[list[Any], Field(min_length=3, max_length=3)]
+"""Name, kind and value."""
+
+
 class Kernel(BaseModel):
-    """One file of machine code. What its target's launcher goes by is the target's own, and stands beside this."""
+    """One file of machine code, and what its launcher goes by: part of that is of its target alone."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -28,6 +32,10 @@ class Kernel(BaseModel):
     capability: Count
     file: Name
     sha256: Digest
+    arguments: list[Argument] = []
+    options: dict[str, Any] = {}
+    parameters: list[list[int]] = []
+    maps: list[dict[str, Any]] = []
 
 
 class Manifest(Part):

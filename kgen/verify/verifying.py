@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -66,8 +66,10 @@ def verify_specs(
     record = device == "cuda" and cases is None and built is None if record is None else record
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
-    if built is not None and record:
-        _require_recordable(built, device, hashes)
+    if built is not None:
+        _require_as_built(built, hashes)
+        if device == "cpu":
+            _tell_interpreted(built, hashes, record, skipped)
     # A process takes seconds to import torch and triton: worth it only where another runs beside it. What is recorded
     # of a file is of one device: elsewhere it is one task.
     one_task = hands.far or hands.beside == 1
@@ -209,11 +211,8 @@ def _in_package(built: Path, file: Emitted) -> Emitted:
     return replace(file, path=Path(built) / file.spec / file.path.name)
 
 
-def _require_recordable(built: Path, device: str, hashes: Mapping[Emitted, str]) -> None:
-    """Raise `KgenError` where what runs is not the machine code of emitted files as they are now."""
-    if device == "cpu":
-        message, hint = "a package has no machine code for the CPU", "leave out `--record`"
-        raise KgenError(Diagnostic("usage", message, hint=hint))
+def _require_as_built(built: Path, hashes: Mapping[Emitted, str]) -> None:
+    """Raise `KgenError` where a package is not what was built of the emitted files as they are now."""
     for file, digest in hashes.items():
         hint = f"kgen build {file.spec} -o {built}"
         if manifest_of(built, file.spec)["sources"][file.path.name] != digest:
@@ -222,6 +221,18 @@ def _require_recordable(built: Path, device: str, hashes: Mapping[Emitted, str])
         if names := altered(built, file.spec):
             message = f"{names[0]} of the package `{file.spec}` is not what was built"
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
+
+
+def _tell_interpreted(
+    built: Path, files: Iterable[Emitted], record: bool, skipped: Callable[[Emitted, str], None] | None
+) -> None:
+    """Say that no machine code runs on the CPU. Raises `KgenError` where that would be recorded."""
+    if record:
+        message, hint = "a package has no machine code for the CPU", "leave out `--record`"
+        raise KgenError(Diagnostic("usage", message, hint=hint))
+    for file in files if skipped is not None else ():
+        why = "as machine code, which is for GPUs: Triton's interpreter runs what it was built from"
+        skipped(_in_package(built, file), why)  # type: ignore[misc]
 
 
 def _archs(built: Path, found: _Found) -> list[str]:

@@ -12,6 +12,9 @@
 /* Of an extent that every tensor has of its own. */
 enum { KGEN_ANY = -1 };
 
+/* Elements of a tensor, its sizes of 0 aside: addresses have 48 bits. */
+#define KGEN_MOST ((int64_t)1 << 48)
+
 static inline int kgen_numel_is_zero(const int64_t *sizes, int rank)
 {
     for (int i = 0; i < rank; i++) {
@@ -22,12 +25,13 @@ static inline int kgen_numel_is_zero(const int64_t *sizes, int rank)
     return 0;
 }
 
-static inline const char *kgen_shape(char *text, size_t room, const int64_t *sizes, int rank)
+/* Sizes as text, those of a tensor or, with `any`, what it should have. */
+static inline const char *kgen_shape(char *text, size_t room, const int64_t *sizes, int rank, int any)
 {
     size_t used = 0;
     for (int i = 0; i < rank && used < room; i++) {
-        used += (size_t)snprintf(text + used, room - used, sizes[i] == KGEN_ANY ? "%s*" : "%s%lld", i ? ", " : "",
-                                 (long long)sizes[i]);
+        used += (size_t)snprintf(text + used, room - used, any && sizes[i] == KGEN_ANY ? "%s*" : "%s%lld",
+                                 i ? ", " : "", (long long)sizes[i]);
     }
     return text;
 }
@@ -37,13 +41,21 @@ static inline int kgen_check(const char *function, const char *label, const kgen
                              int bytes, int64_t widest)
 {
     char wanted[128], got[128];
+    double most = 1;
     int fits = 1;
     for (int i = 0; i < rank; i++) {
         fits = fits && x->sizes[i] >= 0 && (sizes[i] == KGEN_ANY || sizes[i] == x->sizes[i]);
     }
     if (!fits) {
         return kgen_fail(KGEN_INVALID, "%s: %s must be [%s], got [%s]", function, label,
-                         kgen_shape(wanted, sizeof wanted, sizes, rank), kgen_shape(got, sizeof got, x->sizes, rank));
+                         kgen_shape(wanted, sizeof wanted, sizes, rank, 1), kgen_shape(got, sizeof got, x->sizes, rank, 0));
+    }
+    for (int i = 0; i < rank; i++) {
+        most *= x->sizes[i] > 1 ? (double)x->sizes[i] : 1;
+    }
+    if (most > (double)KGEN_MOST) {
+        return kgen_fail(KGEN_INVALID, "%s: %s [%s] is larger than any memory", function, label,
+                         kgen_shape(got, sizeof got, x->sizes, rank, 0));
     }
     if (kgen_numel_is_zero(x->sizes, rank)) {
         return KGEN_OK;

@@ -253,6 +253,18 @@ static inline int kgen_encode(void *to, const kgen_map *map, const kgen_tiles *x
     return KGEN_OK;
 }
 
+/* Why nothing fits a launch. */
+static inline int kgen_fits_none(const kgen_library *library, int kernel, int arch)
+{
+    for (int i = 0; i < library->count; i++) {
+        if (library->cubins[i].arch == arch) {
+            return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: %s", library->name,
+                             library->kernels[kernel], arch, library->hint);
+        }
+    }
+    return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code for sm_%d: `kgen build --arch` makes it", library->name, arch);
+}
+
 /* Launches the first machine code that fits `values`, an array by name; a grid of nothing is none. */
 static inline int kgen_launch(kgen_library *library, int kernel, const kgen_device *device, const kgen_value *values,
                               int64_t programs, CUstream stream)
@@ -280,8 +292,7 @@ static inline int kgen_launch(kgen_library *library, int kernel, const kgen_devi
     }
     cubin = kgen_fitting(library, kernel, device->arch, values);
     if (!cubin) {
-        return kgen_fail(KGEN_NO_KERNEL, "%s: no machine code of %s for sm_%d and these arguments: %s", library->name,
-                         library->kernels[kernel], device->arch, library->hint);
+        return kgen_fits_none(library, kernel, device->arch);
     }
     KGEN_TRY(kgen_load(library, cubin, device, &function));
     for (int i = 0; i < cubin->count; i++) {

@@ -34,11 +34,14 @@ head_dim: 128
 gqa: any
 lengths: {q: any, kv: any}
 buffers: {double: {shape: [HQ], dtype: fp32}}
-params: {register: {type: float, runtime: true}}
+params:
+  register: {type: float, runtime: true}
+  EOF: {type: float, runtime: true}
+  NAME: {type: float, runtime: true}
 mask_mod: q_idx >= kv_idx
-score_mod: score * register + double[h] * (kv_idx - q_idx)
+score_mod: score * register + double[h] * (kv_idx - q_idx) + EOF - NAME
 """
-"""Names that C and C++ have for something else."""
+"""Names that C and C++ have for something else, and one of a macro of the package's own."""
 LEARNED = """kernel: attention
 name: learned
 dtype: fp16
@@ -134,7 +137,7 @@ def _errors(folder: Path, layout: str) -> dict[str, float]:
 
     interpreter.mend()
     package = runtime.Package("awkward_numbers", folder / "awkward")
-    source = package._source()
+    source = package.source("triton")
     memory: dict[int, int] = {}
 
     def view(address: int, kind: str) -> Any:
@@ -244,13 +247,26 @@ def test_what_is_wrong_is_said(folder: Path) -> None:
     made.k.data = k.data_ptr() + 1
     assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
     assert library.error() == "awkward: k is not aligned to its elements of 2 bytes"
+    made = library.made(given)
+    for x in (made.q, made.k, made.v):
+        x.sizes[0] = 1 << 47
+    assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
+    assert library.error().endswith("is larger than any memory")
+    for x in (made.q, made.k, made.v):
+        x.sizes[0], x.sizes[2] = 0, 2**63 - 1
+    assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
+    made = library.made(given)
+    made.v.sizes[2] = -1
+    assert library.library.awkward_forward(ctypes.byref(made), None, 0, None) == INVALID
+    assert library.error() == "awkward: v must be [2, 2, 200, 128], got [2, 2, -1, 128]"
     assert library.library.awkward_forward(None, None, 0, None) == INVALID
     assert library.query("backward", given | {"k": None}) == -1
     three = _drawn(folder, Case(group=3))
     assert library.call("forward", three) == NO_KERNEL
     assert "no machine code of _forward_kernel for sm_80 and these arguments" in library.error()
     paper.device(86, 4)
-    assert said("forward") == (NO_KERNEL, "no machine code for sm_86: `kgen build --arch` makes it")
+    for pass_ in ("forward", "backward"):
+        assert said(pass_) == (NO_KERNEL, "no machine code for sm_86: `kgen build --arch` makes it")
     assert library.library.awkward_load() == NO_KERNEL
     paper.device(80, 4)
     paper.driver.paper_fail(700)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from c_on_paper import python
 
 from kgen.build.package import build_specs
 from kgen.build.runtime import triton as runtime
@@ -57,6 +59,12 @@ OTHER_STRIDES = {"padded", "stepped"}
 """Of chunk_output, whose kernels have strides of tokens compiled in."""
 
 
+CHOSEN = (
+    *("causal", "gpt_oss", "varlen_causal", "decode_alibi", "rms_norm", "layer_norm", "fused_add_rms_norm"),
+    "gated_delta_output",
+)
+
+
 class _Called(Exception):
     pass
 
@@ -79,6 +87,17 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
     if loaded.spec.kernel == "chunk_output":
         lacking = {case: kernels for case, kernels in lacking.items() if case[1] not in OTHER_STRIDES}
     assert lacking == {}
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_a_launch_takes_what_was_compiled_for_it(arch: str, tmp_path: Path) -> None:
+    """Where more machine code fits, that which knows most of the arguments: there it loads and stores by vectors."""
+    specs = [f"specs/{name}.yaml" for name in CHOSEN]
+    done = python(["tests/chosen_code.py", str(tmp_path), arch, *specs], {"TRITON_INTERPRET": None})
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["launches"] > 1000
+    assert said["others"] == []
 
 
 def _lacking(loaded: Any, folder: Path, chip: int) -> tuple[dict[tuple[str, str], list[str]], int]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,8 @@ from typing import Any
 import pytest
 import torch
 from c_calls import Case, attention_tensors
-from c_on_paper import Library, Paper, compiled, packages_of
+from c_on_paper import Library, Paper, compiled, packages_of, python
+from farm_tasks import until
 from typer.testing import CliRunner
 
 from kgen.build import native
@@ -22,7 +26,9 @@ from kgen.cli import app
 from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
+from kgen.verify.packages import digest_of
 
+ROOT = Path(__file__).resolve().parents[2]
 WIDE = """kernel: attention
 name: wide
 dtype: fp16
@@ -192,17 +198,14 @@ def test_settings_of_compilers_are_no_part_of_what_is_built(
         return _messages(module, build, timeout, environment)
 
     monkeypatch.setattr("kgen.build.package.messages", kept)
-    for name in ("DISABLE_PTXAS_OPT", "TRITON_DEBUG", "TRITON_INTERPRET", "TRITON_PTXAS_PATH"):
+    settings = {"DISABLE_PTXAS_OPT", "PTXAS_OPTIONS", "CUTE_DSL_LINEINFO"}
+    settings |= {"TRITON_DEBUG", "TRITON_INTERPRET", "TRITON_PTXAS_PATH"}
+    for name in settings:
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(project / "cache"))
     assert _build("--arch", "sm_80").exit_code == 0
     (told,) = heard
-    assert {name for name, value in told.items() if value is None} >= {
-        "DISABLE_PTXAS_OPT",
-        "TRITON_DEBUG",
-        "TRITON_INTERPRET",
-        "TRITON_PTXAS_PATH",
-    }
+    assert {name for name, value in told.items() if value is None} >= settings
     assert "TRITON_CACHE_DIR" not in told
 
 
@@ -242,6 +245,24 @@ def test_calls_from_c_are_of_the_chips_that_there_is_machine_code_for(tmp_path: 
     assert library.call("forward", given) == 0, library.error()
     assert library.call("backward", given) == 0, library.error()
     assert any("hopper" in row["kernel"] for row in paper.launched) == (arch == "sm_90")
+
+
+def test_a_call_on_hopper_that_no_machine_code_fits_goes_to_triton(tmp_path: Path) -> None:
+    """Its kernels in Gluon, too, with their descriptors: the group is none that the package was built for."""
+    package = packages_of({"wide": WIDE}, tmp_path, ["sm_90a"]) / "wide"
+    command = ["tests/falls_to_triton.py", str(package)]
+    done = python([*command, "3"], {"TRITON_INTERPRET": None})
+    assert done.returncode == 0, done.stderr
+    *triton, launched = done.stdout.splitlines()
+    assert triton == [
+        "_forward_hopper_kernel GluonJITFunction True",
+        "_backward_hopper_kernel GluonJITFunction True",
+        "_dq_hopper_kernel GluonJITFunction True",
+    ]
+    assert launched == "['_delta_kernel']", "which has no group"
+    assert "no machine code for these arguments: Triton compiles it" in done.stderr
+    refused = python([*command, "3"], {"TRITON_INTERPRET": None, "KGEN_NO_COMPILER": "1"})
+    assert "NoMachineCode" in refused.stderr
 
 
 def test_calls_from_c_belong_in_a_project_in_c(tmp_path: Path) -> None:
@@ -300,6 +321,75 @@ def test_check_reads_whatever_a_manifest_says(project: Path, text: str, said: st
     heard = _build("--check")
     assert heard.exit_code == 1
     assert f"stale: narrow: {said}" in heard.output
+
+
+def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
+    """Of a target that the spec has no more, and of a chip that this kgen does not know."""
+    assert _build().exit_code == 0
+    for key, value, said in (
+        ("targets", ["cuda"], "narrow: built from other files"),
+        ("archs", ["sm_999"], "narrow: built for sm_999, which this kgen does not know"),
+        ("sizes", {}, "narrow: not built with `--width 512`"),
+    ):
+        path = project / "built" / "narrow" / "manifest.json"
+        whole = path.read_text()
+        manifest = json.loads(whole) | {key: value}
+        path.write_text(json.dumps(manifest | {"digest": digest_of(manifest)}))
+        heard = _build("--check", "--width", "512")
+        assert (heard.exit_code, heard.output.count("error[")) == (1, 0), heard.output
+        assert said in heard.output
+        path.write_text(whole)
+
+
+def test_a_spec_with_variants_is_one_function(project: Path) -> None:
+    """What chooses a package stands beside them, unless somebody else's file does."""
+    text = ROWS.replace("name: narrow", "name: both").replace("bf16", "[bf16, fp16]")
+    (project / "both.yaml").write_text(text)
+    assert CliRunner().invoke(app, ["render", "both.yaml"]).exit_code == 0
+    command = ["build", "both.yaml", "--target", "triton", "--arch", "sm_80"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    place = project / "built" / "both" / "__init__.py"
+    assert place.read_text() == (project / "generated" / "both" / "__init__.py").read_text()
+    code = "import sys; sys.path.insert(0, 'built'); from both import both; print(both.__module__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "both\n", done.stderr
+    assert "2 checked, 0 stale" in CliRunner().invoke(app, [*command, "--check"]).output
+    place.write_text("mine")
+    assert (
+        "stale: both: __init__.py is not what was rendered"
+        in CliRunner().invoke(app, [*command, "--check"]).output
+    )
+    refused = CliRunner().invoke(app, command)
+    assert "error[edited]" in refused.output
+    assert place.read_text() == "mine"
+    place.unlink()
+    assert "stale: both: __init__.py is not there" in CliRunner().invoke(app, [*command, "--check"]).output
+    place.symlink_to(project / "both.yaml")
+    assert "error[link]" in CliRunner().invoke(app, [*command, "--force"]).output
+    place.unlink()
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert place.is_file()
+
+
+@pytest.mark.parametrize("name", ["gqa", "batch", "width", "heads"])
+@pytest.mark.parametrize("number", ["0", "4000000000"])
+def test_sizes_that_no_kernel_has_are_refused(project: Path, name: str, number: str) -> None:
+    said = _build(f"--{name}", number)
+    assert said.exit_code == 2
+    assert "Invalid value" in said.output
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers end with whoever started them on Linux alone")
+def test_who_is_ended_leaves_nothing_half_built(tmp_path: Path) -> None:
+    (tmp_path / "narrow.yaml").write_text(ROWS)
+    _rendered(tmp_path)
+    command = [sys.executable, "-m", "kgen", "build", "narrow.yaml", "--target", "triton"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as build:
+        until(lambda: [*(tmp_path / "built").glob(".narrow.*.unfinished")])
+        build.send_signal(signal.SIGTERM)
+        assert build.wait(30) == 130
+    assert [*(tmp_path / "built").iterdir()] == []
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "{", "null", '{"sources": {}, "kernels": [{}]}'])

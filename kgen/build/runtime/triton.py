@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import ctypes
 import functools
+import importlib
 import importlib.util
 import inspect
 import struct
@@ -18,11 +19,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from .folder import NO_COMPILER, Folder, NoMachineCode, may_compile, say_once
+from .folder import NO_COMPILER, SOURCES, Folder, NoMachineCode, may_compile, say_once
 
 DTYPES = {
     torch.bfloat16: "bf16",
@@ -342,6 +344,13 @@ class Descriptor:
         self.layout, self.padding = layout, padding
 
 
+class Layout:
+    """`gl.NVMMASharedLayout`, of tiles in shared memory: what Gluon is told."""
+
+    def __init__(self, **told: Any) -> None:
+        self.told = told
+
+
 class Constexpr:
     """`tl.constexpr`, of which launchers take the value."""
 
@@ -355,6 +364,7 @@ class Kernel:
     def __init__(self, function: Callable[..., Any], package: Package) -> None:
         self.function, self.package = function, package
         self.__name__ = function.__name__
+        self.stem = function.__module__.rpartition(".")[2]
         self.arg_names = list(inspect.signature(function).parameters)
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., Any]:
@@ -407,14 +417,20 @@ def _arch(args: Sequence[Any]) -> int:
 
 
 def _for_triton(args: Sequence[Any]) -> list[Any]:
+    return [_described_to_triton(x) if isinstance(x, Descriptor) else x for x in args]
+
+
+def _described_to_triton(x: Descriptor) -> Any:
+    """Triton's own descriptor; of a kernel in Gluon that has a layout."""
+    told = (x.base, list(x.shape), list(x.strides), list(x.block_shape))
+    if isinstance(x.layout, Layout):
+        from triton.experimental.gluon import language
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+        return GluonDescriptor(*told, language.NVMMASharedLayout(**x.layout.told))
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    return [
-        TensorDescriptor(x.base, list(x.shape), list(x.strides), list(x.block_shape))
-        if isinstance(x, Descriptor)
-        else x
-        for x in args
-    ]
+    return TensorDescriptor(*told)
 
 
 class StandIn:
@@ -427,6 +443,7 @@ class StandIn:
             "jit": functools.partial(_jit, package),
             "constexpr": Constexpr,
             "TensorDescriptor": Descriptor,
+            "NVMMASharedLayout": Layout,
         }
 
     def __getattr__(self, name: str) -> Any:
@@ -469,11 +486,16 @@ class Package(Folder):
             )
         if arch:
             say_once(f"{self.name}: no machine code {why}: Triton compiles it; {hint}")
-        return getattr(self._source(), kernel.__name__)
+        return getattr(self.source(kernel.stem), kernel.__name__)
 
     @functools.cache  # noqa: B019
-    def _source(self) -> Any:
-        return self.emitted("triton", "_source")
+    def source(self, stem: str) -> Any:
+        """An emitted file as it is, for Triton, beside those that it imports from."""
+        name = f"{self.name}._{SOURCES}"
+        if name not in sys.modules:
+            sys.modules[name] = beside = ModuleType(name)
+            beside.__path__ = [str(self.folder / SOURCES)]
+        return importlib.import_module(f"{name}.{stem}")
 
     def load(self, stem: str) -> Any:
         """The emitted file, with machine code for kernels."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -115,10 +116,17 @@ def compile_calls(
     odd = chosen[0].width if problem.widths or "width" in sizes else 1000
     chosen += [Case("strided", odd, (3,), heads, layout="guarded") for heads in given]
     for case in chosen:
-        yield case.name, lambda function, case=case: _compile(problem, function, draw(problem, case, "cpu"))  # type: ignore[misc]
+        yield case.name, partial(_compile, problem, case)
 
 
-def _compile(problem: Problem, function: Any, inputs: Inputs) -> None:
+def _compile(problem: Problem, case: Case, function: Any) -> None:
+    inputs = draw(problem, case, "cpu")
+    if case.layout == "contiguous":
+        # Vectors are drawn with an offset.
+        operands, cotangents = (
+            {name: x.clone() for name, x in some.items()} for some in (inputs.operands, inputs.cotangents)
+        )
+        inputs = replace(inputs, operands=operands, cotangents=cotangents)
     call(problem, function, inputs)
     if "backward" in problem.passes:
         wanted = differentiable(problem, inputs)
