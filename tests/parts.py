@@ -34,8 +34,9 @@ def write(path: Path, of: str, results: Mapping[str, Any]) -> None:
     )
 
 
-def merged(paths: Sequence[Path], of: str, is_result: Callable[[Any], bool]) -> dict[str, Any]:
+def merged(paths: Sequence[Path], of: str, is_result: Callable[[str, Any], bool]) -> dict[str, Any]:
     """The results of some parts, in whatever order they are named; of two for one key the one whose text is greater.
+    `is_result` is asked about each with its key.
 
     Raises `KgenError` for a file that is none, or of something else.
     """
@@ -50,7 +51,7 @@ def merged(paths: Sequence[Path], of: str, is_result: Callable[[Any], bool]) -> 
         except OSError as error:
             raise wrong(error.strerror or str(error)) from None
         results = part.get("results") if isinstance(part, dict) else None
-        if not isinstance(results, dict) or not all(map(is_result, results.values())):
+        if not isinstance(results, dict) or not all(is_result(*one) for one in results.items()):
             raise wrong("it has no results")
         if part.get("of") != of:
             raise wrong(f"it is of {part.get('of')}, and here is {of}")

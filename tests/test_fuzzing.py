@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,13 @@ def test_parts_enter_the_ledger_as_the_whole_does(tmp_path: Path) -> None:
         ledger.PATH.unlink()
         Ledger().enter([one for one, _ in script.merged(places[:2])], {})
         assert Ledger.read().next() == 0
-    for text in ("{", "[]", '{"of": "x", "results": {}}', '{"results": {"1": 2}}'):
+    row = {"outcome": found[0][0].row(), "least": None}
+    wrong = [
+        {"0": {**row, "outcome": {**row["outcome"], **change}}}
+        for change in ({"seed": "0"}, {"seed": -5}, {"seed": None}, {"what": ["right"]}, {"what": "nonsense"})
+    ]
+    texts = [json.dumps({"of": script.parts_of(), "results": one}) for one in (*wrong, {"1": row}, {"0": {}})]
+    for text in ("{", "[]", '{"of": "x", "results": {}}', '{"results": {"1": 2}}', *texts):
         places[1].write_text(text)
         with pytest.raises(KgenError):
             script.merged(places)

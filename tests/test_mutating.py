@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from unittest import mock
@@ -116,9 +116,21 @@ def test_parts_are_put_together(tmp_path: Path) -> None:
         assert json.loads(report.read_text()) == {}
     places = [tmp_path / f"{n}.json" for n in range(2)]
     for place, some in zip(places, (outcomes[:2], outcomes[2:]), strict=True):
-        parts.write(place, script.OF, {f"{o.file} {o.mutant}": asdict(o) for o in some})
+        parts.write(place, script.OF, {script.key(o): asdict(o) for o in some})
     assert script.merged(places) == script.merged([*places[::-1], places[0]])
     assert {str(one.mutant) for one in script.merged(places)} == {str(one) for one in drawn[:3]}
+    # Two on one line, whose texts are alike.
+    alike = [
+        replace(outcomes[0], mutant=replace(drawn[0], begin=begin), what=what)
+        for begin, what in ((7, "lived"), (99, "killed"))
+    ]
+    assert len({str(one.mutant) for one in alike}) == 1
+    parts.write(places[0], script.OF, {script.key(o): asdict(o) for o in alike})
+    assert [one.what for one in script.merged([places[0]])] == ["lived", "killed"]
+    for change in ({"what": "nonsense"}, {"loads": "many"}, {"mutant": {**asdict(drawn[0]), "line": None}}):
+        parts.write(places[0], script.OF, {script.key(outcomes[0]): {**asdict(outcomes[0]), **change}})
+        with pytest.raises(KgenError, match="it has no results"):
+            script.merged(places)
     parts.write(places[0], "something else", {})
     with pytest.raises(KgenError, match="it is of something else"):
         script.merged(places)

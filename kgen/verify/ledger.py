@@ -26,7 +26,7 @@ from kgen.files import read as read_file
 from kgen.files import read_as
 from kgen.render.header import without_asides, without_docstrings
 from kgen.verify.emitted import Emitted, emitted_files, parts
-from kgen.verify.records import LedgerFile
+from kgen.verify.records import LedgerFile, is_name
 
 FILENAME = "verified.json"
 INTERPRETER = "interpreter"
@@ -269,10 +269,11 @@ def update(generated: Path, change: Callable[[Ledger], None]) -> None:
 
 
 def present(generated: Path) -> dict[str, str]:
-    """The emitted files that are there, and the hash of each."""
+    """The emitted files that are there, and the hash of each. Folders of other names are nobody's."""
     # A variant of a spec has its files one folder deeper.
-    emitted = [*generated.glob("*/*.py"), *generated.glob("*/*/*.py")]
-    return {path.relative_to(generated).as_posix(): file_hash(path) for path in emitted}
+    emitted = [*sorted(generated.glob("*/*.py")), *sorted(generated.glob("*/*/*.py"))]
+    names = ((path.relative_to(generated).as_posix(), path) for path in emitted)
+    return {name: file_hash(path) for name, path in names if is_name(name)}
 
 
 def write(path: Path, files: Ledger) -> None:
@@ -294,11 +295,13 @@ def write(path: Path, files: Ledger) -> None:
 
 def kept(files: Ledger, present: Mapping[str, str]) -> Ledger:
     """Without files that are gone, and of earlier texts without the places where the present text was tried."""
-    # Of copies, as an adapter has them, the kernels' own are named.
+    # Of copies that are of no entry yet, as an adapter has them, the kernels' own are named.
     names = {digest: name for name, digest in reversed([*present.items()])}
     left: Ledger = {}
     for digest, entry in files.items():
-        name: str = names[digest] if digest in names else entry["file"]
+        name: str = entry["file"]
+        if present.get(name) != digest:
+            name = names.get(digest, name)
         if name not in present:
             continue
         newer = {} if digest in names else files.get(present[name], {}).get("records", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
@@ -9,8 +10,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 Count = Annotated[int, Field(ge=0)]
 Error = Annotated[float, Field(ge=0)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^(\w[\w.-]*/)*\w[\w.-]*$")]
+_NAME = r"(\w[\w.-]*/)*\w[\w.-]*"
+Name = Annotated[str, StringConstraints(pattern=f"^{_NAME}$")]
 """Of a file below a folder: no part of it leads out, on any system."""
+
+
+def is_name(text: str) -> bool:
+    """Whether that is a `Name`."""
+    return re.fullmatch(_NAME, text) is not None
 
 
 class Part(BaseModel):

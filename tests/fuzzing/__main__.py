@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Annotated, Any, Literal, Optional
 
 import parts
 import typer
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from fuzzing import seeds as of_seeds
 from fuzzing.ledger import Ledger, generator
@@ -60,7 +63,7 @@ def fuzz(
             if outcome.seed in failed:
                 terminal.line(f"seed {outcome.seed}: {outcome.what}")
                 terminal.line(f"{failed[outcome.seed].message}\n{failed[outcome.seed].spec}")
-        if part.count > 1 and not merge:
+        if shard is not None and not merge:
             place = output or Path(f"fuzz-{part.number}-of-{part.count}.json")
             write(place, found)
         elif record:
@@ -94,28 +97,41 @@ def tried(seeds: Sequence[int], who: Hands, device: str = "cpu") -> list[Found]:
     return [(outcome, least.get(outcome.seed)) for outcome in outcomes]
 
 
+def parts_of() -> str:
+    """What parts are of: of another generator seeds are other specs."""
+    return f"seeds of {generator()}"
+
+
 def write(path: Path, found: Sequence[Found]) -> None:
     """Keep what became of the seeds of a part."""
     results = {str(o.seed): {"outcome": o.row(), "least": least and least.row()} for o, least in found}
-    parts.write(path, f"seeds of {generator()}", results)
+    parts.write(path, parts_of(), results)
 
 
 def merged(paths: Sequence[Path]) -> list[Found]:
     """What parts kept, by seed."""
-    results = parts.merged(paths, f"seeds of {generator()}", is_result)
+    results = parts.merged(paths, parts_of(), is_result)
     found = [
         (Outcome(**r["outcome"]), Outcome(**r["least"]) if r["least"] else None) for r in results.values()
     ]
     return sorted(found, key=lambda one: one[0].seed)
 
 
-def is_result(result: Any) -> bool:
+def is_result(key: str, result: Any) -> bool:
     """Whether a part wrote that."""
     try:
-        Outcome(**result["outcome"])
-        return result["least"] is None or bool(Outcome(**result["least"]))
-    except (TypeError, KeyError):
+        told = _RESULT.validate_json(json.dumps(result), strict=True)
+    except ValidationError:
         return False
+    return told["outcome"].seed >= 0 and key == str(told["outcome"].seed)
+
+
+class _Result(TypedDict):
+    outcome: Outcome
+    least: Optional[Outcome]  # noqa: UP045
+
+
+_RESULT = TypeAdapter(_Result)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 from linting import gone_after_loops
@@ -32,6 +32,9 @@ LIMIT = 120
 """Seconds that one seed may take."""
 
 
+What = Literal["right", "refused", "crash", "slow", "spelling", "reference", "wrong"]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a seed.
@@ -42,7 +45,7 @@ class Outcome:
     """
 
     seed: int
-    what: str
+    what: What
     message: str
     spec: str
     seconds: float

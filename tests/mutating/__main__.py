@@ -12,6 +12,7 @@ from typing import Annotated, Any, Optional
 
 import parts
 import typer
+from pydantic import TypeAdapter, ValidationError
 
 from kgen.cli import terminal
 from kgen.cli.options import OnRay, PartOf, Ray
@@ -60,7 +61,7 @@ def mutate(
 
     def run() -> int:
         part = Shard.parse(shard)
-        if gpu and (ray is not None or part.count > 1 or merge):
+        if gpu and (ray is not None or shard is not None or merge):
             raise KgenError(
                 Diagnostic("usage", "--gpu runs here, whole: it has no --ray, --shard and --merge")
             )
@@ -76,8 +77,8 @@ def mutate(
                 drawn = [task for file in files for task in of_mutants.tasks(file, _drawn(file, count, seed))]
                 outcomes = tried(drawn, who)
         _say(outcomes)
-        if part.count > 1 and not merge:
-            results = {f"{o.file} {o.mutant}": asdict(o) for o in outcomes}
+        if shard is not None and not merge:
+            results = {key(o): asdict(o) for o in outcomes}
             parts.write(output or Path(f"mutate-{part.number}-of-{part.count}.json"), OF, results)
         elif record:
             _record(outcomes)
@@ -140,7 +141,7 @@ def told_by_gpu(
 
 
 def tried(tasks: Sequence[Task], who: Hands) -> list[Outcome]:
-    """What became of mutants, in their order."""
+    """What became of mutants, by file and place."""
     total, done = sum(len(task.job.mutants) for task in tasks), 0
     with terminal.progress_bar() as progress:
 
@@ -149,21 +150,32 @@ def tried(tasks: Sequence[Task], who: Hands) -> list[Outcome]:
             done += 1
             progress(done, total, row["file"])
 
-        return [of_mutants.outcome(row) for one in who.run(tasks, heard) for row in one.rows]
+        found = [of_mutants.outcome(row) for one in who.run(tasks, heard) for row in one.rows]
+    return sorted(found, key=key)
+
+
+def key(outcome: Outcome) -> str:
+    """Of one mutant: of two on one line, too, whose texts are alike."""
+    mutant = outcome.mutant
+    return f"{outcome.file} {mutant.begin:08}-{mutant.end:08} {mutant}"
 
 
 def merged(paths: Sequence[Path]) -> list[Outcome]:
-    """What parts kept, in one order whichever came first."""
+    """What parts kept, by file and place."""
     results = parts.merged(paths, OF, is_result)
-    return [of_mutants.outcome(results[key]) for key in sorted(results)]
+    return [of_mutants.outcome(results[one]) for one in sorted(results)]
 
 
-def is_result(result: Any) -> bool:
+def is_result(name: str, result: Any) -> bool:
     """Whether a part wrote that."""
     try:
-        return bool(of_mutants.outcome(result))
-    except (TypeError, KeyError):
+        outcome = _OUTCOME.validate_json(json.dumps(result), strict=True)
+    except ValidationError:
         return False
+    return name == key(outcome)
+
+
+_OUTCOME = TypeAdapter(Outcome)
 
 
 def _files(spec: Path) -> list[File]:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 from tma import by_tma
@@ -33,17 +33,20 @@ ORDERS = 3
 ERROR = "error"
 
 
+What = Literal["killed", "equivalent", "slower", "gpu", "lived", "lost"]
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What became of a mutant, and by what.
 
     `killed`; `equivalent`: it changes nothing; `slower`: it gives the same of more loads; `gpu`: no case on the CPU
-    comes to what it changes; or `lived`.
+    comes to what it changes; `lived`; or `lost`: its worker was.
     """
 
     file: str
     mutant: Mutant
-    what: str
+    what: What
     by: str = ""
     loads: int = 0
     """Elements that Triton's kernels load in all cases, or blocks that TMA does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def test_newer_texts_take_the_place_of_others(tmp_path: Path) -> None:
     text = into.read_text()
     assert merge([new, older, into], into) == (2, 2)
     assert into.read_text() == text
+
+
+@pytest.mark.parametrize("name", ["a b", "a (copy)", ".old", "a~", "a+1", "0a", "zz"])
+def test_a_copy_of_a_folder_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Whatever it is called, and in whatever order folders are listed: the ledger can be read."""
+    render(plain(), tmp_path)
+    own = ledger.file_hash(tmp_path / "plain/triton.py")
+    into = written(tmp_path / ledger.FILENAME, of(own, ran(), name="plain/triton.py"))
+    before = ledger.read(tmp_path)
+    shutil.copytree(tmp_path / "plain", tmp_path / name)
+    ledger.update(tmp_path, lambda files: files.update({}))
+    assert ledger.read(tmp_path) == before
+    merge([into], into)
+    assert ledger.read(tmp_path) == before
 
 
 BAD = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -219,14 +219,26 @@ def steps(keys: Keys, agreed: Callable[[], None], home: Home | None = None) -> S
     Nothing is sent before all have `agreed`. What a step takes was asked for before the step ahead of it, so that it
     comes while that one computes: kernels that have all of a GPU leave nothing to a transfer that begins after them.
     `home` gets the gradients of a step as soon as it is over. Whoever stops ahead of the last pair waits for what is
-    under way.
+    under way, unless it abandons that: of a transfer that failed, others may not come to an end.
     """
     beside = Beside(keys.k.device)
     found = _gathered_pairs if keys.plan.gathered else _pairs_by_steps
     try:
         yield from found(keys, beside, agreed, home)
-    finally:
+    except GeneratorExit:
         beside.end()
+        raise
+    beside.end()
+
+
+class _Abandoned(Exception):
+    pass
+
+
+def abandon(steps: Steps) -> None:
+    """Stop, and wait for nothing."""
+    with suppress(Exception):
+        steps.throw(_Abandoned())
 
 
 def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:

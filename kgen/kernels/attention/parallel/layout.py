@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .exchange import gathered
 from .planning import Plan, chosen, encoded, planned, sharded, work
-from .runtime import Kernels, mask_of, stands_for
+from .runtime import Kernels, Words, check, mask_of, reading, stands_for
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Layout:
     group: str | None
     work: tuple[int, ...]
     """Pairs that kernels look at, by rank, of one head."""
+    packed: bool = False
+    """Whether sequences lie end to end: then there may be rows behind the last."""
 
     def _rank(self, rank: int | None) -> int:
         if rank is not None:
@@ -38,15 +40,25 @@ class Layout:
         return int(dist.get_rank(group))
 
     def shard(self, x: Tensor, dim: int, rank: int | None = None, keys: bool = False) -> Tensor:
-        """The rows of a rank, this one by default, of a tensor that has all of them along `dim`."""
+        """The rows of a rank, this one by default, of a tensor that has all of them along `dim`. Of packed sequences
+        those behind the last are left out. Raises `ValueError` for a tensor that has others."""
         side = self.plan.kv if keys else self.plan.q
+        if x.shape[dim] < side.length or (x.shape[dim] > side.length and not self.packed):
+            raise ValueError(f"the plan is of {side.length} rows along dimension {dim}, got {list(x.shape)}")
         parts = [x.narrow(dim, lo, hi - lo) for lo, hi in side.parts[self._rank(rank)]]
         return torch.cat(parts, dim) if len(parts) > 1 else parts[0] if parts else x.narrow(dim, 0, 0)
 
     def unshard(self, x: Tensor, dim: int, keys: bool = False) -> Tensor:
-        """All rows, on each rank, of tensors that have those of a rank along `dim`. It has no gradient."""
+        """All rows, on each rank, of tensors that have those of a rank along `dim`. It has no gradient. Raises
+        `ValueError` on all ranks where one has other rows than the plan."""
         side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
         lengths = [side.local(rank) for rank in range(side.ranks)]
+        rows = x.shape[dim]
+        there = [n for n, _ in Words(group, (rows, rows, rows), {"unsharded": (dim, keys)}).heard()]
+        if there != lengths:
+            raise ValueError(
+                f"the plan is of {lengths} rows along dimension {dim}, by rank, and there are {there}"
+            )
         heard, _ = gathered(group, dim, x.detach(), lengths, async_op=False)
         return self.joined(heard, dim, keys)
 
@@ -78,31 +90,36 @@ def laid_out(
     sharding, a length or a number of ranks that is none."""
     if min(lengths) < 0 or min(sizes) < 1 or (isinstance(ranks, int) and ranks < 1):
         raise ValueError(f"there is no plan of lengths {lengths}, sizes {sizes} and ranks {ranks}")
-    number, group = (ranks, None) if isinstance(ranks, int) else (None, group_of(ranks))
+    number, group = (ranks, None) if type(ranks) is int else (None, group_of(ranks))
     number = dist.get_world_size(_group(group)) if number is None else number
-    mask = mask_of(kernels, given, lengths, *sizes)
-    if sharding == "auto":
-        if lengths[0] == lengths[1]:
+    check(kernels, lengths, given)
+    with reading(kernels):
+        mask = mask_of(kernels, given, lengths, *sizes)
+        if sharding != "auto":
+            q = sharded(sharding, mask, lengths[0], number)
+        elif lengths[0] == lengths[1]:
             sharding, q = chosen(mask, lengths[0], number)
         else:
             sharding = "contiguous"
             q = sharded(sharding, mask, lengths[0], number)
-    else:
-        q = sharded(sharding, mask, lengths[0], number)
-    kv = q if lengths[0] == lengths[1] else sharded("contiguous", mask, lengths[1], number)
-    plan = replace(planned(q, kv, mask), of=stands_for(kernels, given, sizes))
-    counted = tuple(sum(work(mask, lengths[1], *run) for run in part) for part in q.parts)
-    return Layout(plan, sharding, torch.tensor(encoded(plan), dtype=torch.int64), group, counted)
+        kv = q if lengths[0] == lengths[1] else sharded("contiguous", mask, lengths[1], number)
+        plan = replace(planned(q, kv, mask), of=stands_for(kernels, given, sizes))
+        counted = tuple(sum(work(mask, lengths[1], *run) for run in part) for part in q.parts)
+    numbers = torch.tensor(encoded(plan), dtype=torch.int64)
+    return Layout(plan, sharding, numbers, group, counted, kernels.packed)
 
 
 # --- groups ------------------------
 
 
 def group_of(group: Any) -> str:
-    """The name of a process group, or of that of a DeviceMesh of one dimension; by default of all ranks."""
+    """The name of a process group, or of that of a DeviceMesh of one dimension; by default of all ranks. Raises
+    `TypeError` for anything else."""
     if group is None:
         group = dist.group.WORLD
     elif not isinstance(group, dist.ProcessGroup):
+        if not hasattr(group, "get_group"):
+            raise TypeError(f"there is a process group or a DeviceMesh to name, got {group!r}")
         group = group.get_group()
     if group is None:
         raise ValueError("there is no process group: call torch.distributed.init_process_group first")

@@ -443,7 +443,7 @@ class Rows:
     def __getitem__(self, index: int | tuple[int, ...]) -> object:
         found: object = self.values
         for i in index if isinstance(index, tuple) else (index,):
-            assert isinstance(found, Sequence)
+            assert isinstance(found, Sequence), "a buffer has fewer dimensions"
             if not 0 <= i < len(found):
                 return 0
             found = found[i]

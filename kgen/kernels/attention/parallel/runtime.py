@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Home, Keys, Steps, steps
+from .exchange import Home, Keys, Steps, abandon, steps
 from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs, without
 from .sums import LOG2, Sum, run_of
 
@@ -160,11 +160,16 @@ class Call:
         """What is wrong here is said where ranks agree in it; else that they do not is.
 
         Transfers that are under way come to their end: gloo would wait for one that was dropped at all that follows.
+        Where ranks do not agree, or one is gone, there may be none.
         """
         try:
             yield
         except Exception:
-            self.agreed()
+            try:
+                self.agreed()
+            except Exception:
+                abandon(steps)
+                raise
             steps.close()
             if home is not None:
                 home.wait()
@@ -176,9 +181,7 @@ class Call:
 
     def steps(self, keys: Keys, home: Home | None = None) -> Steps:
         """Pairs of this rank with their keys and values: first its own, then those of others."""
-        # Who is gone in backward is noticed at its end: all else was agreed upon in forward.
-        agreed = self.agreed if home is None else lambda: None
-        return steps(keys, agreed, home)
+        return steps(keys, self.agreed, home)
 
 
 # --- forward ------------------------
@@ -252,7 +255,6 @@ def backward(
                 for buffer, place, gradient in others:
                     learned[buffer][place] += gradient
         home.settle()
-        call.agreed()
     if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is
         for rows in total_dq.free((0, q.shape[axis])):
             alone = run_of(dlse, -1, rows) / LOG2
@@ -278,24 +280,27 @@ def called(
     k: Tensor,
     v: Tensor,
     given: dict[str, Any],
+    *,
+    back: bool,
     **alike: Any,
 ) -> Call:
-    """The call that all ranks of a group make, each with its tensors. `numbers` is a plan as `encoded`; without one
-    each rank has a run of positions. `alike` is what ranks have to share besides.
+    """The call that all ranks of a group make, each with its tensors, forward or `back`. `numbers` is a plan as
+    `encoded`; without one each rank has a run of positions. `alike` is what ranks have to share besides.
 
     Raises `Disagreement` on all ranks where they differ in anything that they have to share, and where a rank is gone;
-    `ValueError` for a plan of something else.
+    `ValueError` for a plan of something else, and for tensors of other dimensions.
     """
     ranks = dist.distributed_c10d._resolve_process_group(group)
     axis, rank = kernels.axis, dist.get_rank(ranks)
     shapes = [tuple(x.shape[:axis]) + tuple(x.shape[axis + 1 :]) for x in (q, k, v)]
     encoded = None if numbers is None else tuple(numbers.tolist())
     plan = None if encoded is None else decoded_once(encoded)
-    rows = q.shape[axis], k.shape[axis], v.shape[axis]
+    rows = _rows(q, axis), _rows(k, axis), _rows(v, axis)
     words = Words(
         ranks,
         rows,
         {
+            "a pass": "backward" if back else "forward",
             "q, k and v of": (shapes, [_kind(x) for x in (q, k, v)]),
             "the plan": encoded and _named(encoded),
             "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
@@ -306,11 +311,15 @@ def called(
             ],
         },
     )
+    dims = 3 if kernels.packed else 4
+    if any(x.dim() != dims for x in (q, k, v)):
+        words.heard()
+        raise ValueError(f"q, k and v must have {dims} dimensions, got {[list(x.shape) for x in (q, k, v)]}")
     sizes = q.shape[0], q.shape[1], k.shape[1]
     if plan is None:
         q_sharding, kv_sharding = (runs([pair[i] for pair in words.heard()]) for i in (0, 1))
+        check(kernels, (q_sharding.length, kv_sharding.length), given)
         plan = _by_default(kernels, q_sharding, kv_sharding, sizes, given)
-        _check(kernels, plan, given)
         return Call(kernels, plan, ranks, given, rank, lambda: None)
 
     def agreed() -> None:
@@ -331,8 +340,13 @@ def called(
             f"the plan is of another function than {kernels.name.removesuffix('_part')}, or of other numbers or sizes: "
             f"here are {dict(zip(('batch', 'heads', 'kv_heads'), sizes, strict=True))}"
         )
-    _check(kernels, plan, given)
+    check(kernels, (plan.q.length, plan.kv.length), given)
     return Call(kernels, plan, ranks, given, rank, agreed)
+
+
+def _rows(x: Tensor, axis: int) -> int:
+    """Of a tensor of this rank; none of one of fewer dimensions."""
+    return x.shape[axis] if axis < x.dim() else 0
 
 
 def _kind(x: Tensor) -> tuple[str, str]:
@@ -356,10 +370,12 @@ def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int
     return _digest((kernels.name, sized, read))
 
 
-def _check(kernels: Kernels, plan: Plan, given: dict[str, Any]) -> None:
-    """Raise `ValueError` where a buffer has not an element for each position of the whole sequence."""
-    whole = {"q": plan.q.length, "kv": plan.kv.length}
+def check(kernels: Kernels, lengths: tuple[int, int], given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where a buffer that is given has not an element for each position of the whole sequence."""
+    whole = dict(zip(("q", "kv"), lengths, strict=True))
     for _, buffer, sides in kernels.views:
+        if buffer not in given:
+            continue
         shape = given[buffer].shape
         for axis, side in enumerate(sides):
             if side is not None and shape[axis : axis + 1] != (whole[side],):
@@ -382,10 +398,23 @@ def _by_default(
         _say_once(
             f"{kernels.name}: reads {', '.join(tensors) or 'cu_seqlens'} for a plan at every call: pass `plan=`"
         )
-        mask = mask_of(kernels, given, (q_sharding.length, kv_sharding.length), *sizes)
-        return planned(q_sharding, kv_sharding, mask)
+        with reading(kernels):
+            mask = mask_of(kernels, given, (q_sharding.length, kv_sharding.length), *sizes)
+            return planned(q_sharding, kv_sharding, mask)
     numbers = tuple((n, given[n]) for n in kernels.reads if n in given)
-    return _planned_once(kernels, q_sharding, kv_sharding, sizes, numbers)
+    with reading(kernels):
+        return _planned_once(kernels, q_sharding, kv_sharding, sizes, numbers)
+
+
+@contextmanager
+def reading(kernels: Kernels) -> Iterator[None]:
+    """What a mask cannot be made of is said as such."""
+    try:
+        yield
+    except (TypeError, IndexError, AssertionError) as error:
+        read = ", ".join(kernels.reads)
+        message = f"{kernels.name.removesuffix('_part')}: no mask can be made of the {read} given: {error}"
+        raise ValueError(message) from error
 
 
 @functools.lru_cache(256)

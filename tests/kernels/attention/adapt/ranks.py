@@ -178,9 +178,31 @@ MISTAKES = {
     "rows": lambda tensors: {**tensors, "k": tensors["k"][:, :, 1:], "v": tensors["v"][:, :, 1:]},
     "values": lambda tensors: {**tensors, "v": tensors["v"][:, :, 1:]},
     "dtype of v": lambda tensors: {**tensors, "v": tensors["v"].half()},
+    "dimensions": lambda tensors: {n: x[0, 0] for n, x in tensors.items()},
     "gone": lambda tensors: os._exit(1),
 }
 """What the second of three ranks does to its tensors of `causal`."""
+
+
+def another_pass(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """It goes back where the others go forward once more."""
+    out = call(**{n: x.requires_grad_() for n, x in tensors.items()})
+    torch.autograd.grad(out.sum(), tensors["q"]) if dist.get_rank() == 1 else call(**tensors)
+
+
+def gone_behind(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """It is gone ahead of the backward pass."""
+    out = call(**{n: x.requires_grad_() for n, x in tensors.items()})
+    os._exit(1) if dist.get_rank() == 1 else torch.autograd.grad(out.sum(), tensors["q"])
+
+
+def other_rows(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """It has fewer rows to bring together."""
+    layout.unshard(tensors["q"][:, :, dist.get_rank() % 2 :], 2)
+
+
+DEEDS = {"pass": another_pass, "gone behind": gone_behind, "unshard": other_rows}
+"""What else the second of three ranks does, and the others."""
 
 
 def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
@@ -188,12 +210,14 @@ def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
     package = importlib.import_module("causal_context_parallel")
     layout = package.causal_plan(60, ranks=group, sharding="contiguous")
     tensors = {n: torch.zeros(1, 4, 20, 128, dtype=torch.bfloat16) for n in "qkv"}
-    if dist.get_rank() == 1:
-        tensors = MISTAKES[job["mistake"]](tensors)
+    call = partial(package.causal, plan=layout if job.get("planned", True) else None, group=group)
     try:
-        package.causal(**tensors, plan=layout if job.get("planned", True) else None, group=group)
-    except sys.modules[f"{package.__name__}.runtime"].Disagreement as error:
-        return str(error)
+        if (deed := DEEDS.get(job["mistake"])) is not None:
+            deed(call, layout, tensors)
+        else:
+            call(**MISTAKES[job["mistake"]](tensors) if dist.get_rank() == 1 else tensors)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
     return "nothing"
 
 

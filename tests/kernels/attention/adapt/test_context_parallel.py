@@ -93,6 +93,11 @@ WRONG = [
     ("values", True),
     ("values", False),
     ("dtype of v", True),
+    ("dimensions", True),
+    ("dimensions", False),
+    ("pass", True),
+    ("pass", False),
+    ("unshard", True),
 ]
 
 
@@ -176,23 +181,30 @@ def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
     assert all(row["ok"] for row in rows), rows
 
 
-def test_ranks_that_differ_raise(tmp_path: Path) -> None:
-    """All of them, and soon; the last mistake is to be gone."""
+@pytest.mark.parametrize("last", ["gone", "gone behind"])
+def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
+    """All of them, and soon; the last mistake is to be gone, ahead of a call or between its passes."""
     write(tmp_path, ROOT / "specs/causal.yaml")
-    jobs = [{"ranks": 3, "mistake": mistake, "planned": planned} for mistake, planned in WRONG]
-    found = launched(tmp_path, [*jobs, {"ranks": 3, "mistake": "gone"}], 120)
+    wrong = WRONG if last == "gone" else ()
+    jobs = [{"ranks": 3, "mistake": mistake, "planned": planned} for mistake, planned in wrong]
+    found = launched(tmp_path, [*jobs, {"ranks": 3, "mistake": last}], 120)
     words = {
-        "heads": "q, k and v of",
-        "dtype": "q, k and v of",
-        "rows": "the plan is for queries and keys of",
-        "values": "rank 1 has 20 keys and 19 values",
-        "dtype of v": "q, k and v of",
+        "heads": "Disagreement: q, k and v of",
+        "dtype": "Disagreement: q, k and v of",
+        "rows": "Disagreement: the plan is for queries and keys of",
+        "values": "Disagreement: rank 1 has 20 keys and 19 values",
+        "dtype of v": "Disagreement: q, k and v of",
+        "dimensions": "Disagreement: q, k and v of",
+        "pass": "Disagreement: a pass ",
+        "unshard": "ValueError: the plan is of [20, 20, 20] rows along dimension 2, by rank",
     }
-    for number, (mistake, _) in enumerate(WRONG):
+    for number, (mistake, _) in enumerate(wrong):
         said = {one[number] for one in found}
-        assert all(words[mistake] in text for text in said), said
-    assert [len(one) for one in found] == [len(WRONG) + 1, len(WRONG), len(WRONG) + 1]
-    assert all("not every rank of the group is there" in one[-1] for one in (found[0], found[2]))
+        assert all(text.startswith(words[mistake]) for text in said), said
+    assert [len(one) for one in found] == [len(wrong) + 1, len(wrong), len(wrong) + 1]
+    assert all("Error: " in one[-1] or "Disagreement: " in one[-1] for one in (found[0], found[2]))
+    if last == "gone":
+        assert all("not every rank of the group is there" in one[-1] for one in (found[0], found[2]))
 
 
 STOCK = sorted(path for path in (ROOT / "specs").glob("*.yaml") if "kernel: attention" in path.read_text())

@@ -51,7 +51,7 @@ def test_a_plan_is_of_one_mask_and_of_the_numbers_and_sizes_that_this_reads(alon
     q, k = torch.zeros(3, 4, 60, 16), torch.zeros(3, 2, 60, 16)
 
     def call(layout: Layout, kernels: Kernels = CAUSAL) -> None:
-        called(kernels, alone.group_name, layout.numbers, q, k, k, GIVEN)
+        called(kernels, alone.group_name, layout.numbers, q, k, k, GIVEN, back=False)
 
     call(_layout())
     call(_layout(window=5.0))
@@ -85,6 +85,45 @@ def test_ranks_without_positions_have_no_rows() -> None:
 def test_what_is_no_plan_is_said(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="there is no plan of lengths"):
         _layout(**wrong)
+
+
+DOCUMENTS = replace(
+    CAUSAL,
+    views=(("doc", "doc", (None, "q")), ("kv_doc", "doc", (None, "kv"))),
+    keys=lambda q_start, q_last, doc, **_: [(0, doc[0, q_last] + 1)],
+    reads=("doc", "window"),
+)
+
+
+@pytest.mark.parametrize(
+    ("doc", "window", "said"),
+    [
+        (torch.zeros(60), 5, "doc must have 60 elements along dimension 1"),
+        (torch.zeros(1, 10), 5, "doc must have 60 elements along dimension 1"),
+        (torch.zeros(1, 60, 2, dtype=torch.int64), 5, "no mask can be made of the doc, window given"),
+    ],
+)
+def test_a_plan_of_what_its_mask_cannot_read_is_said(doc: torch.Tensor, window: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        laid_out(DOCUMENTS, (60, 60), {"doc": doc, "window": window}, (1, 4, 2), 2, "head_tail")
+
+
+@pytest.mark.parametrize("group", ["x", 2.0, True])
+def test_what_is_no_group_is_said(group: Any) -> None:
+    with pytest.raises(TypeError, match="there is a process group or a DeviceMesh to name"):
+        _layout(ranks=group)
+
+
+def test_tensors_of_other_lengths_are_not_sharded() -> None:
+    """But for rows behind the last packed sequence."""
+    layout = _layout(ranks=2)
+    for rows in (59, 61):
+        with pytest.raises(ValueError, match="the plan is of 60 rows along dimension 2"):
+            layout.shard(torch.zeros(1, 1, rows, 1), 2, rank=0)
+    packed = replace(layout, packed=True)
+    assert packed.shard(torch.zeros(61, 1, 1), 0, rank=1).shape == (30, 1, 1)
+    with pytest.raises(ValueError, match="the plan is of 60 rows along dimension 0"):
+        packed.shard(torch.zeros(59, 1, 1), 0, rank=1)
 
 
 def test_a_plan_for_other_ranks_than_there_are_asks_for_one(alone: Any) -> None:
