@@ -300,7 +300,7 @@ def called(
         ranks,
         rows,
         {
-            "a pass": "backward" if back else "forward",
+            "the pass is": "backward" if back else "forward",
             "q, k and v of": (shapes, [_kind(x) for x in (q, k, v)]),
             "the plan": encoded and _named(encoded),
             "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],

@@ -195,7 +195,7 @@ def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
         "values": "Disagreement: rank 1 has 20 keys and 19 values",
         "dtype of v": "Disagreement: q, k and v of",
         "dimensions": "Disagreement: q, k and v of",
-        "pass": "Disagreement: a pass ",
+        "pass": "Disagreement: the pass is ",
         "unshard": "ValueError: the plan is of [20, 20, 20] rows along dimension 2, by rank",
     }
     for number, (mistake, _) in enumerate(wrong):
