@@ -2,7 +2,8 @@
 
 BUILT is a folder of packages of `kgen build`. Of each, for each architecture: how many kernels with their sets of
 constants, their bytes, the most registers of one and how many kernels spill how much at most, by the manifests.
-Writes `benchmarks/machine_code.json`, and the table of `docs/performance/machine-code.md`.
+Writes `benchmarks/machine_code.json`, and the table of `docs/performance/machine-code.md`; what was measured of other
+packages stays.
 """
 
 from __future__ import annotations
@@ -64,9 +65,11 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    found = list(rows(Path(sys.argv[1])))
-    report = json.dumps(found, indent=1) + "\n"
-    (ROOT / "benchmarks/machine_code.json").write_text(report, encoding="utf-8")
+    report, found = ROOT / "benchmarks/machine_code.json", list(rows(Path(sys.argv[1])))
+    built = {row["spec"] for row in found}
+    found += [row for row in json.loads(report.read_text(encoding="utf-8")) if row["spec"] not in built]
+    found.sort(key=lambda row: (row["spec"], row["arch"]))
+    report.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     before, _, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
     PAGE.write_text(f"{before}{MARK}{table(found)}\n", encoding="utf-8")
 
