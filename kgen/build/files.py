@@ -20,6 +20,8 @@ from kgen.verify.toolchain import versions
 TARGETS = sorted(path.stem.removeprefix("compile_") for path in Path(__file__).parent.glob("compile_*.py"))
 """Whose files are built: those that a module here compiles, `compile_NAME.py`. In a package `_runtime/NAME.py`
 loads and launches what came of it."""
+BESIDE = {"triton": ("descriptors",)}
+"""Modules there that it imports from."""
 
 
 def spelled(archs: Iterable[str]) -> list[str]:
@@ -89,8 +91,9 @@ def hashes(files: Sequence[Emitted]) -> dict[str, str]:
 
 def runtime(files: Sequence[Emitted]) -> list[Path]:
     """What loads and launches the machine code of files."""
-    here = Path(__file__).parent / "runtime"
-    return [here / f"{name}.py" for name in ("__init__", "folder", *sorted({file.target for file in files}))]
+    here, targets = Path(__file__).parent / "runtime", sorted({file.target for file in files})
+    beside = [name for target in targets for name in BESIDE.get(target, ())]
+    return [here / f"{name}.py" for name in ("__init__", "folder", *targets, *beside)]
 
 
 def runtimes(files: Sequence[Emitted]) -> dict[str, str]:

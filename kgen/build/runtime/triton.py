@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from .descriptors import Constexpr, Descriptor, Layout, for_triton
 from .folder import NO_COMPILER, SOURCES, Folder, NoMachineCode, may_compile, say_once
 
 DTYPES = {
@@ -328,36 +329,6 @@ def _encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...], tol
 # --- what stands in for Triton ------------------------
 
 
-class Descriptor:
-    """A tensor, and the block of it that TMA moves at a time."""
-
-    def __init__(
-        self,
-        base: Any,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        block_shape: Sequence[int],
-        layout: Any = None,
-        padding: str = "zero",
-    ) -> None:
-        self.base, self.shape, self.strides, self.block_shape = base, shape, strides, block_shape
-        self.layout, self.padding = layout, padding
-
-
-class Layout:
-    """`gl.NVMMASharedLayout`, of tiles in shared memory: what Gluon is told."""
-
-    def __init__(self, **told: Any) -> None:
-        self.told = told
-
-
-class Constexpr:
-    """`tl.constexpr`, of which launchers take the value."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
 class Kernel:
     """A function that ran through `triton.jit`: launched as `kernel[grid](...)`."""
 
@@ -376,7 +347,7 @@ class Kernel:
             cubin.launch(grid, [given[name] for name in self.arg_names])
             return cubin
         source = self.package.by_triton(self, _arch(args))
-        source[grid](*_for_triton(args), **options, **_rest(given, len(args)))
+        source[grid](*for_triton(args), **options, **_rest(given, len(args)))
         return None  # launchers keep what they are given, and call it with descriptors of this module
 
     def warmup(
@@ -414,23 +385,6 @@ def _arch(args: Sequence[Any]) -> int:
         return 0
     major, minor = torch.cuda.get_device_capability(device)
     return int(major * 10 + minor)
-
-
-def _for_triton(args: Sequence[Any]) -> list[Any]:
-    return [_described_to_triton(x) if isinstance(x, Descriptor) else x for x in args]
-
-
-def _described_to_triton(x: Descriptor) -> Any:
-    """Triton's own descriptor; of a kernel in Gluon that has a layout."""
-    told = (x.base, list(x.shape), list(x.strides), list(x.block_shape))
-    if isinstance(x.layout, Layout):
-        from triton.experimental.gluon import language
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
-
-        return GluonDescriptor(*told, language.NVMMASharedLayout(**x.layout.told))
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor(*told)
 
 
 class StandIn:

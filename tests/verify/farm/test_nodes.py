@@ -129,7 +129,9 @@ def test_a_run_that_loses_a_node_is_as_one_here(
     """One file is right. A kernel of the other takes its worker along, which costs one case, there as here."""
     whole = verifying._job
     few = [("forward", "tile"), ("forward", "q-shorter")]
-    monkeypatch.setattr(verifying, "_job", lambda *args: replace(whole(*args), cases=tuple(few)))
+    monkeypatch.setattr(
+        verifying, "_job", lambda *args, **how: replace(whole(*args, **how), cases=tuple(few))
+    )
     begun = tmp_path / "begun"
     begun.mkdir()
     wait = f"import os, time\nopen(f'{begun}/{{os.getpid()}}', 'w').close()\n"

@@ -19,7 +19,7 @@ from kgen.targets import Source, opening
 from kgen.targets.arguments import number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
-FILES = ("planning.py", "exchange.py", "sums.py", "merging.py", "runtime.py", "layout.py")
+FILES = ("planning.py", "exchange.py", "sums.py", "merging.py", "words.py", "runtime.py", "layout.py")
 """What runs beside the kernels, the same for all specs."""
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .exchange import gathered
 from .planning import Plan, chosen, encoded, planned, sharded, work
-from .runtime import Kernels, Words, check, mask_of, reading, stands_for
+from .runtime import Kernels, check, mask_of, reading, stands_for
+from .words import Words
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ same steps with the log-sum-exp of the whole: dk and dv go back to where the key
 from __future__ import annotations
 
 import functools
-import hashlib
 import inspect
 import math
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +23,7 @@ from torch import Tensor
 from .exchange import Home, Keys, Steps, abandon, steps
 from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs, without
 from .sums import LOG2, Sum, run_of
+from .words import Disagreement, Words, digest
 
 
 @dataclass(frozen=True)
@@ -268,10 +267,6 @@ def backward(
 # --- agreement ------------------------
 
 
-class Disagreement(RuntimeError):
-    """Ranks of a group call with arguments that do not belong together."""
-
-
 def called(
     kernels: Kernels,
     group: str,
@@ -356,7 +351,7 @@ def _kind(x: Tensor) -> tuple[str, str]:
 def _read(kernels: Kernels, given: Mapping[str, Any]) -> list[tuple[str, int]]:
     """The elements by which each rank makes a plan."""
     names = [*kernels.reads, *(["cu_seqlens_q", "cu_seqlens_k"] if kernels.packed else ())]
-    return [(n, _digest(given[n].tolist())) for n in names if isinstance(given.get(n), Tensor)]
+    return [(n, digest(given[n].tolist())) for n in names if isinstance(given.get(n), Tensor)]
 
 
 def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int, int]) -> int:
@@ -367,7 +362,7 @@ def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int
     sized = [(n, by_name[n]) for n in kernels.reads if n in by_name and not (kernels.packed and n in "Bb")]
     # One number has several spellings: 5, 5.0, numpy.int64(5).
     read = [(n, float(given[n])) for n in kernels.reads if n in given and not isinstance(given[n], Tensor)]
-    return _digest((kernels.name, sized, read))
+    return digest((kernels.name, sized, read))
 
 
 def check(kernels: Kernels, lengths: tuple[int, int], given: Mapping[str, Any]) -> None:
@@ -434,7 +429,7 @@ decoded_once = functools.lru_cache(256)(decoded)
 @functools.lru_cache(256)
 def _named(plan: tuple[int, ...]) -> int:
     """A number that other plans do not have."""
-    return _digest(plan)
+    return digest(plan)
 
 
 def mask_of(
@@ -461,68 +456,3 @@ def mask_of(
 @functools.cache
 def _say_once(message: str) -> None:
     warnings.warn(message, UserWarning, stacklevel=2)
-
-
-_TALKS: MutableMapping[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
-"""By group. It keeps none alive: threads of one that outlives `destroy_process_group` end a process by an abort, where
-they drop a tensor while Python ends."""
-
-
-def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same ranks whose words do not wait for a device, and that notices who is gone."""
-    if dist.get_backend(group) == "gloo":
-        return group
-    if group not in _TALKS:
-        members = dist.get_process_group_ranks(group)
-        _TALKS[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
-        # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
-        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
-    return _TALKS[group]
-
-
-class Words:
-    """What a rank says of its call: the numbers of its queries, keys and values, and what all have to say alike.
-
-    It goes out at once, and what the others say is heard when it has to be.
-    """
-
-    def __init__(
-        self, group: dist.ProcessGroup, rows: tuple[int, int, int], said: Mapping[str, object]
-    ) -> None:
-        self.said = said
-        words = torch.tensor([*rows, *map(_digest, said.values())], dtype=torch.int64)
-        self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
-        with _missing():
-            self.work = dist.all_gather(self.others, words, group=_talk(group), async_op=True)
-
-    def heard(self) -> list[tuple[int, int]]:
-        """The numbers of queries and keys of all ranks.
-
-        Raises `Disagreement` on all ranks where one says something else, or is gone.
-        """
-        with _missing():
-            self.work.wait()
-        rows = [x.tolist() for x in self.others]
-        for i, (name, value) in enumerate(self.said.items(), 3):
-            if len({row[i] for row in rows}) > 1:
-                alike = [
-                    [r for r, row in enumerate(rows) if row[i] == one]
-                    for one in dict.fromkeys(row[i] for row in rows)
-                ]
-                parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
-                raise Disagreement(f"{name} {value} here: {parts} differ")
-        if wrong := [(r, row[1], row[2]) for r, row in enumerate(rows) if row[1] != row[2]]:
-            raise Disagreement("; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong))
-        return [(row[0], row[1]) for row in rows]
-
-
-@contextmanager
-def _missing() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise Disagreement(f"not every rank of the group is there: {error}") from error
-
-
-def _digest(value: object) -> int:
-    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little", signed=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from kgen.kernels.attention.parallel.runtime import _talk
+from kgen.kernels.attention.parallel.words import _talk
 
 
 def test_a_group_is_not_kept_alive(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""What ranks tell each other before a pass, on their hosts: who differs, or is gone."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+
+class Disagreement(RuntimeError):
+    """Ranks of a group call with arguments that do not belong together."""
+
+
+_TALKS: MutableMapping[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
+"""By group. It keeps none alive: threads of one that outlives `destroy_process_group` end a process by an abort, where
+they drop a tensor while Python ends."""
+
+
+def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """A group of the same ranks whose words do not wait for a device, and that notices who is gone."""
+    if dist.get_backend(group) == "gloo":
+        return group
+    if group not in _TALKS:
+        members = dist.get_process_group_ranks(group)
+        _TALKS[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+        # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
+        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
+    return _TALKS[group]
+
+
+class Words:
+    """What a rank says of its call: the numbers of its queries, keys and values, and what all have to say alike.
+
+    It goes out at once, and what the others say is heard when it has to be.
+    """
+
+    def __init__(
+        self, group: dist.ProcessGroup, rows: tuple[int, int, int], said: Mapping[str, object]
+    ) -> None:
+        self.said = said
+        words = torch.tensor([*rows, *map(digest, said.values())], dtype=torch.int64)
+        self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
+        with _missing():
+            self.work = dist.all_gather(self.others, words, group=_talk(group), async_op=True)
+
+    def heard(self) -> list[tuple[int, int]]:
+        """The numbers of queries and keys of all ranks.
+
+        Raises `Disagreement` on all ranks where one says something else, or is gone.
+        """
+        with _missing():
+            self.work.wait()
+        rows = [x.tolist() for x in self.others]
+        for i, (name, value) in enumerate(self.said.items(), 3):
+            if len({row[i] for row in rows}) > 1:
+                alike = [
+                    [r for r, row in enumerate(rows) if row[i] == one]
+                    for one in dict.fromkeys(row[i] for row in rows)
+                ]
+                parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
+                raise Disagreement(f"{name} {value} here: {parts} differ")
+        if wrong := [(r, row[1], row[2]) for r, row in enumerate(rows) if row[1] != row[2]]:
+            raise Disagreement("; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong))
+        return [(row[0], row[1]) for row in rows]
+
+
+@contextmanager
+def _missing() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise Disagreement(f"not every rank of the group is there: {error}") from error
+
+
+def digest(value: object) -> int:
+    """A number that other values do not have."""
+    return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little", signed=True)
