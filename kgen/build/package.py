@@ -130,7 +130,7 @@ def build_specs(
             skipped(file, why)
     names = [one.folder for one, _ in specs]
     require_replaceable(out, names, force=force)
-    beside = choosers(loaded, generated, out)
+    beside = choosers(((one, [file.path.name for file in files]) for one, files in specs), out)
     require_choosers_replaceable(beside, force=force)
     done: list[int] = []
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}

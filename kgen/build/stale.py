@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kgen.build.choosing import choosers, stale_choosers
+from kgen.build.choosing import stale_choosers
 from kgen.build.files import compilers, files_of, hashes, of_another_spec, runtimes, sha256, spelled
 from kgen.build.native import FOLDER, native_of, write_native
 from kgen.diagnostics import KgenError
@@ -32,7 +32,7 @@ def stale(
     """
     asked = spelled(archs), sizes or {}, targets, c
     packages = [f"{one.folder}: {why}" for one in loaded for why in _of(one, generated, out, *asked)]
-    return [*packages, *stale_choosers(choosers(loaded, generated, out))]
+    return [*packages, *stale_choosers(loaded, out)]
 
 
 def _of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,8 +52,6 @@ def render_variants(
     variants: Sequence[Loaded], targets: Collection[str] | None = None, *, single: bool = False
 ) -> dict[str, dict[str, str]]:
     """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one."""
-    from kgen.targets.package import choosing
-
     first = variants[0]
     if single and len(variants) > 1:
         message = f"`{first.spec.name}` has variants, and one file is one of them"
@@ -63,11 +61,28 @@ def render_variants(
     folders = {folder: texts for folder, (_, texts) in made.items()}
     if first.variant and targets is None:
         with _blaming(first):
-            env = environment.environment(environment.template_root())
-            source = choosing([(one, made[one.folder][0].values()) for one in variants])
-            files = {source.filename: source} if source else {}
-            folders[first.spec.name] = {name: _file(env, variants, file) for name, file in files.items()}
+            folders[first.spec.name] = _choice([(one, made[one.folder][0].values()) for one in variants])
     return folders
+
+
+def render_choice(variants: Sequence[tuple[Loaded, Collection[str]]]) -> dict[str, str]:
+    """Filename -> text of what chooses one of a spec's variants, of whose folders each has these of its files; nothing
+    where one has no file with the function."""
+    with _blaming(variants[0][0]):
+        env = environment.environment(environment.template_root())
+        return _choice(
+            [
+                (one, [x for name, x in _settled(env, one, None, single=False).items() if name in files])
+                for one, files in variants
+            ]
+        )
+
+
+def _choice(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> dict[str, str]:
+    from kgen.targets.package import choosing
+
+    env, source = environment.environment(environment.template_root()), choosing(variants)
+    return {source.filename: _file(env, [one for one, _ in variants], source)} if source else {}
 
 
 def _rendered(

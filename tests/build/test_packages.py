@@ -341,14 +341,18 @@ def test_check_goes_on_after_a_package_of_nothing(project: Path) -> None:
         path.write_text(whole)
 
 
-def test_a_spec_with_variants_is_one_function(project: Path) -> None:
+def test_a_spec_with_variants_is_one_function(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What chooses a package stands beside them, unless somebody else's file does."""
     text = ROWS.replace("name: narrow", "name: both").replace("bf16", "[bf16, fp16]")
     (project / "both.yaml").write_text(text)
     assert CliRunner().invoke(app, ["render", "both.yaml"]).exit_code == 0
     command = ["build", "both.yaml", "--target", "triton", "--arch", "sm_80"]
-    assert CliRunner().invoke(app, command).exit_code == 0
     place = project / "built" / "both" / "__init__.py"
+    with monkeypatch.context() as failing:
+        failing.setattr("kgen.build.package.messages", lambda *_: iter([{"error": "no luck"}]))
+        assert CliRunner().invoke(app, command).exit_code == 1
+        assert not place.exists(), "there is nothing to choose from"
+    assert CliRunner().invoke(app, command).exit_code == 0
     assert place.read_text() == (project / "generated" / "both" / "__init__.py").read_text()
     code = "import sys; sys.path.insert(0, 'built'); from both import both; print(both.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -356,7 +360,7 @@ def test_a_spec_with_variants_is_one_function(project: Path) -> None:
     assert "2 checked, 0 stale" in CliRunner().invoke(app, [*command, "--check"]).output
     place.write_text("mine")
     assert (
-        "stale: both: __init__.py is not what was rendered"
+        "stale: both: __init__.py is not what was built"
         in CliRunner().invoke(app, [*command, "--check"]).output
     )
     refused = CliRunner().invoke(app, command)

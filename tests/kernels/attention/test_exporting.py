@@ -87,7 +87,7 @@ def origins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"file": GENERATED / "causal_alibi", "package": packages / "causal_alibi"}
 
 
-@pytest.fixture(params=["file, file", "package, package", "file, package"])
+@pytest.fixture(params=["file, file", "package, package", "file, package", "package, file"])
 def folders(origins, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     """Two places with the same function: where a program is made, and where it runs."""
     for place, origin in zip(("here", "there"), request.param.split(", "), strict=True):
