@@ -3,9 +3,10 @@
 BUILT is a folder of packages of `kgen build`. Three things are measured. The first call in a fresh process, forward
 and with the backward pass, of the package (with Triton made unimportable), of the emitted file, of FlexAttention and of
 a process that imports torch and draws the same inputs, whose time is subtracted. The time of later calls on the GPU,
-package and file in turns, with a cold L2 cache. The time that the CPU takes for a call, of inputs so small that the GPU
-waits, beside that of an operator which launches nothing, and of PyTorch's own attention; with gradients also without
-the threads of autograd. Writes `benchmarks/<device>/built.json`, in which `--only` leaves the rest as it was.
+package and file in turns, with a cold L2 cache, for each file that was built. The time that the CPU takes for a call,
+of inputs so small that the GPU waits, beside that of an operator which launches nothing, and of PyTorch's own
+attention; with gradients also without the threads of autograd. First calls are of the first spec, and the CPU's time of
+attention alone. Writes `benchmarks/<device>/built.json`, in which `--only` leaves the rest as it was.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,18 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from kgen.bench.timing import BenchJob, _once  # noqa: E402
-from kgen.kernels.attention.bench.contenders import contenders, prepared  # noqa: E402
+from kgen.bench.timing import BenchJob  # noqa: E402
+from kgen.family import family  # noqa: E402
 from kgen.kernels.attention.bench.first_call import _HEAD, _TAIL, _fresh, flex_script  # noqa: E402
-from kgen.kernels.attention.bench.shape import Shape  # noqa: E402
 from kgen.kernels.attention.bench.workload import draw_workload  # noqa: E402
 from kgen.spec.load import load  # noqa: E402
 from kgen.verify.families import problem_of  # noqa: E402
+from kgen.verify.packages import manifest_of  # noqa: E402
 from kgen.verify.toolchain import describe, import_file  # noqa: E402
 
 CALLS, QUICK = 24, 300
+SHAPES = {"attention": "2x16x8192", "norm": "32768x4096", "chunk_output": "32768"}
+"""By family: what later calls are of, as `kgen bench --shape` has it."""
 _LIBRARY = torch.library.Library("kgen_bare", "FRAGMENT")
 _NEEDS = "q, k, v = (x.requires_grad_() for x in (q, k, v))\n"
 _BLOCKED = 'sys.modules["triton"] = None\n'
@@ -92,34 +95,40 @@ def first_calls(spec: str, problem: Any, package: Path, file: Path, rounds: int)
             }
 
 
-def steady(
-    spec: str, problem: Any, functions: dict[str, Any], file: Path, flush: Any
-) -> Iterator[dict[str, Any]]:
-    """Milliseconds on the GPU, in turns."""
-    for name in [one for one in ("forward", "backward") if one in problem.passes]:
-        runs = {}
-        for side, function in functions.items():
-            workload = draw_workload(problem, 2, 16, 8192, "cuda")
-            job = BenchJob(problem, {"triton": file}, ("kgen",), Shape(), "cuda")
-            attentions, failed = prepared(job, workload, {"kgen": function})
-            found = contenders(name, workload, attentions, failed, "cuda")
-            if failed:
-                raise RuntimeError(str(failed))
-            runs[side] = found[0].run
-        times: dict[str, list[float]] = {side: [] for side in runs}
-        for call in range(-2, CALLS):
-            for side in sorted(runs, reverse=call % 2 == 0):
-                took = _once(runs[side], "cuda", flush)
-                if call >= 0:
-                    times[side].append(took)
-        medians = {side: statistics.median(took) for side, took in times.items()}
-        yield {
-            "spec": spec,
-            "what": "later calls",
-            "pass": name,
-            **{f"{side}_ms": round(median, 5) for side, median in medians.items()},
-            "ratio": round(medians["built"] / medians["source"], 4),
+def steady(spec: str, problem: Any, package: Path, targets: Sequence[str] | None) -> Iterator[dict[str, Any]]:
+    """Milliseconds on the GPU, in turns, of each file of a package, or of those of targets."""
+    bench = family(problem.kernel).bench
+    assert bench is not None, "all families have one"
+    shape = bench.shape.get().Shape.parse(SHAPES[problem.kernel])
+    manifest = manifest_of(package.parent, spec)
+    stems = (Path(name).stem for name in {*manifest["sources"]} & {*manifest["compiled"]})
+    for stem in sorted(stem for stem in stems if targets is None or stem.partition("_")[0] in targets):
+        places = {"source": ROOT / "generated" / spec, "built": package}
+        modules = {
+            side: import_file(place / f"{stem}.py", f"{side}_{spec}_{stem}") for side, place in places.items()
         }
+        if not hasattr(modules["source"], problem.name):  # a file of one kernel, which others launch
+            continue
+        functions = {side: getattr(module, problem.name) for side, module in modules.items()}
+        job = BenchJob(problem, {}, tuple(functions), shape, "cuda", rounds=CALLS)
+        found: dict[str, dict[str, float]] = {}
+        for row in bench.race(job, functions):
+            if row.get("error"):
+                raise RuntimeError(f"{spec}, {stem}, {row['pass']}, {row['peer']}: {row['error']}")
+            if "peer" in row:
+                found.setdefault(row["pass"], {})[row["peer"]] = row["milliseconds"]
+        for name, medians in found.items():
+            if not {*functions} <= {*medians}:  # a race's own, of no emitted function
+                continue
+            yield {
+                "spec": spec,
+                "file": f"{stem}.py",
+                "what": "later calls",
+                "pass": name,
+                "shape": SHAPES[problem.kernel],
+                **{f"{side}_ms": medians[side] for side in functions},
+                "ratio": round(medians["built"] / medians["source"], 4),
+            }
 
 
 @functools.cache
@@ -218,6 +227,7 @@ def main() -> None:
     parser.add_argument("built", type=Path)
     parser.add_argument("specs", nargs="+", metavar="SPEC")
     parser.add_argument("--only", choices=("first call", "later calls", "CPU"), help="Measure this alone.")
+    parser.add_argument("--target", action="append", help="Later calls of the files of this one. Repeatable.")
     parser.add_argument("--rounds", type=int, default=3, help="Processes for each first call.")
     asked = parser.parse_args()
     facts, rows = describe("cuda"), []
@@ -226,20 +236,18 @@ def main() -> None:
     file_of_rows = folder / "built.json"
     if asked.only and file_of_rows.exists():
         rows += [row for row in json.loads(file_of_rows.read_text())["rows"] if row["what"] != asked.only]
-    flush = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     for number, spec in enumerate(asked.specs):
         problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
         file, package = ROOT / "generated" / spec / "triton.py", asked.built.resolve() / spec
-        functions = {
-            "source": getattr(import_file(file, f"source_{spec}"), problem.name),
-            "built": getattr(import_file(package / "__init__.py", f"built_{spec}"), problem.name),
-        }
-        parts = {
-            "later calls": steady(spec, problem, functions, file, flush),
-            "CPU": on_the_cpu(spec, problem, functions),
-        }
-        if number == 0:
-            parts["first call"] = first_calls(spec, problem, package, file, asked.rounds)
+        parts = {"later calls": steady(spec, problem, package, asked.target)}
+        if problem.kernel == "attention":
+            functions = {
+                "source": getattr(import_file(file, f"source_{spec}"), problem.name),
+                "built": getattr(import_file(package / "__init__.py", f"built_{spec}"), problem.name),
+            }
+            parts["CPU"] = on_the_cpu(spec, problem, functions)
+            if number == 0:
+                parts["first call"] = first_calls(spec, problem, package, file, asked.rounds)
         for part in [parts.get(asked.only, ())] if asked.only else parts.values():
             for row in part:
                 rows.append(row)
