@@ -34,7 +34,7 @@ from kgen.kernels.attention.bench.workload import draw_workload  # noqa: E402
 from kgen.spec.load import load  # noqa: E402
 from kgen.verify.families import problem_of  # noqa: E402
 from kgen.verify.packages import manifest_of  # noqa: E402
-from kgen.verify.toolchain import describe, import_file  # noqa: E402
+from kgen.verify.toolchain import describe, import_file, versions  # noqa: E402
 
 CALLS, QUICK = 24, 300
 SHAPES = {"attention": "2x16x8192", "norm": "32768x4096", "chunk_output": "32768"}
@@ -230,7 +230,8 @@ def main() -> None:
     parser.add_argument("--target", action="append", help="Later calls of the files of this one. Repeatable.")
     parser.add_argument("--rounds", type=int, default=3, help="Processes for each first call.")
     asked = parser.parse_args()
-    facts, rows = describe("cuda"), []
+    facts: dict[str, Any] = {**describe("cuda"), "versions": versions()}
+    rows: list[dict[str, Any]] = []
     folder = ROOT / "benchmarks" / facts["device"].lower().replace(" ", "-")
     folder.mkdir(parents=True, exist_ok=True)
     file_of_rows = folder / "built.json"

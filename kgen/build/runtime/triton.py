@@ -430,7 +430,8 @@ class Package(Folder):
     def by_triton(self, kernel: Kernel, arch: int) -> Any:
         """The kernel as Triton compiles it from the source. Raises NoMachineCode without Triton."""
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
-        why = "for these arguments" if arch in chips else f"for sm_{arch}"
+        where = f"for sm_{arch}" if arch else "for CPUs"
+        why = "for these arguments" if arch in chips else where
         sizes = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
         hint = sizes if arch in chips else self.hint_of(arch)
         lacks = "no Triton here" if may_compile() else f"{NO_COMPILER} is set"
