@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 29da8317de83bb5a
+# inputs: c0f807619b699861
 # body: 230791ce85d08dec
 """Causal attention with ALiBi slopes read from a tensor.
 

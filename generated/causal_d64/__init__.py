@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1d1a273847fce16c
+# inputs: f9a5cbc756f75717
 # body: 3ae110642ade31d6
 """Attention of every query to the keys up to its own position, heads of 64.
 

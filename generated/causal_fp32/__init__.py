@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c98088cf84fc42ba
+# inputs: b514ec9b46f909bb
 # body: ab232b5e90a15638
 """Causal attention in fp32, products in three TF32 passes.
 

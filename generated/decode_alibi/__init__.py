@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0ab2069f547e0bf5
+# inputs: 454436ae6f0f3086
 # body: e5334202d101d0c8
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4f9b67129d6f28ad
+# inputs: b520ebbaae9fa402
 # body: c1fa3ebab7ba0b02
 """Causal attention to the last 1024 positions of a KV cache.
 

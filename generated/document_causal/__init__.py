@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ad2c7be52fb53d24
+# inputs: 136feaf37f07e4ff
 # body: f2761c049e1b8436
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2adfec35758a8b6f
-# body: f7b334ef3464af09
+# inputs: a7ed454f07289d11
+# body: 1590ce42ada9c542
 """The output step of chunked linear attention without decay.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -16,8 +16,10 @@ Usage:
     from linear_attention_output import linear_attention_output
 """
 
+import contextlib
 import functools
 import importlib
+import warnings
 
 import torch
 
@@ -26,17 +28,31 @@ def _capability(device):
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-def _installed(package):
+def _imported(file, package):
+    """Whether a file beside this one is there for calls: not without the package that it needs."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
         return False
+    try:
+        importlib.import_module(f".{file}", __name__)
+    except Exception as error:
+        warnings.warn(f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}", RuntimeWarning, stacklevel=2)
+        return False
     return True
+
+
+# Programs that were exported name the operators of the file that a call took: all register theirs here.
+_THERE = {
+    "cute_sm90": _imported("cute_sm90", "cutlass"),
+}
+with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+    importlib.import_module(".triton", __name__)
 
 
 @functools.cache
 def _runs_cute_sm90(device):
-    return _capability(device) == (9, 0) and _installed("cutlass")
+    return _THERE["cute_sm90"] and _capability(device) == (9, 0)
 
 
 # As torch.compiler.assume_constant_result has it, which first imports all of torch.compile.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a85ed23948bf9296
+# inputs: c6d7c5ebc378fab5
 # body: 108706662c1e03ec
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

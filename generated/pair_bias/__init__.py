@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 568ce7ff6d277433
+# inputs: 5ebe866c15bcfee3
 # body: 9c572472ad0ab4ef
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7fea9989f575443c
-# body: 279affb997667f48
+# inputs: 9dce8838c2cd5778
+# body: c6b5af068d8dd4d9
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -16,8 +16,10 @@ Usage:
     from rms_norm_gemma import rms_norm_gemma
 """
 
+import contextlib
 import functools
 import importlib
+import warnings
 
 import torch
 
@@ -26,17 +28,31 @@ def _capability(device):
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-def _installed(package):
+def _imported(file, package):
+    """Whether a file beside this one is there for calls: not without the package that it needs."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError:
         return False
+    try:
+        importlib.import_module(f".{file}", __name__)
+    except Exception as error:
+        warnings.warn(f"{__name__}: {file}.py is left out, for it cannot be imported: {error!r}", RuntimeWarning, stacklevel=2)
+        return False
     return True
+
+
+# Programs that were exported name the operators of the file that a call took: all register theirs here.
+_THERE = {
+    "cuda": _imported("cuda", "cuda.core"),
+}
+with contextlib.suppress(ModuleNotFoundError):  # a call says what is missing
+    importlib.import_module(".triton", __name__)
 
 
 @functools.cache
 def _runs_cuda(device):
-    return _capability(device) >= (8, 0) and _installed("cuda.core")
+    return _THERE["cuda"] and _capability(device) >= (8, 0)
 
 
 # As torch.compiler.assume_constant_result has it, which first imports all of torch.compile.

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8a48f8d39bce84e5
+# inputs: 70179165e6b6317a
 # body: 0c04ea1f60bbc8fb
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

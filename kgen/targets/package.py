@@ -98,12 +98,14 @@ def _choice(spec: Any, choices: Sequence[Source], last: Source | None) -> dict[s
             {
                 "word": "elif" if number else "if",
                 "file": _stem(file),
+                "needs": file.needs or "torch",
                 "runs": _runs(file),
                 "test": "not gradients and " * (gradients and file.forward_only)
                 + f"_runs_{_stem(file)}({positional[0]}.device)",
             }
             for number, file in enumerate(choices)
         ],
+        "last": last and _stem(last),
         "otherwise": f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
         "gradients": gradients,
         "signature": signature,
@@ -131,7 +133,7 @@ def _tried(files: Sequence[Source]) -> Iterator[Source]:
 def _runs(file: Source) -> str:
     """Whether a file can run on a device, as Python."""
     wanted = f"== {_capability(file.arch)}" if file.arch else f">= {LEAST}"
-    return f"_capability(device) {wanted}" + f' and _installed("{file.needs}")' * bool(file.needs)
+    return f'_THERE["{_stem(file)}"] and _capability(device) {wanted}'
 
 
 def _words(file: Source, gradients: bool) -> str:

@@ -157,7 +157,7 @@ def test_what_no_machine_code_fits_goes_to_triton_with_a_word(built: Path) -> No
     ]
     assert why == (
         "small_other: no machine code of _forward_kernel for these arguments, and no Triton here: "
-        "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
+        "make tensors contiguous, or name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     )
 
 

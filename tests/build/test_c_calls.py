@@ -299,6 +299,9 @@ def test_what_tma_cannot_reach_takes_portable_kernels(folder: Path) -> None:
     assert kernels("backward", dv=torch.zeros(2, 2, 130, 130, dtype=torch.float16)[..., :128]) == portable
     shifted = torch.zeros(2 * 4 * 130 + 1)[1:].view(2, 4, 130)
     assert kernels("backward", lse=shifted) == portable
+    # The room is for either: whoever asks once for each size may do so.
+    assert library.query("forward", given | {"out": odd}) == library.query("forward", given)
+    assert library.query("backward", given | {"dout": odd}) == library.query("backward", given)
 
 
 def test_a_page_table_is_of_all_sequences_and_room_is_for_all_shares(folder: Path) -> None:

@@ -432,7 +432,8 @@ class Package(Folder):
         chips = {row["capability"]: row["arch"] for row in self.manifest["kernels"]}
         where = f"for sm_{arch}" if arch else "for CPUs"
         why = "for these arguments" if arch in chips else where
-        sizes = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
+        flags = "(--gqa, --batch, --width, --heads)"
+        sizes = f"make tensors contiguous, or name the sizes of the call to `kgen build` {flags}"
         hint = sizes if arch in chips else self.hint_of(arch)
         lacks = "no Triton here" if may_compile() else f"{NO_COMPILER} is set"
         if not may_compile() or importlib.util.find_spec("triton") is None:
@@ -456,7 +457,7 @@ class Package(Folder):
         """The emitted file, with machine code for kernels."""
         here = {"__builtins__": {**vars(builtins), "__import__": _importer(StandIn(self))}}
         module = self.emitted(stem, scope=here)
-        if "hopper.py" in self.manifest["compiled"]:
+        if (self.folder / SOURCES / "hopper.py").is_file():
             self.emitted("hopper", scope=here)
         else:
             sys.modules[f"{self.name}.hopper"] = None  # type: ignore[assignment]

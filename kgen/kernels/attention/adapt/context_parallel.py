@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import symtable
 from collections.abc import Sequence
 from pathlib import Path
 
+from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Type, Var, substitute, variables, walk
 from kgen.expr.show import show
 from kgen.family import family
@@ -19,6 +22,7 @@ from kgen.targets import Source, opening
 from kgen.targets.arguments import number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
+TEMPLATE = "attention/adapters/context_parallel.j2"
 FILES = ("planning.py", "exchange.py", "sums.py", "merging.py", "words.py", "runtime.py", "layout.py")
 """What runs beside the kernels, the same for all specs."""
 
@@ -32,10 +36,8 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     text = part.text()
     parts = loads_variants(text, path)
     name = f"{variants[0].spec.name}_context_parallel"
-    package = Source(
-        "__init__.py", "attention/adapters/context_parallel.j2", _context(variants[0], part, parts, name)
-    )
-    files = {"__init__.py": render_source(variants, package)}
+    _require_names(variants[0])
+    files = {"__init__.py": _package(variants[0], part, parts)}
     for file in FILES:
         shipped = (SHIPPED / file).read_text(encoding="utf-8")
         files[file] = render_source(variants, Source(file, "attention/adapters/spec.j2", {"text": shipped}))
@@ -44,6 +46,53 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     said = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
     made[f"{name}/{parts[0].spec.name}"]["spec.yaml"] = render_source(parts, said)
     return Adapter(made)
+
+
+def _package(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
+    """`__init__.py`."""
+    context = _context(loaded, part, parts, f"{loaded.spec.name}_context_parallel")
+    return render_source([loaded], Source("__init__.py", TEMPLATE, context))
+
+
+def _require_names(loaded: Loaded) -> None:
+    """Raise `KgenError` for a name of the spec that is another name too in the package's file."""
+    spec = loaded.spec
+    names = {spec.name: "own", **dict.fromkeys((*spec.buffers, *spec.params), "given")}
+    for name, kind in names.items():
+        if name in _names(kind):
+            message = f"`{name}` is a name of the package for several ranks, too"
+            path = loaded.path.as_posix()
+            raise KgenError(Diagnostic("no-adapter", message, path, 1, 1, hint="choose another name"))
+
+
+PROBES = """kernel: attention
+name: own
+dtype: bf16
+head_dim: 16
+sinks: true
+varlen: {varlen}
+buffers: {{given_learned: {{shape: [HQ], dtype: fp32, grad: true}}}}
+params: {{given_number: {{type: int, runtime: true}}, given_real: {{type: float, runtime: true}}}}
+score_mod: score * given_real + given_learned[h]
+mask_mod: q_idx >= kv_idx - given_number
+"""
+"""Specs whose own names nothing else has, and whose files have all that there may be in one."""
+
+
+@functools.cache
+def _names(kind: str) -> frozenset[str]:
+    """The names of the package's file that a spec's own ones of a kind meet in a scope: its name, or what is given."""
+    found = set()
+    for varlen in ("false", "true"):
+        (loaded,) = loads_variants(PROBES.format(varlen=varlen), Path("own.yaml"))
+        part = part_of(loaded)
+        text = _package(loaded, part, loads_variants(part.text(), loaded.path))
+        scopes = [symtable.symtable(text, "", "exec")]
+        for scope in scopes:  # grows meanwhile
+            scopes += scope.get_children()
+            names = scope.get_identifiers()
+            found |= {*names} if any(name.removeprefix("d").startswith(kind) for name in names) else set()
+    return frozenset(found)
 
 
 def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: str) -> dict[str, object]:

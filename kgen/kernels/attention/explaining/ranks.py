@@ -15,8 +15,8 @@ from kgen.pages.model import Block, Drawing, Prose, Table, quoting, words
 LENGTH = 131072
 """Of the sequence, where none is asked for."""
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-MOST_LINKS = 16
-"""Links that are listed; the rest is said in a sentence."""
+MOST_RANKS, MOST_KINDS = 16, 16
+"""Ranks whose links are listed one by one, and kinds of links of more ranks that are told apart by where they go."""
 
 
 def over_ranks(plan: AttentionPlan, drawing: Drawing) -> Iterator[Block]:
@@ -67,27 +67,38 @@ def _of_ranks(plan: Plan, mask: Mask, length: int, head: int) -> Iterator[Block]
     yield Table(("rank", "positions", "pairs to look at", "bytes received"), tuple(rows))
     if plan.gathered:
         yield Prose(quoting("What a rank needs of all others comes at once."))
-    links = [
-        (source, target, sum(hi - lo for lo, hi in plan.sent(source, target)))
-        for source in range(plan.ranks)
-        for target in range(plan.ranks)
-    ]
-    links = [link for link in links if link[2]]
     if plan.shared:
         n = sum(hi - lo for _, (lo, hi) in plan.shared)
         yield Prose(quoting(f"{n} keys are needed by all ranks, and sent to all at once."))
-    if len(links) <= MOST_LINKS:
-        shown = tuple((words(f"{a} to {b}"), words(_size(n * head))) for a, b, n in links)
-        if shown:
-            yield Table(("link", "bytes"), shown)
-        else:
-            yield Prose(quoting("Nothing goes from one rank to another alone."))
+    yield from _links(plan, head)
+
+
+def _links(plan: Plan, head: int) -> Iterator[Block]:
+    """The bytes of each link: a row for each rank that sends; of many ranks those of as many bytes together."""
+    ranks = range(plan.ranks)
+    sizes = {(a, b): head * sum(hi - lo for lo, hi in plan.sent(a, b)) for a in ranks for b in ranks}
+    if not any(sizes.values()):
+        yield Prose(quoting("Nothing goes from one rank to another alone."))
         return
-    least, most = (_size(f(n for *_, n in links) * head) for f in (min, max))
-    yield Prose(
-        quoting(
-            f"{len(links)} of {plan.ranks * (plan.ranks - 1)} links carry something: {least} to {most} each."
-        )
+    if plan.ranks <= MOST_RANKS:
+        rows = [[str(a), *(_size(n) if (n := sizes[a, b]) else "" for b in ranks)] for a in ranks]
+        titles = ("bytes from", *(f"to {b}" for b in ranks))
+        yield Table(titles, tuple(tuple(words(cell) for cell in row) for row in rows))
+        return
+    alike: dict[tuple[int, int], int] = {}
+    for (a, b), n in sizes.items():
+        if n:
+            alike[b - a, n] = alike.get((b - a, n), 0) + 1
+    found = sorted(alike.items())
+    if len(found) > MOST_KINDS:
+        counts: dict[int, int] = {}
+        for (_, n), count in found:
+            counts[n] = counts.get(n, 0) + count
+        rows = [["any", str(count), _size(n)] for n, count in sorted(counts.items())]
+    else:
+        rows = [[f"r to r {'-+'[step > 0]} {abs(step)}", str(count), _size(n)] for (step, n), count in found]
+    yield Table(
+        ("links", "how many", "bytes of each"), tuple(tuple(words(cell) for cell in row) for row in rows)
     )
 
 

@@ -55,7 +55,7 @@ class Layout:
         side, group = self.plan.kv if keys else self.plan.q, _group(self.group)
         lengths = [side.local(rank) for rank in range(side.ranks)]
         rows = x.shape[dim]
-        there = [n for n, _ in Words(group, (rows, rows, rows), {"unsharded": (dim, keys)}).heard()]
+        there = [n for n, _ in Words(group, x.device, (rows, rows, rows), {"unsharded": (dim, keys)}).heard()]
         if there != lengths:
             raise ValueError(
                 f"the plan is of {lengths} rows along dimension {dim}, by rank, and there are {there}"
@@ -136,10 +136,13 @@ def local(
 ) -> tuple[str, Tensor, Tensor, Tensor, Callable[[Tensor], Any]]:
     """The group of a call, its tensors on this rank, and what makes of the result what the arguments are.
 
-    Raises `ValueError` for DTensors that are not sharded along positions over one dimension of their mesh.
+    Raises `ValueError` for DTensors that are not sharded along positions over one dimension of their mesh, and
+    `TypeError` for a plan that is none.
     """
     from torch.distributed.tensor import DTensor, Partial, Shard
 
+    if plan is not None and not isinstance(plan, Layout):
+        raise TypeError(f"plan must be what the function that makes plans gives, got {type(plan).__name__}")
     if not any(isinstance(x, DTensor) for x in (q, k, v)):
         name = (
             plan.group if group is None and plan is not None and plan.group is not None else group_of(group)

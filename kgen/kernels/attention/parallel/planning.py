@@ -66,8 +66,10 @@ def cut(length: int, pieces: int) -> list[Interval]:
 
 
 def contiguous(length: int, ranks: int) -> Sharding:
-    """A run of positions for each rank."""
-    return Sharding(tuple((piece,) if piece[0] < piece[1] else () for piece in cut(length, ranks)))
+    """A run of positions for each rank, as long as `torch.chunk` makes them, and `Shard` of DTensors."""
+    most = -(-length // ranks)
+    ends = [min(rank * most, length) for rank in range(ranks + 1)]
+    return Sharding(tuple((piece,) if piece[0] < piece[1] else () for piece in pairwise(ends)))
 
 
 def runs(lengths: Sequence[int]) -> Sharding:

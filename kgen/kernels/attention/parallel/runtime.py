@@ -23,7 +23,7 @@ from torch import Tensor
 from .exchange import Home, Keys, Steps, abandon, steps
 from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs, without
 from .sums import LOG2, Sum, run_of
-from .words import Disagreement, Words, digest
+from .words import Disagreement, Told, Words, digest
 
 
 @dataclass(frozen=True)
@@ -293,14 +293,15 @@ def called(
     rows = _rows(q, axis), _rows(k, axis), _rows(v, axis)
     words = Words(
         ranks,
+        q.device,
         rows,
         {
             "the pass is": "backward" if back else "forward",
             "q, k and v of": (shapes, [_kind(x) for x in (q, k, v)]),
-            "the plan": encoded and _named(encoded),
+            "the plan": _of_plan(plan, encoded),
             "numbers": [(n, given[n]) for n in ("scale", *kernels.numbers) if n in given],
             "buffers of": [(n, tuple(x.shape), _kind(x)) for n, x in given.items() if isinstance(x, Tensor)],
-            "what plans read": plan is None and _read(kernels, given),
+            "what plans read:": _read(kernels, given) if plan is None else "nothing",
             "the rest": [
                 (n, (tuple(x.shape), _kind(x)) if isinstance(x, Tensor) else x) for n, x in alike.items()
             ],
@@ -348,10 +349,17 @@ def _kind(x: Tensor) -> tuple[str, str]:
     return str(x.dtype), x.device.type
 
 
-def _read(kernels: Kernels, given: Mapping[str, Any]) -> list[tuple[str, int]]:
+def _of_plan(plan: Plan | None, encoded: tuple[int, ...] | None) -> Told:
+    if plan is None or encoded is None:
+        return Told("is none", None)
+    return Told(f"is of {plan.q.length} positions over {plan.ranks} ranks", _named(encoded))
+
+
+def _read(kernels: Kernels, given: Mapping[str, Any]) -> Told:
     """The elements by which each rank makes a plan."""
     names = [*kernels.reads, *(["cu_seqlens_q", "cu_seqlens_k"] if kernels.packed else ())]
-    return [(n, digest(given[n].tolist())) for n in names if isinstance(given.get(n), Tensor)]
+    found = {n: digest(given[n].tolist()) for n in names if isinstance(given.get(n), Tensor)}
+    return Told(f"elements of {', '.join(found) or 'nothing'}", found)
 
 
 def stands_for(kernels: Kernels, given: Mapping[str, Any], sizes: tuple[int, int, int]) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import weakref
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSet
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -15,21 +16,33 @@ class Disagreement(RuntimeError):
     """Ranks of a group call with arguments that do not belong together."""
 
 
+@dataclass(frozen=True)
+class Told:
+    """What has to be alike, and what is said of it where it is not."""
+
+    words: str
+    alike: object
+
+
 _TALKS: MutableMapping[dist.ProcessGroup, dist.ProcessGroup] = weakref.WeakKeyDictionary()
-"""By group. It keeps none alive: threads of one that outlives `destroy_process_group` end a process by an abort, where
-they drop a tensor while Python ends."""
+"""By group, where that is not gloo's on CPUs. It keeps none alive: threads of one that outlives
+`destroy_process_group` end a process by an abort, where they drop a tensor while Python ends."""
+_MET: MutableSet[dist.ProcessGroup] = weakref.WeakSet()
+"""Groups whose ranks have all been in one transfer of NCCL."""
 
 
-def _talk(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same ranks whose words do not wait for a device, and that notices who is gone."""
-    if dist.get_backend(group) == "gloo":
-        return group
-    if group not in _TALKS:
+def _talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+    """A group of the same ranks whose words do not wait for the device of tensors, and that notices who is gone."""
+    backends = dist.get_backend_config(group).split(",")
+    spoken = "cpu:gloo" in backends
+    if not spoken and group not in _TALKS:
         members = dist.get_process_group_ranks(group)
         _TALKS[group] = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    if device.type == "cuda" and "cuda:gloo" not in backends and group not in _MET:
         # Where the first transfer of a group is between some of its ranks, NCCL waits for the others.
-        dist.all_reduce(torch.zeros(1, device="cuda"), group=group)
-    return _TALKS[group]
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
+        _MET.add(group)
+    return group if spoken else _TALKS[group]
 
 
 class Words:
@@ -39,13 +52,18 @@ class Words:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, rows: tuple[int, int, int], said: Mapping[str, object]
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        rows: tuple[int, int, int],
+        said: Mapping[str, object],
     ) -> None:
         self.said = said
-        words = torch.tensor([*rows, *map(digest, said.values())], dtype=torch.int64)
+        alike = (value.alike if isinstance(value, Told) else value for value in said.values())
+        words = torch.tensor([*rows, *map(digest, alike)], dtype=torch.int64)
         self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
         with _missing():
-            self.work = dist.all_gather(self.others, words, group=_talk(group), async_op=True)
+            self.work = dist.all_gather(self.others, words, group=_talk(group, device), async_op=True)
 
     def heard(self) -> list[tuple[int, int]]:
         """The numbers of queries and keys of all ranks.
@@ -61,8 +79,11 @@ class Words:
                     [r for r, row in enumerate(rows) if row[i] == one]
                     for one in dict.fromkeys(row[i] for row in rows)
                 ]
-                parts = " and ".join(f"ranks {', '.join(map(str, some))}" for some in alike)
-                raise Disagreement(f"{name} {value} here: {parts} differ")
+                parts = " and ".join(
+                    f"rank{'s' * (len(some) > 1)} {', '.join(map(str, some))}" for some in alike
+                )
+                shown = value.words if isinstance(value, Told) else value
+                raise Disagreement(f"{name} {shown} here: {parts} differ")
         if wrong := [(r, row[1], row[2]) for r, row in enumerate(rows) if row[1] != row[2]]:
             raise Disagreement("; ".join(f"rank {r} has {k} keys and {v} values" for r, k, v in wrong))
         return [(row[0], row[1]) for row in rows]

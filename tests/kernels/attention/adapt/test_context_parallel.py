@@ -33,12 +33,13 @@ SPECS = {
     "full": "gqa: 2",
     "causal": "mask_mod: q_idx >= kv_idx",
     "window": "params: {window: 20}\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < window",
-    "prefix": "params: {prefix: {type: int, runtime: true}}\nmask_mod: kv_idx < prefix or q_idx >= kv_idx",
     "documents": "buffers: {doc: {shape: [B, SQ], dtype: int32, sorted: true}}\n"
     "mask_mod: doc[b, q_idx] == doc[b, kv_idx]",
     "longformer": "params: {window: 9}\nmask_mod: abs(q_idx - kv_idx) <= window or kv_idx < 5",
-    "learned": "buffers: {slopes: {shape: [HQ], dtype: fp32, grad: true}}\n"
-    "score_mod: score + slopes[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx",
+    # What the files beside the package's call things is free.
+    "learned": "buffers: {called: {shape: [HQ], dtype: fp32, grad: true}}\n"
+    "score_mod: score + called[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx",
+    "local": "params: {forward: {type: int, runtime: true}}\nmask_mod: kv_idx < forward or q_idx >= kv_idx",
     "bias": "buffers: {bias: {shape: [HQ, SQ, SK], dtype: fp32, grad: true}}\n"
     "score_mod: score + bias[h, q_idx, kv_idx]",
     "sinks": "gqa: 2\nsinks: true\nparams: {cap: 5.0}\nscore_mod: cap * tanh(score / cap)\nmask_mod: q_idx >= kv_idx",
@@ -55,7 +56,7 @@ CALLS = [
     ("causal", 2, {}, {"gathered": False}),
     ("causal", 4, {"sq": 83, "sk": 83}, {"sharding": "head_tail", "gathered": False}),
     ("window", 4, {}, {"unplanned": True, "sharding": "contiguous"}),
-    ("prefix", 3, {}, {"sharding": "by_cost", "gathered": True}),
+    ("local", 3, {}, {"sharding": "by_cost", "gathered": True}),
     ("documents", 3, {}, {"sharding": "head_tail", "gathered": False}),
     ("longformer", 4, {}, {"sharding": "contiguous"}),
     ("learned", 2, {}, {"gathered": True}),
@@ -175,7 +176,7 @@ def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
     name = CALLS[number][0]
     rows = calls[number]
     wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
-    wanted |= {"learned": {"dslopes"}, "bias": {"dbias"}}.get(name, set())
+    wanted |= {"learned": {"dcalled"}, "bias": {"dbias"}}.get(name, set())
     wanted |= {"dsinks"} if name in ("sinks", "sunk", "lens") else set()
     assert {row["name"] for row in rows} == wanted
     assert all(row["ok"] for row in rows), rows
@@ -296,9 +297,13 @@ def test_pages_go_over_no_ranks() -> None:
         adapter(load(ROOT / "specs/decode_paged.yaml"))
 
 
-@pytest.mark.parametrize("name", ["plan", "heads", "length", "q_start"])
-def test_a_name_that_the_function_has_is_refused(name: str) -> None:
-    rest = f"buffers: {{{name}: {{shape: [HQ], dtype: fp32}}}}\nscore_mod: score + {name}[h]"
-    text = SMALL.format(name="taken", dtype="bf16", rest=rest)
-    with pytest.raises(KgenError, match=f"`{name}` is an argument of the function for several ranks"):
-        adapter(loads_variants(text, Path("taken.yaml")))
+@pytest.mark.parametrize(
+    "name", ["plan", "heads", "length", "q_start", "back", "learned", "reduce_gradients", "ctx"]
+)
+def test_a_name_that_the_package_has_is_refused(name: str) -> None:
+    learned = f"buffers: {{{name}: {{shape: [HQ], dtype: fp32}}}}\nscore_mod: score + {name}[h]"
+    number = f"params: {{{name}: {{type: int, runtime: true}}}}\nmask_mod: kv_idx < {name}"
+    for rest in (learned, number):
+        text = SMALL.format(name="taken", dtype="bf16", rest=rest)
+        with pytest.raises(KgenError, match=f"`{name}` is a.* (argument|name) of the .* for several ranks"):
+            adapter(loads_variants(text, Path("taken.yaml")))
