@@ -9,9 +9,11 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
 OF_THE_REPOSITORY = {
     "architecture": "imports of all of kgen",
+    "copies": "emitted files of every family, twice in a process",
     "corners": "specs of every family, as text",
     "derivatives": "emitted files of every family, called",
     "docs": "pages",
+    "exported_folders": "emitted folders of several families, exported and loaded",
     "files": "kgen/files.py, which is in no package",
     "gluon_schedule": "tests/gluon_schedule.py",
     "fuzzing": "tests/fuzzing",

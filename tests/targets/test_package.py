@@ -52,13 +52,14 @@ def chosen(
     monkeypatch: pytest.MonkeyPatch,
     capability: tuple[int, int] | None,
     gradients: bool = False,
-    missing: tuple[str, ...] = (),
+    missing: bool = False,
 ) -> str:
     """Which file is called for tensors on a device of that compute capability (None: on the CPU)."""
     for name in [name for name in vars(module) if name.startswith("_runs_")]:
         vars(module)[name].cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(module, "_installed", lambda package: package not in missing)
+    for file in module._THERE:
+        monkeypatch.setitem(module._THERE, file, not missing)
     device = torch.device("cuda" if capability else "cpu")
     x = SimpleNamespace(device=device, requires_grad=gradients)
     stem, args, _ = module.sample(x, x, x, x, x)
@@ -70,7 +71,7 @@ def test_the_fastest_file_that_can_run(folder, monkeypatch):
     module = package(folder, CHUNKS + "decay: g[i]\ntargets: {triton: {}, cute: {}}\n")
     assert chosen(module, monkeypatch, HOPPER) == "cute_sm90"
     assert chosen(module, monkeypatch, HOPPER, gradients=True) == "triton"
-    assert chosen(module, monkeypatch, HOPPER, missing=("cutlass",)) == "triton"
+    assert chosen(module, monkeypatch, HOPPER, missing=True) == "triton"
     assert chosen(module, monkeypatch, BLACKWELL) == "triton"
     assert chosen(module, monkeypatch, None) == "triton"
     with torch.no_grad():
@@ -104,8 +105,27 @@ def test_ranks_decide(folder, monkeypatch, fastest, called):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: AMPERE)
     for installed, want in ((True, "cuda"), (False, "triton")):
         module._runs_cuda.cache_clear()
-        monkeypatch.setattr(module, "_installed", lambda package, installed=installed: installed)
+        monkeypatch.setitem(module._THERE, "cuda", installed)
         assert module.sample(x, x)[0] == want
+
+
+def test_files_are_imported_with_the_folder_where_they_can_be(folder, monkeypatch):
+    """What they register is what exported programs name. An error is no silence."""
+    monkeypatch.setitem(sys.modules, "cuda.core", ModuleType("cuda.core"))
+    module = package(folder, NORM)
+    assert module._THERE == {"cuda": True}
+    assert {"sample.cuda", "sample.triton"} <= {*sys.modules}
+    for name in [name for name in sys.modules if name.split(".")[0] == "sample"]:
+        del sys.modules[name]
+    (folder / "cuda.py").write_text("raise ImportError('cannot import name `Program`')\n")
+    (folder / "triton.py").write_text("import a_module_that_is_not_there\n")
+    with pytest.warns(
+        RuntimeWarning, match=r"sample: cuda.py is left out, for it cannot be imported: .*Program"
+    ):
+        module = importlib.import_module("sample")
+    assert module._THERE == {"cuda": False}
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        module.sample(SimpleNamespace(device=torch.device("cpu")), None)
 
 
 def test_keywords_reach_the_file(folder):
