@@ -94,7 +94,7 @@ def _links(plan: Plan, head: int) -> Iterator[Block]:
         counts: dict[int, int] = {}
         for (_, n), count in found:
             counts[n] = counts.get(n, 0) + count
-        rows = [["any", str(count), _size(n)] for n, count in sorted(counts.items())]
+        rows = [["r to another", str(count), _size(n)] for n, count in sorted(counts.items())]
     else:
         rows = [[f"r to r {'-+'[step > 0]} {abs(step)}", str(count), _size(n)] for (step, n), count in found]
     yield Table(
