@@ -215,16 +215,16 @@ NOT_HERE = {"decode_paged", "softcap_fast"}
 
 @pytest.mark.thorough
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("path", [p for p in STOCK if p.stem not in NOT_HERE], ids=lambda path: path.stem)
-def test_stock_specs_over_ranks(path: Path, tmp_path: Path) -> None:
-    number = STOCK.index(path)
+def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
+    number = STOCK.index(path) + (2, 3, 4, 8).index(size)
     problem = problem_of(load(path)[0])
     write(tmp_path, path)
-    size = (2, 3, 4, 8)[number % 4]
     case: dict[str, Any] = {"name": path.stem, "sq": 131, "sk": 131, "batch": 1, "heads_kv": 1}
     if problem.varlen:
         case |= {"sq": 70, "sk": 70, "packed": PACKED}
-    sharding = ("head_tail", "by_cost", "contiguous", "auto")[number // 4 % 4]
+    sharding = ("head_tail", "by_cost", "contiguous", "auto")[number % 4]
     job = {"spec": str(path), "ranks": size, "case": case, "sharding": sharding, "gathered": number % 3 == 0}
     rows = launched(tmp_path, [job], 1700)[0][0]
     assert rows
