@@ -23,7 +23,10 @@ from kgen.targets.arguments import number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
-FILES = ("planning.py", "exchange.py", "sums.py", "merging.py", "words.py", "runtime.py", "layout.py")
+FILES = tuple(
+    f"{name}.py"
+    for name in ("sharding", "calls", "planning", "exchange", "sums", "merging", "words", "runtime", "layout")
+)
 """What runs beside the kernels, the same for all specs."""
 
 

@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .planning import Interval, Pair, Plan, merged
+from .planning import Pair, Plan
+from .sharding import Interval, merged
 from .sums import Sum, copied, run_of
 
 
@@ -49,7 +50,8 @@ class Keys:
 
 
 class Home:
-    """Brings dk and dv to the rank that has the keys."""
+    """Brings dk and dv to the rank that has the keys: a part as its kernel stored it, a sum of several in float32, so
+    that it is rounded where the keys are alone."""
 
     def __init__(self, keys: Keys, own: tuple[Sum, Sum]) -> None:
         self.keys, self.own = keys, own
@@ -76,13 +78,22 @@ class Home:
         for total, gradient in zip(sums, (dk, dv), strict=True):
             total.add(at, gradient)
 
+    def _room(self, q_rank: int, interval: Interval, empty: Callable[..., Tensor]) -> list[Tensor]:
+        """For gradients of keys of this rank, as another sends them."""
+        length, wide = interval[1] - interval[0], self.plan.several(q_rank, interval)
+        return [empty(total.like, self.axis, length, torch.float32 if wide else None) for total in self.own]
+
     def send(self, step: int) -> None:
         """What was added in a step goes home; what others added to keys of this rank is on its way here."""
         ranks = self.plan.ranks
         source, target = (self.rank - step) % ranks, (self.rank + step) % ranks
-        _, sums = self.open.pop(source, ([], []))
-        sent = [total.result().contiguous() for pair in sums for total in pair]
-        coming = [(interval, *self.keys.empty(interval)) for interval in self.plan.sent(self.rank, target)]
+        sent = []
+        for interval, sums in zip(*self.open.pop(source, ([], [])), strict=True):
+            wide = self.plan.several(self.rank, interval)
+            sent += [total.wide() if wide else total.result().contiguous() for total in sums]
+        coming = [
+            (interval, *self._room(target, interval, like)) for interval in self.plan.sent(self.rank, target)
+        ]
         received = [(target, x) for _, *pair in coming for x in pair]
         works = _exchanged(self.group, [(source, x) for x in sent], received)
         self.settle()
@@ -97,13 +108,10 @@ class Home:
         sent = []
         for other in others:
             for interval in self.plan.sent(other, self.rank):
-                sent += [(other, _rows_first(total, axis, interval)) for total in sums]
+                wide = self.plan.several(self.rank, interval)
+                sent += [(other, _rows_first(total, axis, interval, wide)) for total in sums]
         coming = [
-            (
-                other,
-                interval,
-                [empty_rows_first(total.like, axis, interval[1] - interval[0]) for total in sums],
-            )
+            (other, interval, self._room(other, interval, empty_rows_first))
             for other in others
             for interval in self.plan.sent(self.rank, other)
         ]
@@ -140,7 +148,7 @@ class Home:
             intervals, all_sums = self.open[kv_rank]
             sums = all_sums[intervals.index(interval)]
         for i, total in enumerate(sums):
-            summed = total.result().float().contiguous()
+            summed = total.wide()
             dist.reduce(summed, dist.get_global_rank(self.group, kv_rank), group=self.group)
             if kv_rank == self.rank:
                 self.own[i].add(self.plan.kv.rows(self.rank, *interval), summed)
@@ -371,19 +379,20 @@ def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home
         yield Pair(rank, rank, queries, run), *keys.own(run)
 
 
-def empty_rows_first(x: Tensor, axis: int, length: int) -> Tensor:
+def empty_rows_first(x: Tensor, axis: int, length: int, dtype: torch.dtype | None = None) -> Tensor:
     """So many rows of a tensor like this one, each row in one piece: runs of them travel as they are."""
     shape = [*x.shape]
     del shape[axis]
-    return x.new_empty((length, *shape))
+    return x.new_empty((length, *shape), dtype=dtype)
 
 
-def _rows_first(total: Sum, axis: int, interval: Interval) -> Tensor:
-    """The sum of a run, each row in one piece: a part that is alone may be so."""
-    alone = total.alone(interval)
+def _rows_first(total: Sum, axis: int, interval: Interval, wide: bool) -> Tensor:
+    """The sum of a run, each row in one piece: a part that is alone may be so. A `wide` one is in float32."""
+    alone = None if wide else total.alone(interval)
     if alone is not None and alone.movedim(axis, 0).is_contiguous():
         return alone.movedim(axis, 0)
-    found = empty_rows_first(total.like, axis, interval[1] - interval[0])
+    length = interval[1] - interval[0]
+    found = empty_rows_first(total.like, axis, length, torch.float32 if wide else None)
     total.write(interval, found.movedim(0, axis))
     return found
 
@@ -416,7 +425,7 @@ def _exchanged(
     return works
 
 
-def like(x: Tensor, axis: int, length: int) -> Tensor:
+def like(x: Tensor, axis: int, length: int, dtype: torch.dtype | None = None) -> Tensor:
     shape = [*x.shape]
     shape[axis] = length
-    return x.new_empty(shape)
+    return x.new_empty(shape, dtype=dtype)

@@ -8,117 +8,16 @@ has what follows a `Plan`, the same on all ranks: which queries attend to which 
 from __future__ import annotations
 
 import bisect
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-Interval = tuple[int, int]
+from .calls import Calls, calls_of, pieces
+from .sharding import TILE, Interval, Sharding, by_cost, contiguous, head_tail, merged, without
+
 Ranges = Callable[..., Sequence[Interval]]
-TILE = 128
-"""Positions by which work is counted: what kernels visit at a time."""
-
-
-# --- who has what ------------------------
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """The positions of each rank: intervals, in the order in which their rows lie in the rank's tensors."""
-
-    parts: tuple[tuple[Interval, ...], ...]
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return len(self.parts)
-
-    @property
-    def length(self) -> int:
-        """Of the whole sequence."""
-        return sum(hi - lo for part in self.parts for lo, hi in part)
-
-    def local(self, rank: int) -> int:
-        """How many positions a rank has."""
-        return sum(hi - lo for lo, hi in self.parts[rank])
-
-    @cached_property
-    def joined(self) -> Sharding:
-        """The same with neighbours as one."""
-        return Sharding(tuple(tuple(merged(part)) for part in self.parts))
-
-    def rows(self, rank: int, lo: int, hi: int) -> Interval:
-        """Where positions that a rank has side by side are in its tensors. Raises `ValueError` for others."""
-        first = 0
-        for own_lo, own_hi in self.joined.parts[rank]:
-            if own_lo <= lo and hi <= own_hi:
-                return first + lo - own_lo, first + hi - own_lo
-            first += own_hi - own_lo
-        raise ValueError(f"rank {rank} has no positions [{lo}, {hi}) in one piece")
-
-
-def cut(length: int, pieces: int) -> list[Interval]:
-    """A sequence in pieces that follow each other, none longer than another by more than one position."""
-    ends = [length * i // pieces for i in range(pieces + 1)]
-    return list(pairwise(ends))
-
-
-def contiguous(length: int, ranks: int) -> Sharding:
-    """A run of positions for each rank, as long as `torch.chunk` makes them, and `Shard` of DTensors."""
-    most = -(-length // ranks)
-    ends = [min(rank * most, length) for rank in range(ranks + 1)]
-    return Sharding(tuple((piece,) if piece[0] < piece[1] else () for piece in pairwise(ends)))
-
-
-def runs(lengths: Sequence[int]) -> Sharding:
-    """A run of positions for each rank, of these lengths."""
-    found, end = [], 0
-    for length in lengths:
-        found.append(((end, end + length),) if length else ())
-        end += length
-    return Sharding(tuple(found))
-
-
-def head_tail(length: int, ranks: int) -> Sharding:
-    """Two runs for each rank, as far from the start as from the end: of a causal mask, all have equal work."""
-    pieces = cut(length, 2 * ranks)
-    ends = [(pieces[r], pieces[-1 - r]) for r in range(ranks)]
-    return Sharding(tuple(tuple((lo, hi) for lo, hi in two if lo < hi) for two in ends))
-
-
-def by_cost(length: int, ranks: int, cost: Callable[[int, int], int], runs_each: int = 2) -> Sharding:
-    """As many runs for each rank, handed out by what they cost: the dearest that is left to who has least so far."""
-    pieces = cut(length, runs_each * ranks)
-    costs = {piece: cost(*piece) for piece in pieces}
-    free = [(0, rank) for rank in range(ranks)]
-    own: list[list[Interval]] = [[] for _ in range(ranks)]
-    for piece in sorted(pieces, key=lambda piece: (-costs[piece], piece)):
-        spent, rank = heapq.heappop(free)
-        own[rank].append(piece)
-        if len(own[rank]) < runs_each:
-            heapq.heappush(free, (spent + costs[piece], rank))
-    return Sharding(tuple(_filled(*sorted(part)) for part in own))
-
-
-def _filled(*pieces: Interval) -> tuple[Interval, ...]:
-    """Those that have positions; neighbours are one."""
-    return tuple(merged(pieces))
-
-
-def merged(intervals: Iterable[Interval], lo: int = 0, hi: int | None = None) -> list[Interval]:
-    """The positions of intervals, within bounds, as few intervals as can be, ascending."""
-    found: list[Interval] = []
-    for first, last in sorted(intervals):
-        first, last = max(first, lo), last if hi is None else min(last, hi)
-        if first >= last:
-            continue
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], last)
-        else:
-            found.append((first, last))
-    return found
 
 
 # --- what a mask needs ------------------------
@@ -191,52 +90,6 @@ class Pair:
     kv: Interval
 
 
-Run = tuple[Interval, Interval]
-"""Queries and keys, whoever has them."""
-
-
-@dataclass(frozen=True)
-class Calls:
-    """What a rank computes where keys are gathered.
-
-    `first` begin in its first run, with keys of its own, while those of others come. `last` are its last run and the
-    keys of that, while gradients of keys go home: so ranks are done with the keys of others at one time. `rest` is all
-    else, in few calls. Back, runs of queries that lie side by side stay apart: each is in fewer calls then, and what
-    calls do for each query (zeros, delta, the sum of dq) they do for fewer in all.
-    """
-
-    first: list[Run]
-    rest: list[Run]
-    last: list[Run]
-
-
-def _within(run: Run, queries: Interval, keys: Interval) -> bool:
-    return all(lo <= a and z <= hi for (a, z), (lo, hi) in zip(run, (queries, keys), strict=True))
-
-
-def _begins_in(run: Run, queries: Interval) -> bool:
-    return queries[0] <= run[0][0] < queries[1]
-
-
-def _joined(runs: Sequence[Run]) -> list[Run]:
-    """Those of one run of queries, with keys side by side, as one."""
-    found = []
-    for keys in merged(kv for _, kv in runs):
-        seen = [q for q, kv in runs if keys[0] <= kv[0] and kv[1] <= keys[1]]
-        found.append(((min(a for a, _ in seen), max(z for _, z in seen)), keys))
-    return found
-
-
-def _side_by_side(runs: Sequence[Run]) -> list[Run]:
-    """Queries side by side that see the same keys are one run."""
-    found: list[Run] = []
-    for queries, keys in sorted(runs, key=lambda run: (run[1], run[0])):
-        if found and found[-1][1] == keys and found[-1][0][1] == queries[0]:
-            queries = found.pop()[0][0], queries[1]
-        found.append((queries, keys))
-    return found
-
-
 @dataclass(frozen=True)
 class Plan:
     """Who attends to what, and how keys come to where they are needed.
@@ -280,16 +133,29 @@ class Plan:
     def calls(self, rank: int, back: bool) -> Calls:
         """Where keys are gathered: what a rank computes, forward and `back`."""
         if (rank, back) not in self._calls:
-            runs, kv_runs = self.q.parts[rank], self.kv.parts[rank]
-            mine = [(p.q, p.kv) for p in self.pairs if p.q_rank == rank]
-            own = [(p.q, p.kv) for p in self.pairs_of(rank, rank)]
-            last = [run for run in own if back and len(runs) > 1 and _within(run, runs[-1], kv_runs[-1])]
-            first = [run for run in own if run not in last and _begins_in(run, runs[0])]
-            rest: list[Run] = []
-            for queries in runs:
-                rest += _joined([run for run in mine if run not in first + last and _begins_in(run, queries)])
-            self._calls[rank, back] = Calls(first, rest if back else _side_by_side(rest), last)
+            mine = [pair for pair in self.pairs if pair.q_rank == rank]
+            own, others = (
+                [(p.q, p.kv) for p in mine if (p.kv_rank == rank) is here] for here in (True, False)
+            )
+            self._calls[rank, back] = calls_of(self.q.joined.parts[rank], own, others, back)
         return self._calls[rank, back]
+
+    def several(self, q_rank: int, keys: Interval) -> bool:
+        """Whether calls of a rank add more than one part to the gradient of one of these keys."""
+        found = self._several.get((q_rank, keys))
+        if found is None:
+            if self.gathered:
+                runs = [kv for _, kv in self.calls(q_rank, back=True).rest]
+            else:
+                runs = [pair.kv for pair in self.pairs if pair.q_rank == q_rank]
+            seen = sorted(one for run in runs for one in merged([run], *keys))
+            found = any(later[0] < sooner[1] for sooner, later in pairwise(seen))
+            self._several[q_rank, keys] = found
+        return found
+
+    @cached_property
+    def _several(self) -> dict[tuple[int, Interval], bool]:
+        return {}
 
     @cached_property
     def _calls(self) -> dict[tuple[int, bool], Calls]:
@@ -321,20 +187,26 @@ def planned(q: Sharding, kv: Sharding, mask: Mask, gathered: bool | None = None,
             return replace(plan, shared=tuple(_shared(plan)))
         longest = max((kv.local(rank) for rank in ranks), default=0)
         gathered = 2 * needed > most and (q.ranks == 2 or (q.ranks > 2 and longest <= few))
-    return Plan(q, kv, tuple(_pairs(q, kv, mask)), gathered=True) if gathered else plan
+    if gathered:
+        return Plan(q, kv, tuple(_pairs(q.joined, kv.joined, mask, pieces)), gathered=True)
+    return plan
 
 
-def _pairs(q: Sharding, kv: Sharding, mask: Mask) -> Iterator[Pair]:
+def _pairs(
+    q: Sharding, kv: Sharding, mask: Mask, own_pieces: Callable[..., list[Interval]] | None = None
+) -> Iterator[Pair]:
     for q_rank, q_part in enumerate(q.parts):
         for run in q_part:
             seen = merged(mask.keys_of(*run), 0, kv.length)
             for kv_rank, kv_part in enumerate(kv.parts):
-                for own in kv_part:
-                    for keys in merged(seen, *own):
-                        queries = merged(mask.queries_of(*keys), *run)
-                        if queries:
-                            hull = queries[0][0], queries[-1][1]
-                            yield Pair(q_rank, kv_rank, hull, keys)
+                parts: Sequence[Interval] = kv_part
+                if own_pieces is not None and kv_rank == q_rank:
+                    parts = [piece for own in kv_part for piece in own_pieces(*own)]
+                for keys in (keys for part in parts for keys in merged(seen, *part)):
+                    queries = merged(mask.queries_of(*keys), *run)
+                    if queries:
+                        hull = queries[0][0], queries[-1][1]
+                        yield Pair(q_rank, kv_rank, hull, keys)
 
 
 def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
@@ -345,16 +217,6 @@ def _shared(plan: Plan) -> Iterator[tuple[int, Interval]]:
         for need in needs[1:]:
             common = [both for lo, hi in need for both in merged(common, lo, hi)]
         yield from ((rank, interval) for interval in common)
-
-
-def without(intervals: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """The positions of intervals that are in no other."""
-    found = list(intervals)
-    for lo, hi in others:
-        found = [
-            piece for a, b in found for piece in ((a, min(b, lo)), (max(a, hi), b)) if piece[0] < piece[1]
-        ]
-    return found
 
 
 # --- what it costs ------------------------

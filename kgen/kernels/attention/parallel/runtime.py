@@ -21,7 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .exchange import Home, Keys, Steps, abandon, steps
-from .planning import Interval, Mask, Pair, Plan, Rows, Sharding, decoded, planned, runs, without
+from .planning import Mask, Pair, Plan, Rows, decoded, planned
+from .sharding import Interval, Sharding, runs, without
 from .sums import LOG2, Sum, run_of
 from .words import Disagreement, Told, Words, digest
 

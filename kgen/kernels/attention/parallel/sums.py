@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .merging import merge
-from .planning import Interval, without
+from .sharding import Interval, without
 
 LOG2 = math.log(2)
 WAITING = 3
@@ -113,6 +113,12 @@ class Sum:
         """All rows; zeros where no part was."""
         out, _ = self.whole or (self._room(), None)
         self._write_all((out, None))
+        return out
+
+    def wide(self) -> Tensor:
+        """All rows in float32, in one piece; zeros where no part was."""
+        out = self.like.new_empty(self.shape, dtype=torch.float32)
+        self.write((0, self.shape[self.axis]), out)
         return out
 
     def attended(self) -> tuple[Tensor, Tensor]:

@@ -10,25 +10,28 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kgen.kernels.attention.parallel.calls import Calls, pieces
 from kgen.kernels.attention.parallel.planning import (
     SHARDINGS,
     Mask,
     Plan,
     Rows,
-    Sharding,
     chosen,
-    contiguous,
-    cut,
     decoded,
     encoded,
     first_at_least,
+    planned,
+    sharded,
+    work,
+)
+from kgen.kernels.attention.parallel.sharding import (
+    Sharding,
+    contiguous,
+    cut,
     head_tail,
     merged,
-    planned,
     runs,
-    sharded,
     without,
-    work,
 )
 
 FULL = Mask(lambda SK, **_: [(0, SK)], lambda SQ, **_: [(0, SQ)], {"SQ": 10**6, "SK": 10**6})
@@ -101,6 +104,26 @@ def test_every_pair_that_is_allowed_is_attended_to_once(
         wanted = merged(p.kv for p in plan.pairs_of(target, source))
         assert not without(wanted, there)
         assert not without(plan.sent(source, target), wanted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(masks, st.integers(1, 90), st.integers(2, 5), st.sampled_from(SHARDINGS), st.booleans())
+def test_keys_of_several_parts_are_those_of_several_calls(
+    mask: Mask, length: int, ranks: int, name: str, gathered: bool
+) -> None:
+    sharding = sharded(name, mask, length, ranks)
+    plan = planned(sharding, sharding, mask, gathered)
+    for rank, other in itertools.permutations(range(ranks), 2):
+        calls = (
+            plan.calls(rank, back=True).rest
+            if gathered
+            else [(p.q, p.kv) for p in plan.pairs_of(rank, other)]
+        )
+        parts = np.zeros(length, int)
+        for _, keys in calls:
+            parts[slice(*keys)] += 1
+        for keys in plan.sent(other, rank):
+            assert plan.several(rank, keys) is bool(parts[slice(*keys)].max() > 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,16 +205,25 @@ def test_few_keys_that_all_need_are_gathered() -> None:
     for length, ranks, gathered in ((4 * 4096, 4, True), (4 * 4097, 4, False), (99999, 2, True)):
         sharding = head_tail(length, ranks)
         assert planned(sharding, sharding, CAUSAL).gathered is gathered
-    # Of head and tail only the tail sees what comes: one call, and none for what is sent in pieces.
-    causal = planned(head_tail(400, 2), head_tail(400, 2), CAUSAL)
-    assert causal.calls(0, back=False).rest == [((300, 400), (0, 400))]
-    # Back a call of own keys follows, while gradients of others' go home, and each run of queries has calls of its own.
-    assert causal.calls(0, back=True).rest == [((300, 400), (0, 300))]
-    assert causal.calls(0, back=True).last == [((300, 400), (300, 400))]
-    assert causal.calls(1, back=True).first == [((100, 200), (100, 200))]
-    assert causal.calls(1, back=True).rest == [((100, 200), (0, 100)), ((200, 300), (0, 200))]
-    assert causal.calls(1, back=True).last == [((200, 300), (200, 300))]
     assert not planned(contiguous(100, 1), contiguous(100, 1), CAUSAL).gathered
+
+
+def test_own_keys_are_attended_to_beside_each_transfer() -> None:
+    causal = planned(head_tail(400, 2), head_tail(400, 2), CAUSAL)
+    head, tail, tail_alone = ((0, 100), (0, 100)), ((300, 400), (0, 300)), ((300, 400), (300, 400))
+    assert causal.calls(0, back=False) == Calls([head, tail_alone], [tail], [])
+    assert causal.calls(0, back=True) == Calls([head], [tail], [tail_alone])
+    # Runs that lie side by side are one.
+    assert causal.calls(1, back=False) == Calls([((200, 300), (200, 300))], [((100, 300), (0, 200))], [])
+    assert causal.calls(1, back=True) == Calls(
+        [((150, 300), (150, 200))], [((100, 300), (0, 150))], [((200, 300), (200, 300))]
+    )
+    assert pieces(100, 2180) == [(100, 612), (612, 1124), (1124, 1636), (1636, 2180)]
+    assert pieces(5, 8) == [(5, 6), (6, 7), (7, 8)]
+    # What is left of them lies beside others' keys, wherever these are.
+    full = planned(contiguous(400, 2), contiguous(400, 2), FULL)
+    assert full.calls(0, back=False) == Calls([((0, 200), (0, 100))], [((0, 200), (100, 400))], [])
+    assert full.calls(1, back=False) == Calls([((200, 400), (300, 400))], [((200, 400), (0, 300))], [])
 
 
 def test_packed_sequences_have_ranges_of_their_own() -> None:
