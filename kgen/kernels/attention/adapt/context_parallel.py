@@ -23,10 +23,8 @@ from kgen.targets.arguments import number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
-FILES = tuple(
-    f"{name}.py"
-    for name in ("sharding", "calls", "planning", "exchange", "sums", "merging", "words", "runtime", "layout")
-)
+RUNS_BESIDE = "sharding calls planning merging sums words peers transfers home exchange runtime layout"
+FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
 """What runs beside the kernels, the same for all specs."""
 
 

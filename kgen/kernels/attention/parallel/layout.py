@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import gathered
 from .planning import Plan, chosen, encoded, planned, sharded, work
 from .runtime import Kernels, check, mask_of, reading, stands_for
+from .transfers import gathered
 from .words import Words
 
 

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .exchange import Home, Keys, Steps, abandon, steps
+from .exchange import Steps, abandon, steps
+from .home import Home
 from .planning import Mask, Pair, Plan, Rows, decoded, planned
 from .sharding import Interval, Sharding, runs, without
 from .sums import LOG2, Sum, run_of
+from .transfers import Keys
 from .words import Disagreement, Told, Words, digest
 
 

@@ -31,7 +31,7 @@ _MET: MutableSet[dist.ProcessGroup] = weakref.WeakSet()
 """Groups whose ranks have all been in one transfer of NCCL."""
 
 
-def _talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
+def talk(group: dist.ProcessGroup, device: torch.device) -> dist.ProcessGroup:
     """A group of the same ranks whose words do not wait for the device of tensors, and that notices who is gone."""
     backends = dist.get_backend_config(group).split(",")
     spoken = "cpu:gloo" in backends
@@ -63,7 +63,7 @@ class Words:
         words = torch.tensor([*rows, *map(digest, alike)], dtype=torch.int64)
         self.others = [torch.empty_like(words) for _ in range(dist.get_world_size(group))]
         with _missing():
-            self.work = dist.all_gather(self.others, words, group=_talk(group, device), async_op=True)
+            self.work = dist.all_gather(self.others, words, group=talk(group, device), async_op=True)
 
     def heard(self) -> list[tuple[int, int]]:
         """The numbers of queries and keys of all ranks.

@@ -32,6 +32,7 @@ head_dim: 16
 SPECS = {
     "full": "gqa: 2",
     "causal": "mask_mod: q_idx >= kv_idx",
+    "bf16": "gqa: 2",
     "window": "params: {window: 20}\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < window",
     "documents": "buffers: {doc: {shape: [B, SQ], dtype: int32, sorted: true}}\n"
     "mask_mod: doc[b, q_idx] == doc[b, kv_idx]",
@@ -83,8 +84,12 @@ CALLS = [
     ),
     ("sunk", 2, {}, {"sharding": "head_tail", "gathered": False, "without_sink": [1]}),
     ("several", 2, {}, {}),
+    ("causal", 2, {}, {"sharding": "head_tail", "gathered": True, "peers": True}),
+    ("sinks", 3, {}, {"sharding": "contiguous", "gathered": True, "peers": True}),
+    ("bf16", 3, {}, {"sharding": "head_tail", "gathered": True, "peers": True}),
+    ("packed", 2, {"packed": PACKED}, {"gathered": True, "peers": True}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [
     ("heads", True),
@@ -144,7 +149,7 @@ def calls(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
             continue
         path = folder / f"small_{name}.yaml"
         if not path.exists():
-            dtype = "[fp32, fp16]" if name == "several" else "fp32"  # with a file for each
+            dtype = {"several": "[fp32, fp16]", "bf16": "bf16"}.get(name, "fp32")  # with a file for each
             path.write_text(SMALL.format(name=f"small_{name}", dtype=dtype, rest=SPECS[name]))
             write(folder, path)
         case = {"name": f"{name}-{number}", "sq": 90, "sk": 90, "batch": 2, "heads_kv": 2} | case

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from kgen.kernels.attention.parallel.words import Disagreement, Told, Words, _talk
+from kgen.kernels.attention.parallel.words import Disagreement, Told, Words, talk
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def alone(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[None]:
 def test_a_group_is_not_kept_alive() -> None:
     """Its threads would end the process by an abort, where they drop a tensor while Python ends."""
     group = dist.distributed_c10d._get_default_group()
-    assert _talk(group, CPU) is group
+    assert talk(group, CPU) is group
     there = weakref.ref(group)
     del group
     dist.destroy_process_group()
@@ -37,11 +37,11 @@ def test_a_group_is_not_kept_alive() -> None:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("alone", [None, "gloo", "cpu:gloo", "cpu:gloo,cuda:gloo"], indirect=True)
-def test_ranks_talk_over_what_their_group_has_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rankstalk_over_what_their_group_has_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     group = dist.distributed_c10d._get_default_group()
     monkeypatch.setattr(dist, "all_reduce", None)  # of a device that is not there
     assert Words(group, CPU, (3, 2, 2), {"the plan": None}).heard() == [(3, 2)]
-    assert _talk(group, CPU) is group
+    assert talk(group, CPU) is group
 
 
 @pytest.mark.usefixtures("alone")

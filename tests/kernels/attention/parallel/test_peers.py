@@ -1,0 +1,121 @@
+"""Whether ranks read each other's memory is found out once, on all of them alike."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric
+
+from kgen.kernels.attention.parallel import peers
+from kgen.kernels.attention.parallel.peers import Peers, aligned, peers_of
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.ProcessGroup]:
+    """Of one rank, whose GPU is made up."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    peers._say_once.cache_clear()
+    yield dist.distributed_c10d._get_default_group()
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def seen(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> dist.ProcessGroup:
+    """Its GPU has symmetric memory."""
+    options = SimpleNamespace(_timeout=SimpleNamespace(total_seconds=lambda: 3.5))
+    backend = SimpleNamespace(options=options)
+    monkeypatch.setattr(dist.ProcessGroup, "_get_backend", lambda group, device: backend)
+    monkeypatch.setattr(symmetric, "empty", lambda size, dtype, device: torch.empty(size, dtype=dtype))
+    monkeypatch.setattr(symmetric, "rendezvous", lambda buffer, name: f"{name} {len(buffer)}")
+    return group
+
+
+def calls() -> tuple[list[int], Any]:
+    """How often ranks agreed."""
+    found: list[int] = []
+    return found, lambda: found.append(1)
+
+
+def test_a_tensor_has_whole_lines_of_a_buffer() -> None:
+    assert [aligned((n,), torch.bfloat16) for n in (0, 1, 128, 129)] == [0, 256, 256, 512]
+
+
+def test_cpus_have_none(group: dist.ProcessGroup) -> None:
+    agreed, agree = calls()
+    assert peers_of(group, torch.device("cpu"), 10, agree) is None
+    assert not agreed
+
+
+def test_what_hinders_is_said_once(group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("no such memory here\nat line 3")
+
+    monkeypatch.setattr(symmetric, "empty", refused)
+    agreed, agree = calls()
+    with pytest.warns(UserWarning, match="other's memory: no such memory here. Their transfers are NCCL's"):
+        assert peers_of(group, GPU, 10, agree) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert peers_of(group, GPU, 20, agree) is None
+    assert agreed == [1]
+
+
+def test_ranks_of_several_hosts_say_nothing(seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [(("here", "1"), 0), (("there", "2"), 0)]
+    monkeypatch.setattr(peers, "_told", lambda speaking, said: places)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert peers_of(seen, GPU, 10, calls()[1]) is None
+
+
+@pytest.mark.parametrize(("other", "visible"), [(0, True), (1, False)])
+def test_gpus_must_see_each_other(
+    other: int, visible: bool, seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of processes that name them alike, nobody knows."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda *_: visible)
+    monkeypatch.setattr(
+        peers,
+        "_told",
+        lambda speaking, said: [said, (said[0], other)] if isinstance(said, tuple) else [said, said],
+    )
+    with pytest.warns(UserWarning, match="memory: their GPUs do not see each other"):
+        assert peers_of(seen, GPU, 10, calls()[1]) is None
+
+
+def test_a_buffer_grows_and_graphs_keep_theirs(seen: dist.ProcessGroup) -> None:
+    agreed, agree = calls()
+    first = peers_of(seen, GPU, 100, agree)
+    assert isinstance(first, Peers)
+    assert (first.handle, first.size, first.milliseconds) == (f"{seen.group_name} 100", 100, 3500)
+    assert peers_of(seen, GPU, 60, agree) is first
+    second = peers_of(seen, GPU, 104, agree)
+    assert isinstance(second, Peers)
+    assert second.size == 125  # not by a little each time
+    second.captured = True
+    third = peers_of(seen, GPU, 1000, agree)
+    assert isinstance(third, Peers)
+    assert third.size == 1000
+    assert peers._FOUND[seen].kept == [second]
+    assert agreed == [1, 1, 1]
+
+
+def test_a_graph_ahead_of_a_first_call_is_said(
+    seen: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.warns(UserWarning, match="captured ahead of a first call of its size"):
+        assert peers_of(seen, GPU, 100, calls()[1]) is None
