@@ -231,6 +231,7 @@ def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
         case |= {"sq": 70, "sk": 70, "packed": PACKED}
     sharding = ("head_tail", "by_cost", "contiguous", "auto")[number % 4]
     job = {"spec": str(path), "ranks": size, "case": case, "sharding": sharding, "gathered": number % 3 == 0}
+    job["peers"] = number % 6 == 0
     rows = launched(tmp_path, [job], 1700)[0][0]
     assert rows
     assert all(row["ok"] for row in rows), rows
@@ -241,12 +242,15 @@ PLANTED = {
     "keys-from-0": ("runtime.py", '"kv_start": pair.kv[0]', '"kv_start": 0'),
     "a-key-less": ("planning.py", "q_rank, kv_rank, hull, keys)", "q_rank, kv_rank, hull, (keys[0] + 1, keys[1]))"),
     "weights-swapped": ("merging.py", "tl.exp2(lse - most) / some", "tl.exp2(most - lse) / some"),
-    "gradients-left-out": ("exchange.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"),
-    "as-it-is-not": ("exchange.py", "return alone.movedim(axis, 0)", "return alone.movedim(axis, 0) * 2"),
+    "gradients-left-out": ("home.py", "self.add(Pair(self.rank, self.rank, interval, interval), dk, dv)", "pass"),
+    "as-it-is-not": ("home.py", "return alone.movedim(axis, 0)", "return alone.movedim(axis, 0) * 2"),
+    "another-place": ("home.py", "found[other, interval, i] = end, dtype", "found[other, interval, i] = 0, dtype"),
+    "another's-buffer": ("exchange.py", "_whole(keys, peers, other)", "_whole(keys, peers, rank)"),
 }  # fmt: skip
 """Mistakes in what runs beside the kernels."""
-GATHERED = {"as-it-is-not"}
-"""Those of one sequence whose keys are gathered."""
+PEERS = {"another-place", "another's-buffer"}
+GATHERED = {"as-it-is-not", *PEERS}
+"""Those of one sequence whose keys are gathered, and of ranks that see each other's memory."""
 
 
 @pytest.mark.thorough
@@ -262,6 +266,7 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
     gathered = name in GATHERED
     case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 1 if gathered else 2, "heads_kv": 2}
     job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": gathered}
+    job["peers"] = name in PEERS
     rows = launched(tmp_path, [job], 250)[0][0]
     assert not all(row["ok"] for row in rows), rows
 
