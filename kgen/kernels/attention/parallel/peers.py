@@ -6,10 +6,8 @@ It stands on PyTorch's symmetric memory: one buffer for each rank, of one size, 
 
 from __future__ import annotations
 
-import functools
 import math
 import socket
-import warnings
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .words import talk
+from .words import say_once, talk
 
 ALIGNED = 256
 """Bytes, of what lies in a buffer."""
@@ -115,7 +113,7 @@ def peers_of(
     if found is not None and (found.peers is None or found.peers.size >= size):
         return found.peers
     if torch.cuda.is_current_stream_capturing():
-        _say_once("a CUDA graph is captured ahead of a first call of its size: its transfers are NCCL's")
+        say_once("a CUDA graph is captured ahead of a first call of its size: its transfers are NCCL's")
         return None
     agreed()
     speaking = talk(group, device)
@@ -129,9 +127,7 @@ def peers_of(
     if hindered is None:
         made, hindered = _made(group, speaking, device, size)
     if hindered:
-        _say_once(
-            f"ranks of one host do not read each other's memory: {hindered}. Their transfers are NCCL's"
-        )
+        say_once(f"ranks of one host do not read each other's memory: {hindered}. Their transfers are NCCL's")
     if before is None or found is None:
         found = _FOUND[group] = _Found(made)
     else:
@@ -184,8 +180,3 @@ def _told(speaking: dist.ProcessGroup, said: Any) -> list[Any]:
     heard: list[Any] = [None] * dist.get_world_size(speaking)
     dist.all_gather_object(heard, said, group=speaking)
     return heard
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=2)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from .planning import Mask, Pair, Plan, Rows, decoded, planned
 from .sharding import Interval, Sharding, runs, without
 from .sums import LOG2, Sum, run_of
 from .transfers import Keys
-from .words import Disagreement, Told, Words, digest
+from .words import Disagreement, Told, Words, digest, say_once
 
 
 @dataclass(frozen=True)
@@ -401,7 +400,7 @@ def _by_default(
     """The plan of a call without one, kept where it depends on numbers alone."""
     tensors = [n for n in kernels.reads if isinstance(given.get(n), Tensor)]
     if tensors or kernels.packed:
-        _say_once(
+        say_once(
             f"{kernels.name}: reads {', '.join(tensors) or 'cu_seqlens'} for a plan at every call: pass `plan=`"
         )
         with reading(kernels):
@@ -462,8 +461,3 @@ def mask_of(
         heads if "h" in kernels.reads else 1,
         starts,
     )
-
-
-@functools.cache
-def _say_once(message: str) -> None:
-    warnings.warn(message, UserWarning, stacklevel=2)

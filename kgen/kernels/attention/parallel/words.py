@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping, MutableMapping, MutableSet
 from contextlib import contextmanager
@@ -100,3 +102,9 @@ def _missing() -> Iterator[None]:
 def digest(value: object) -> int:
     """A number that other values do not have."""
     return int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], "little", signed=True)
+
+
+@functools.cache
+def say_once(message: str) -> None:
+    """A warning, of a process."""
+    warnings.warn(message, UserWarning, stacklevel=2)

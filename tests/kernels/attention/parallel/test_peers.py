@@ -15,6 +15,7 @@ import torch.distributed._symmetric_memory as symmetric
 
 from kgen.kernels.attention.parallel import peers
 from kgen.kernels.attention.parallel.peers import Peers, aligned, peers_of
+from kgen.kernels.attention.parallel.words import say_once
 
 GPU = torch.device("cuda", 0)
 
@@ -26,7 +27,7 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dist.Proc
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
-    peers._say_once.cache_clear()
+    say_once.cache_clear()
     yield dist.distributed_c10d._get_default_group()
     dist.destroy_process_group()
 
