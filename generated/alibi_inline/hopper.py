@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fafd109c314cd7f9
+# inputs: 12cb1b9301237fbe
 # body: b7ca44915532c03b
 """Causal attention with ALiBi slopes computed from the head's index.
 

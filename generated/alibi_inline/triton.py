@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fbbdd8399edd829f
+# inputs: b2c4e8966e1a10e6
 # body: e503ed669c306bbd
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 04c85065347a7196
+# inputs: fbe44fd91750fdca
 # body: ef7d27f82b8629f7
 """Attention of every query to the keys up to its own position.
 

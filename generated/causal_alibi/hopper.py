@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ab3e7e6fd6a34f86
+# inputs: 4d4c518bf42ac1d4
 # body: 3788a3dac7e95710
 """Causal attention with ALiBi slopes read from a tensor.
 

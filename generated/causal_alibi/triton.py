@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a7b597b5e55ac89d
+# inputs: db1565f9831f57d5
 # body: 33c98dc8fea77281
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d3692bc07f5e29fb
+# inputs: 90a13fc324751430
 # body: 944c497286504356
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 106575929a7123c3
+# inputs: 83b34df558464c29
 # body: ffb77bd5629ad075
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d1d43d1eb761dc64
+# inputs: 81891f8cfb882b8c
 # body: fb76602c05967fb2
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

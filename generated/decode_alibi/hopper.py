@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 93b2d550608fdd74
+# inputs: ae7e96c132147119
 # body: 8025d56d1715305b
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 38d4ca6f887378c4
+# inputs: 3cc18645c60845f0
 # body: cd9c7d660fcef78e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5551fa6bb3e4b94a
+# inputs: 0c250943767f742a
 # body: 0553009922010fd8
 """Causal attention to the last 1024 positions of a KV cache.
 

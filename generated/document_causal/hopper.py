@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 44310e40055bc79e
+# inputs: c501f078b810b18a
 # body: 1c431670589d432d
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b629e0a965e93a48
+# inputs: 75c8d3627814757f
 # body: ea8d38f74d154c5f
 """Attention of every query to every key.
 

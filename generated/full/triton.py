@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: afdcf70b2989b55f
+# inputs: f4db35f8cae89f3b
 # body: 4f5d3e03ce11a554
 """Attention of every query to every key.
 

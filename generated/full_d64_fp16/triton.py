@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b39a2e0445ea7881
+# inputs: 05c626d780a23c0b
 # body: e6b0dcd67edd4bda
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 283adf4cfa3df276
+# inputs: 78e4e1936b6b370d
 # body: 45cfaa45c834609d
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9fb315ff552c51df
+# inputs: 567d9a51e84029bf
 # body: 5a5bf258c8dbc4a9
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

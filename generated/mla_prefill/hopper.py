@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 263b8f373d9d453e
+# inputs: 2a5ed3da1ea702be
 # body: 99605a1bcad093f2
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

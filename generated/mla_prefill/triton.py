@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 28535e3a1061c2ce
+# inputs: f12a9c324aede37e
 # body: 52117878098b4a0c
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d51d59822e9964ef
+# inputs: 3820990070e09e18
 # body: a3167cf8d9ceaeaa
 """Attention with a learned bias for each head and each pair of positions.
 

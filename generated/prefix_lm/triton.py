@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6a9239075b9f24bf
+# inputs: 5f878367a1b2dfea
 # body: 049f87b3877102b4
 """Full attention within a prefix whose length is given at launch, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 94270be6e0ba22ae
+# inputs: 091ba4531cd56c9a
 # body: aa640e2d58eee90c
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

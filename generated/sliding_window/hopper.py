@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf739357cb9cdb31
+# inputs: 6368bd5e3568fd5a
 # body: 90bbf122a4307f8e
 """Causal attention to the last 1024 positions.
 

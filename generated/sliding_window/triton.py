@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a4ad9a859628780e
+# inputs: b97ca7689ec6393a
 # body: d59679e0b8811abe
 """Causal attention to the last 1024 positions.
 

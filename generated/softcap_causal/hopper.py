@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5452c37d96ac631b
+# inputs: 9248e0bccb731c66
 # body: 080d2a478cf228c9
 """Causal attention whose scores saturate smoothly at 30.
 

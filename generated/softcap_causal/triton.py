@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7dd228e869ea92b5
+# inputs: 8d47bd9ee22e70d1
 # body: 37b20f4cdc68f8b6
 """Causal attention whose scores saturate smoothly at 30.
 

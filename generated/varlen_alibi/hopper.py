@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c85ad775bffd7a82
+# inputs: 64ebddd6d8d99c1f
 # body: 496c12e8b7f1ad9d
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 60fa09d7e8a99fad
+# inputs: 3fd8a0a9b0c6d0f2
 # body: 2a1c6507e1605ddc
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

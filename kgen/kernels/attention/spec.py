@@ -287,6 +287,8 @@ class AttentionSpec(SpecModel):
         tuple[Literal["forward", "backward", "decode"], ...], Field(strict=False), BeforeValidator(_passes)
     ] = ("forward", "backward")
     """Which kernels to emit: `forward`, `backward`, and `decode` for few queries over many keys."""
+    backward_in_parts: bool = False
+    """Calls of the backward pass with the same queries, each with some of the keys, can share delta and dq's sum."""
     align: Literal["start", "end"] | None = None
     """Where `q_idx` counts from: `start`, the first query is at position 0; `end`, the last query is at the
     position of the last key. `end` where there is a pass `decode` or `paged_kv`, else `start`."""
@@ -316,6 +318,10 @@ class AttentionSpec(SpecModel):
             message = "delta is a step of the backward pass, which the spec does not ask for"
             hint = "add `backward` to `passes`, or remove the target"
             raise problem("missing-pass", message, hint, at=("targets", "cuda", "passes"), key=True)
+        if self.backward_in_parts and "backward" not in self.passes:
+            message = "there is no backward pass to take in parts"
+            hint = "add `backward` to `passes`, or remove `backward_in_parts`"
+            raise problem("missing-pass", message, hint, at=("backward_in_parts",), key=True)
         if self.block_mask == "always":
             self._check_block_mask()
         if self.varlen:
@@ -386,10 +392,11 @@ class AttentionSpec(SpecModel):
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: Callable[[AttentionSpec], dict[str, Any]]) -> dict[str, Any]:
-        """A spec that does not mention block masks is dumped, and so hashed, as before there were any."""
+        """A spec that does not mention what came later is dumped, and so hashed, as before there was such a thing."""
         dumped = handler(self)
-        if self.block_mask == "auto":
-            dumped.pop("block_mask", None)
+        for field, default in (("block_mask", "auto"), ("backward_in_parts", False)):
+            if getattr(self, field) == default:
+                dumped.pop(field, None)
         return dumped
 
     def _kv_head(self) -> Node:

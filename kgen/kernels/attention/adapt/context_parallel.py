@@ -23,7 +23,9 @@ from kgen.targets.arguments import number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
-RUNS_BESIDE = "sharding calls planning merging sums words peers transfers home exchange runtime layout"
+RUNS_BESIDE = (
+    "sharding calls planning merging sums queries words peers transfers home exchange runtime layout"
+)
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
 """What runs beside the kernels, the same for all specs."""
 

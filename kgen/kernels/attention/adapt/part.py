@@ -104,6 +104,8 @@ class PartSpec:
         if self.variant.spec.block_mask != "auto":
             fields["block_mask"] = self.variant.spec.block_mask
         passes = tuple(p for p in self.variant.spec.passes if p != "decode")
+        if "backward" in passes:
+            fields["backward_in_parts"] = True
         return yaml_of(
             self.variant,
             "part",

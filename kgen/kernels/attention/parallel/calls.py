@@ -41,8 +41,8 @@ def calls_of(queries: Sequence[Interval], own: Sequence[Run], others: Sequence[R
     """Of a rank with these runs of queries, none beside another: calls with its `own` keys, by `pieces`, and with those
     of `others`, forward or `back`.
 
-    Runs that need no others' keys come first. A run that does has one call, but for what is kept of its own keys. Back
-    nothing is kept for the transfer of keys where runs come first: each call has zeros, delta and a sum of dq to make.
+    Runs that need no others' keys come first: nothing is kept then for the transfer of keys. A run that does has one
+    call, but for what is kept of its own keys.
     """
     waiting = [run for run in queries if _of(run, others)]
     first = [call for run in queries if run not in waiting for call in _joined(_of(run, own))]
@@ -50,7 +50,7 @@ def calls_of(queries: Sequence[Interval], own: Sequence[Run], others: Sequence[R
     number = len({keys for _, keys in own})
     if waiting and back:
         last, own = _kept(waiting[-1], own, others, number * HOME // PIECES)
-    if waiting and not (back and first):
+    if waiting and not first:
         kept, own = _kept(waiting[0], own, others, number * (BACK if back else FORWARD) // PIECES)
         first += kept
     rest = [call for run in waiting for call in _joined([*_of(run, own), *_of(run, others)])]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
+from types import MappingProxyType
 from typing import Any
 
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from .peers import Peers, aligned, peers_of
 from .planning import Pair
 from .sharding import Interval, merged
 from .sums import Sum, copied, run_of
-from .transfers import Beside, Keys, exchanged, rows_first
+from .transfers import Beside, Keys, empty_rows_first, exchanged, kept_with_plan, rows_first
 
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
 """Pairs of a rank, with their keys and values."""
@@ -51,12 +52,13 @@ def abandon(steps: Steps) -> None:
 def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home: Home | None) -> Steps:
     """Pairs of keys that come from one rank after the other."""
     plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
-    runs = [*plan.shared_by(rank), *(run for other in keys.others for run in plan.sent(rank, other))]
-    leaving = {run: [x.contiguous() for x in keys.own(run)] for run in runs}
+    peers = peers_of(keys.group, keys.k.device, _room_of_few(keys), agreed) if plan.few else None
+    way = _Sent(keys, beside) if peers is None else _Read(keys, beside, peers)
     agreed()
     beside.begin()
-    shared = _Shared(keys, leaving, beside)
-    next_step = _Step(keys, leaving, beside, 1) if ranks > 1 else None
+    way.begin(home)
+    shared = _Shared(keys, beside, way)
+    next_step = _Step(keys, beside, way, 1) if ranks > 1 else None
     beside.wait()
     for pair in plan.pairs_of(rank, rank):
         yield pair, *keys.own(pair.kv)
@@ -64,29 +66,120 @@ def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home
     for number in range(1, ranks):
         step = next_step
         assert step is not None
-        next_step = _Step(keys, leaving, beside, number + 1) if number + 1 < ranks else None
+        next_step = _Step(keys, beside, way, number + 1) if number + 1 < ranks else None
         yield from step.pairs(home)
         if home is not None:
-            home.send(number)
+            beside.lead(home.send(number))
+    way.end(home)
 
 
-Leaving = dict[Interval, list[Tensor]]
-"""Keys and values of a rank, in one piece each."""
+class _Sent:
+    """Keys that ranks send each other."""
+
+    def __init__(self, keys: Keys, beside: Beside) -> None:
+        plan, rank = keys.plan, keys.rank
+        runs = [*plan.shared_by(rank), *(run for other in keys.others for run in plan.sent(rank, other))]
+        self.keys, self.beside = keys, beside
+        self.leaving = {run: [x.contiguous() for x in keys.own(run)] for run in runs}
+
+    def begin(self, home: Home | None) -> None:
+        """All ranks have agreed."""
+
+    def step(
+        self, source: int, target: int, intervals: list[Interval]
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
+        """Runs of keys of one rank on their way here, and others on theirs to another: tensors, and the transfers."""
+        sent = [(target, x) for run in self.keys.plan.sent(self.keys.rank, target) for x in self.leaving[run]]
+        with self.beside.stream() if sent or intervals else nullcontext():
+            here = [self.keys.empty(interval) for interval in intervals]
+            received = [(source, x) for pair in here for x in pair]
+            return here, exchanged(self.keys.group, sent, received)
+
+    def end(self, home: Home | None) -> None:
+        """All that came was used."""
+
+
+class _Read:
+    """Keys that ranks read of each other's buffers, and gradients."""
+
+    leaving: Mapping[Interval, list[Tensor]] = MappingProxyType({})
+
+    def __init__(self, keys: Keys, beside: Beside, peers: Peers) -> None:
+        self.keys, self.beside, self.peers = keys, beside, peers
+        peers.begin()
+        for run, tensors in self._left(keys.rank).items():
+            for rows, there in zip(keys.own(run), tensors, strict=True):
+                copied(there.movedim(0, keys.axis), rows)
+
+    def begin(self, home: Home | None) -> None:
+        """All ranks have agreed."""
+        self.beside.under_way.append([self.peers.open()])
+        if home is not None:
+            home.read(self.peers, lambda rank: left(self.keys, rank)[1])
+
+    def step(
+        self, source: int, target: int, intervals: list[Interval]
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
+        """Runs of keys of one rank on their way here: tensors, and the transfers."""
+        axis, copies, here = self.keys.axis, [], []
+        for lo, hi in intervals:
+            (first, _), there = next(
+                (run, x) for run, x in self._left(source).items() if run[0] <= lo and hi <= run[1]
+            )
+            with self.peers.stream():
+                k, v = (empty_rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v))
+            copies += [
+                (x, run_of(y, 0, (lo - first, hi - first))) for x, y in zip((k, v), there, strict=True)
+            ]
+            here.append((k.movedim(0, axis), v.movedim(0, axis)))
+        return here, [self.peers.copy(copies)] if copies else []
+
+    def end(self, home: Home | None) -> None:
+        """All that came was used."""
+        if home is None:
+            self.beside.at_end.append(self.peers.close())
+        else:
+            self.beside.lead(home.collect())
+
+    def _left(self, rank: int) -> dict[Interval, list[Tensor]]:
+        """What lies in a rank's buffer: keys and values of runs, rows first."""
+        axis, found = self.keys.axis, {}
+        for (lo, hi), offsets in left(self.keys, rank)[0].items():
+            shapes = [rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v)]
+            dtypes = self.keys.k.dtype, self.keys.v.dtype
+            found[lo, hi] = [self.peers.view(rank, *one) for one in zip(offsets, shapes, dtypes, strict=True)]
+        return found
+
+
+@kept_with_plan
+def left(keys: Keys, rank: int) -> tuple[dict[Interval, list[int]], int]:
+    """Where a rank leaves those of its keys that others need in its buffer: the bytes at which keys and values of a run
+    begin; and of all where they end."""
+    end, found = 0, dict[Interval, list[int]]()
+    for lo, hi in merged(run for other in range(keys.plan.ranks) for run in keys.plan.sent(rank, other)):
+        found[lo, hi] = []
+        for x in (keys.k, keys.v):
+            found[lo, hi].append(end)
+            end += aligned(rows_first(x, keys.axis, hi - lo), x.dtype)
+    return found, end
+
+
+@kept_with_plan
+def _room_of_few(keys: Keys) -> int:
+    """The bytes of a buffer for keys that others need, and behind them for what a rank adds to others' gradients."""
+    return max(homeward(keys, rank, left(keys, rank)[1])[1] for rank in range(keys.plan.ranks))
 
 
 class _Step:
-    """The exchange of keys in one step: to the rank that many behind this one, from the one as many ahead."""
+    """Keys of one step: those of the rank that many ahead of this one, while as many behind it takes some of its."""
 
-    def __init__(self, keys: Keys, leaving: Leaving, beside: Beside, number: int) -> None:
+    def __init__(self, keys: Keys, beside: Beside, way: _Sent | _Read, number: int) -> None:
         plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
         self.keys, self.beside = keys, beside
         self.source, target = (rank - number) % ranks, (rank + number) % ranks
         self.intervals = plan.sent(self.source, rank)
-        sent = [(target, x) for interval in plan.sent(rank, target) for x in leaving[interval]]
-        with beside.stream() if sent or self.intervals else nullcontext():
-            self.here = [keys.empty(interval) for interval in self.intervals]
-            self.received = [x for pair in self.here for x in pair]
-            self.works = exchanged(keys.group, sent, [(self.source, x) for x in self.received])
+        self.here, self.works = way.step(self.source, target, self.intervals)
+        self.received = [x for pair in self.here for x in pair]
         beside.under_way.append(self.works)
 
     def pairs(self, home: Home | None) -> Iterator[tuple[Pair, Tensor, Tensor]]:
@@ -112,7 +205,7 @@ def _pairs_in(
 class _Shared:
     """Keys that all ranks need, sent to all at once."""
 
-    def __init__(self, keys: Keys, leaving: Leaving, beside: Beside) -> None:
+    def __init__(self, keys: Keys, beside: Beside, way: _Sent | _Read) -> None:
         self.keys, self.beside = keys, beside
         self.here: list[tuple[int, Interval, tuple[Tensor, Tensor]]] = []
         self.works: list[Any] = []
@@ -121,7 +214,7 @@ class _Shared:
             return
         with beside.stream():
             for source, interval in keys.plan.shared:
-                k, v = leaving[interval] if source == keys.rank else keys.empty(interval)
+                k, v = way.leaving[interval] if source == keys.rank else keys.empty(interval)
                 root = dist.get_global_rank(keys.group, source)
                 for x in (k, v):
                     self.works.append(dist.broadcast(x, root, group=keys.group, async_op=True))
@@ -171,13 +264,15 @@ def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home
                 for other, run in coming
                 for here, there in zip(whole, _whole(keys, peers, other), strict=True)
             ]
-            arrived, over = peers.pull(copies)
-            works = [arrived]
-            beside.at_end.append(over)
+            peers.open()
+            works = [peers.copy(copies)]
+            beside.at_end.append(peers.close())
     beside.under_way.append(works)
     if home is not None:
         k, v = (x.movedim(0, axis) for x in whole)
-        home.gathered, home.peers = (Sum(k.shape, k, axis), Sum(v.shape, v, axis)), peers
+        home.gathered = Sum(k.shape, k, axis), Sum(v.shape, v, axis)
+        if peers is not None:
+            home.read(peers, lambda rank: 0)
     beside.wait()
     for queries, run in calls.first:
         yield Pair(rank, rank, queries, run), *keys.own(run)
@@ -186,7 +281,7 @@ def _gathered_pairs(keys: Keys, beside: Beside, agreed: Callable[[], None], home
         # Whose keys these are is of no matter.
         yield Pair(rank, rank, queries, run), *(run_of(x, 0, run).movedim(0, axis) for x in whole)
     if home is not None:
-        home.scatter()
+        beside.lead(home.scatter())
     for queries, run in calls.last:
         yield Pair(rank, rank, queries, run), *keys.own(run)
 
@@ -201,6 +296,7 @@ def _whole(keys: Keys, peers: Peers | None, rank: int) -> list[Tensor]:
     return found
 
 
+@kept_with_plan
 def _room(keys: Keys) -> int:
     """The bytes of a buffer in which keys and values lie, and afterwards what a rank adds to others' gradients."""
     shapes = [(rows_first(x, keys.axis, keys.plan.kv.length), x.dtype) for x in (keys.k, keys.v)]

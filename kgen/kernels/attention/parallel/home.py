@@ -13,7 +13,7 @@ from .peers import Peers, aligned
 from .planning import Pair
 from .sharding import Interval
 from .sums import Sum, run_of
-from .transfers import Keys, empty_rows_first, exchanged, like, rows_first
+from .transfers import Keys, empty_rows_first, exchanged, kept_with_plan, like, over, rows_first
 
 
 class Home:
@@ -27,6 +27,9 @@ class Home:
         self.coming: list[tuple[list[Any], list[Tensor], list[tuple[Interval, Tensor, Tensor]]]] = []
         self.gathered: tuple[Sum, Sum] | None = None
         self.peers: Peers | None = None
+        self.laid: dict[int, Laid] = {}
+        self.over: list[Any] = []
+        """What is waited for when all is done."""
 
     def begin(self, kv_rank: int, intervals: list[Interval], keys: list[tuple[Tensor, Tensor]]) -> None:
         """Gradients of another's keys are going to be added."""
@@ -51,12 +54,24 @@ class Home:
         length, wide = interval[1] - interval[0], self.plan.several(q_rank, interval)
         return [empty(total.like, self.axis, length, torch.float32 if wide else None) for total in self.own]
 
-    def send(self, step: int) -> None:
-        """What was added in a step goes home; what others added to keys of this rank is on its way here."""
+    def read(self, peers: Peers, end: Callable[[int], int]) -> None:
+        """Others read what was added to their keys in this rank's buffer, and this rank in theirs, behind so many bytes
+        of a rank's."""
+        self.peers = peers
+        self.laid = {rank: homeward(self.keys, rank, end(rank))[0] for rank in range(self.plan.ranks)}
+
+    def send(self, step: int) -> list[Any]:
+        """What was added in a step goes home; what others added to keys of this rank is on its way here: these
+        transfers."""
         ranks = self.plan.ranks
         source, target = (self.rank - step) % ranks, (self.rank + step) % ranks
+        found = [*zip(*self.open.pop(source, ([], [])), strict=True)]
+        if self.peers is not None:
+            for interval, sums in found:
+                self._leave(source, interval, (0, interval[1] - interval[0]), sums)
+            return []
         sent = []
-        for interval, sums in zip(*self.open.pop(source, ([], [])), strict=True):
+        for interval, sums in found:
             wide = self.plan.several(self.rank, interval)
             sent += [total.wide() if wide else total.result().contiguous() for total in sums]
         coming = [
@@ -67,56 +82,78 @@ class Home:
         self.settle()
         # What is sent must live until it has left.
         self.coming.append((works, sent, coming))
+        return works
 
-    def scatter(self) -> None:
-        """What was added to keys that were gathered goes home."""
+    def scatter(self) -> list[Any]:
+        """What was added to keys that were gathered goes home: these transfers."""
         assert self.gathered is not None
         axis, (sums, self.gathered) = self.axis, (self.gathered, None)
-        coming = [
-            (other, interval, self._room(other, interval, empty_rows_first))
-            for other in self.keys.others
-            for interval in self.plan.sent(self.rank, other)
-        ]
-        sent: list[tuple[int, Tensor]] = []
         if self.peers is not None:
-            works: list[Any] = self._pulled(self.peers, sums, coming)
+            self.peers.free()
+            for owner in self.keys.others:
+                for interval in self.plan.sent(owner, self.rank):
+                    self._leave(owner, interval, interval, sums)
+            works = self.collect()
         else:
-            for other in self.keys.others:
-                for interval in self.plan.sent(other, self.rank):
+            sent: list[tuple[int, Tensor]] = []
+            for owner in self.keys.others:
+                for interval in self.plan.sent(owner, self.rank):
                     wide = self.plan.several(self.rank, interval)
-                    sent += [(other, _run(total, axis, interval, wide)) for total in sums]
-            received = [(other, x) for other, _, pair in coming for x in pair]
-            works = exchanged(self.group, sent, received)
+                    sent += [(owner, _run(total, axis, interval, wide)) for total in sums]
+            coming = self._rooms()
+            works = exchanged(self.group, sent, [(other, x) for other, _, pair in coming for x in pair])
+            self._expect(works, [x for _, x in sent], coming)
         for run in self.plan.kv.parts[self.rank]:
             for own, total in zip(self.own, sums, strict=True):
                 for interval, part in total.parts(run):
                     own.add(self.plan.kv.rows(self.rank, *interval), part)
-        arrived = [(interval, *(x.movedim(0, axis) for x in pair)) for _, interval, pair in coming]
-        self.coming.append((works, [x for _, x in sent], arrived))
+        return works
 
-    def _pulled(
-        self, peers: Peers, sums: tuple[Sum, Sum], coming: list[tuple[int, Interval, list[Tensor]]]
-    ) -> list[Any]:
-        """What others added to keys of this rank, on its way here from where they leave it."""
-        peers.free()
-        laid, _ = homeward(self.keys, self.rank)
-        for (_, interval, i), (offset, dtype) in laid.items():
-            shape = rows_first(sums[i].like, self.axis, interval[1] - interval[0])
-            left = peers.view(self.rank, offset, shape, dtype)
-            sums[i].write(interval, left.movedim(0, self.axis))
-        copies = []
+    def collect(self) -> list[Any]:
+        """What others left of gradients of this rank's keys is on its way here: these transfers."""
+        assert self.peers is not None
+        copies, coming = [], self._rooms()
         for other, interval, pair in coming:
-            there, _ = homeward(self.keys, other)
             for i, x in enumerate(pair):
-                offset, dtype = there[self.rank, interval, i]
-                copies.append((x, peers.view(other, offset, x.shape, dtype)))
-        return [*peers.pull(copies)]
+                offset, dtype = self.laid[other][self.rank, interval, i]
+                copies.append((x, self.peers.view(other, offset, x.shape, dtype)))
+        self.peers.open()
+        works: list[Any] = [self.peers.copy(copies)]
+        self.over.append(self.peers.close())
+        self._expect(works, [], coming)
+        return works
+
+    def _leave(self, owner: int, interval: Interval, rows: Interval, sums: tuple[Sum, Sum]) -> None:
+        """What was added to a run of another's keys, where that rank reads it."""
+        assert self.peers is not None
+        for i, total in enumerate(sums):
+            offset, dtype = self.laid[self.rank][owner, interval, i]
+            shape = rows_first(total.like, self.axis, interval[1] - interval[0])
+            total.write(rows, self.peers.view(self.rank, offset, shape, dtype).movedim(0, self.axis))
+
+    def _rooms(self) -> list[tuple[int, Interval, list[Tensor]]]:
+        """By rank and run of this rank's keys, for what is added to these, rows first."""
+        return [
+            (other, interval, self._room(other, interval, empty_rows_first))
+            for other in self.keys.others
+            for interval in self.plan.sent(self.rank, other)
+        ]
+
+    def _expect(
+        self, works: list[Any], sent: list[Tensor], coming: list[tuple[int, Interval, list[Tensor]]]
+    ) -> None:
+        arrived = [(run, *(x.movedim(0, self.axis) for x in pair)) for _, run, pair in coming]
+        self.coming.append((works, sent, arrived))
 
     def wait(self) -> None:
         """Until all that is under way has come."""
         for works, _, _ in self.coming:
-            for work in works:
-                work.wait()
+            over(works)
+
+    def end(self) -> None:
+        """Add what has come last, and leave nothing behind."""
+        self.settle()
+        over(self.over)
 
     def settle(self) -> None:
         """Add what has come."""
@@ -153,10 +190,14 @@ def _run(total: Sum, axis: int, interval: Interval, wide: bool) -> Tensor:
     return found
 
 
-def homeward(keys: Keys, sender: int) -> tuple[dict[tuple[int, Interval, int], tuple[int, torch.dtype]], int]:
-    """Where a rank leaves gradients of others' keys in its buffer: by the rank that has a run of them, that run, and 0
-    for dk or 1 for dv a byte and a dtype; and the bytes of all."""
-    found, end = {}, 0
+Laid = dict[tuple[int, Interval, int], tuple[int, torch.dtype]]
+"""By the rank that has a run of keys, that run, and 0 for dk or 1 for dv a byte of a buffer and a dtype."""
+
+
+@kept_with_plan
+def homeward(keys: Keys, sender: int, end: int = 0) -> tuple[Laid, int]:
+    """Where a rank leaves gradients of others' keys in its buffer, behind so many bytes; and the end of all."""
+    found = {}
     for other in range(keys.plan.ranks):
         for interval in keys.plan.sent(other, sender):
             wide = keys.plan.several(sender, interval)

@@ -9,6 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SMALL = 2**21
+"""Elements up to which PyTorch has copied and added up before a kernel of Triton is launched."""
+
 
 def merge(
     out: Tensor, parts: Sequence[Tensor], lse: Tensor | None = None, lses: Sequence[Tensor] = ()
@@ -19,6 +22,12 @@ def merge(
     Tensors are [B, H, S, D], or [T, H, D] of packed sequences, with columns side by side; log-sum-exps are float32 and
     base-2, [B, H, S] or [H, T]. Sums are in float32. The first part may be out itself, and its log-sum-exp lse.
     """
+    if not lses and out.numel() <= SMALL and len(parts) == 1:
+        out.copy_(parts[0])
+        return
+    if not lses and out.numel() <= SMALL and [x.dtype for x in parts] == [out.dtype] * 2:
+        torch.add(*parts, out=out)
+        return
     if out.dim() == 3:
         out, *parts = (x.transpose(0, 1)[None] for x in (out, *parts))
         lse, *lses = (x if x is None else x[None] for x in (lse, *lses))

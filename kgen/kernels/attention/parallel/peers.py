@@ -10,6 +10,7 @@ import math
 import socket
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from torch import Tensor
 
 from .words import say_once, talk
 
+MOST_VIEWS = 256
+"""Of a buffer, that are kept: to make one takes as long as to launch a kernel."""
 ALIGNED = 256
 """Bytes, of what lies in a buffer."""
 
@@ -55,6 +58,7 @@ class Peers:
     over: Done | None = None
     captured: bool = False
     """A CUDA graph has its address."""
+    views: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def begin(self) -> None:
         """The current stream is going to write into this rank's buffer: behind what an earlier call did there."""
@@ -69,21 +73,40 @@ class Peers:
 
     def view(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor so many bytes into a rank's buffer."""
-        found: Tensor = self.handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
+        key = rank, offset, *shape, dtype
+        if key not in self.views:
+            if len(self.views) == MOST_VIEWS:
+                self.views.clear()
+            self.views[key] = self.handle.get_buffer(rank, tuple(shape), dtype, offset // dtype.itemsize)
+        return self.views[key]
+
+    def stream(self) -> AbstractContextManager[object]:
+        """Where copies are made, and tensors for them."""
+        found: AbstractContextManager[object] = torch.cuda.stream(self.copying)
         return found
 
-    def pull(self, copies: Sequence[tuple[Tensor, Tensor]]) -> tuple[Done, Done]:
-        """Copy to each first tensor the second, which is in another's buffer, once all ranks have come to this point of
-        their current streams: when that is done here, and when it is on all ranks, which may write there again."""
+    def open(self) -> Done:
+        """Copies that follow wait until all ranks have come to this point of their current streams."""
         self.copying.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.copying):
-            self.handle.barrier(0, self.milliseconds)
+        return self._met(0)
+
+    def copy(self, copies: Sequence[tuple[Tensor, Tensor]]) -> Done:
+        """To each first tensor the second, which is in another's buffer: when that is done here."""
+        with self.stream():
             for here, there in copies:
                 here.copy_(there)
-            arrived = Done(self.copying.record_event())
-            self.handle.barrier(1, self.milliseconds)
-            self.over = Done(self.copying.record_event())
-        return arrived, self.over
+            return Done(self.copying.record_event())
+
+    def close(self) -> Done:
+        """When all ranks are done with the copies ahead of this. They may write into their buffers again then: no pass
+        ends before, as what follows may be a CUDA graph, which waits for nothing."""
+        self.over = self._met(1)
+        return self.over
+
+    def _met(self, channel: int) -> Done:
+        with self.stream():
+            self.handle.barrier(channel, self.milliseconds)
+            return Done(self.copying.record_event())
 
     def free(self) -> None:
         """The current stream goes on when no rank reads this one's buffer any more."""

@@ -125,6 +125,12 @@ class Plan:
         """The keys that a rank sends to all others at once."""
         return [interval for rank, interval in self.shared if rank == kv_rank]
 
+    @cached_property
+    def few(self) -> bool:
+        """Whether some ranks take keys of others, none more of them than it has, and none that all need."""
+        taken = [(self.received(rank), self.kv.local(rank)) for rank in range(self.ranks)]
+        return not self.shared and any(one for one, _ in taken) and all(one <= own for one, own in taken)
+
     def received(self, rank: int) -> int:
         """How many keys come to a rank."""
         own = sum(hi - lo for other in range(self.ranks) for lo, hi in self.sent(other, rank))
@@ -152,6 +158,11 @@ class Plan:
             found = any(later[0] < sooner[1] for sooner, later in pairwise(seen))
             self._several[q_rank, keys] = found
         return found
+
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """What else was made of it, by what it is and of what."""
+        return {}
 
     @cached_property
     def _several(self) -> dict[tuple[int, Interval], bool]:

@@ -22,6 +22,7 @@ from torch import Tensor
 from .exchange import Steps, abandon, steps
 from .home import Home
 from .planning import Mask, Pair, Plan, Rows, decoded, planned
+from .queries import Part, Queries
 from .sharding import Interval, Sharding, runs, without
 from .sums import LOG2, Sum, run_of
 from .transfers import Keys
@@ -119,18 +120,11 @@ class Call:
         return out, lse / LOG2
 
     def backward(
-        self,
-        pair: Pair,
-        dout: Tensor,
-        dlse: Tensor | None,
-        out: Tensor,
-        lse: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sinks: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
-        """dq, dk and dv of a pair; and buffers with where in them a gradient is, and that gradient. Sinks are one."""
+        self, part: Part, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor | None, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
+        """dq, dk and dv of a pair, dq but where it is shared; and buffers with where in them a gradient is, and that
+        gradient. Sinks are one."""
+        pair, q = part.pair, part.q
         packed, named = self.arguments(pair)
         module = self.kernels.module(q, v)
         lists: Sequence[Tensor] = ()
@@ -143,9 +137,13 @@ class Call:
             lists = make(**{n: x for n, x in {**sizes, **named}.items() if n in asked})[1:]
         tensors = [*(named[name] for name in self.kernels.tensors), *([] if sinks is None else [sinks])]
         numbers = [named[name] for name in self.kernels.numbers]
-        dq, dk, dv, *gradients = module._backward_op(
-            dout, dlse, out, lse, q, k, v, *packed, *tensors, *lists, self.given["scale"], *numbers
-        )
+        function = module._backward_op
+        if part.shared is not None:
+            function = functools.partial(module._gradients, shared=part.shared)
+        dq, dk, dv, *gradients = function(
+            part.dout, part.dlse, part.out, part.lse, q, k, v,
+            *packed, *tensors, *lists, self.given["scale"], *numbers,
+        )  # fmt: skip
         runs = {"q": slice(*pair.q), "kv": slice(*pair.kv), None: slice(None)}
         places = {
             name: (buffer, tuple(runs[side] for side in sides)) for name, buffer, sides in self.kernels.views
@@ -241,21 +239,24 @@ def backward(
     home = Home(here, own)
     if sinks is not None:
         learned["sinks"] = torch.zeros_like(sinks, dtype=torch.float32)
+    queries = Queries(call.plan, call.rank, axis, dout, dlse, out, lse, q)
+    kernels = call.kernels.module(q, v), call.kernels.name
     steps = call.steps(here, home)
     with call.agreeing(steps, home):
         for whole, keys, values in steps:
-            free = total_dq.free(call.plan.q.rows(call.rank, *whole.q))
-            for pair, rows, joined in call.apart(whole, free):
-                dq, dk, dv, others = call.backward(
-                    pair, run_of(dout, axis, rows), None if dlse is None else run_of(dlse, -1, rows),
-                    run_of(out, axis, rows), run_of(lse, -1, rows).contiguous(), run_of(q, axis, rows), keys, values,
-                    handed(joined),
-                )  # fmt: skip
-                total_dq.add(rows, dq)
+            if (of_sinks := queries.begin(*kernels, k, v, sinks, total_dq)) is not None:
+                learned["sinks"] += of_sinks
+            free = queries.unshared(total_dq.free(call.plan.q.rows(call.rank, *whole.q)))
+            for pair, _, joined in call.apart(whole, free):
+                part = queries.of(pair)
+                dq, dk, dv, others = call.backward(part, keys, values, handed(joined))
+                if dq is not None:
+                    total_dq.add(part.rows, dq)
                 home.add(pair, dk, dv)
                 for buffer, place, gradient in others:
                     learned[buffer][place] += gradient
-        home.settle()
+        queries.end(*kernels, given["scale"], total_dq)
+        home.end()
     if sinks is not None and dlse is not None:  # of rows without keys, whose log-sum-exp a sink is
         for rows in total_dq.free((0, q.shape[axis])):
             alone = run_of(dlse, -1, rows) / LOG2

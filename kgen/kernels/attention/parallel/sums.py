@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from .merging import merge
+from .merging import SMALL, merge
 from .sharding import Interval, without
 
 LOG2 = math.log(2)
@@ -53,13 +53,19 @@ class Sum:
         """The rows of these that no part covers yet."""
         return without([rows], [run.rows for run in self.runs])
 
-    def add(self, rows: Interval, part: Tensor, lse: Tensor | None = None) -> None:
-        """A part, which is taken over: its columns lie side by side."""
-        first = not self.runs and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype
+    def room(self, rows: Interval) -> Tensor:
+        """These rows of what is returned, for a part to be written there."""
+        if self.whole is None:
+            self.whole = empty(self.shape, self.like), None
+        return run_of(self.whole[0], self.axis, rows)
+
+    def add(self, rows: Interval, part: Tensor, lse: Tensor | None = None, placed: bool = False) -> None:
+        """A part, which is taken over: its columns lie side by side. `placed`: it has its `room`."""
+        first = self.whole is None and rows == (0, self.shape[self.axis]) and part.dtype == self.like.dtype
         first = first and part.stride() == strides(self.shape, self.like)
         if first:
             self.whole = part, lse
-        new = _Run(rows, ((part, lse),), first)
+        new = _Run(rows, ((part, lse),), first or placed)
         found = [new.cut(run, self.axis) for run in self.free(rows)]
         for old in self.runs:
             both = max(old.rows[0], rows[0]), min(old.rows[1], rows[1])
@@ -68,7 +74,8 @@ class Sum:
                 continue
             found += [old.cut(run, self.axis) for run in without([old.rows], [both])]
             before = old.cut(both, self.axis)
-            run = _Run(both, before.parts + new.cut(both, self.axis).parts, before.in_place)
+            parts = before.parts, new.cut(both, self.axis).parts
+            run = _Run(both, sum(parts[::-1] if new.in_place else parts, ()), before.in_place or new.in_place)
             found.append(self._added_up(run) if len(run.parts) > WAITING else run)
         self.runs = found
 
@@ -111,7 +118,7 @@ class Sum:
 
     def result(self) -> Tensor:
         """All rows; zeros where no part was."""
-        out, _ = self.whole or (self._room(), None)
+        out = self.whole[0] if self.whole is not None else empty(self.shape, self.like)
         self._write_all((out, None))
         return out
 
@@ -125,7 +132,7 @@ class Sum:
         """Outputs and their log-sum-exps, [.., H, S]; zeros and -inf where no part was."""
         if self.whole is None:
             rows = self.shape[:3] if len(self.shape) == 4 else (self.shape[1], self.shape[0])
-            out, lse = self._room(), self.like.new_full(rows, -math.inf, dtype=torch.float32)
+            out, lse = empty(self.shape, self.like), self.like.new_full(rows, -math.inf, dtype=torch.float32)
         else:
             out, of_whole = self.whole
             assert of_whole is not None
@@ -133,12 +140,10 @@ class Sum:
         self._write_all((out, lse))
         return out, lse
 
-    def _room(self) -> Tensor:
-        found = empty(self.shape, self.like)
-        return found.zero_() if self.free((0, self.shape[self.axis])) else found
-
     def _write_all(self, out: Part) -> None:
         whole = _Run((0, self.shape[self.axis]), (out,))
+        for rows in self.free(whole.rows):
+            run_of(out[0], self.axis, rows).zero_()
         for run in self.runs:
             if not (run.in_place and len(run.parts) == 1):
                 _write(whole.cut(run.rows, self.axis).parts[0], run)
@@ -152,7 +157,7 @@ def _write(out: Part, run: _Run) -> None:
 
 def copied(out: Tensor, x: Tensor) -> None:
     """A tensor like out into it."""
-    if x.stride(-1) == 1:
+    if x.stride(-1) == 1 and x.numel() > SMALL:
         merge(out, [x])
     else:
         out.copy_(x)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,6 +33,11 @@ class Keys:
         rank: int = dist.get_rank(self.group)
         return rank
 
+    @functools.cached_property
+    def kind(self) -> tuple[Any, ...]:
+        """What it depends on besides a plan where they lie in buffers."""
+        return self.axis, *((rows_first(x, self.axis, 1), x.dtype) for x in (self.k, self.v))
+
     @property
     def others(self) -> list[int]:
         """All ranks but this."""
@@ -47,6 +52,23 @@ class Keys:
         """Room for a run that another rank has."""
         length = interval[1] - interval[0]
         return like(self.k, self.axis, length), like(self.v, self.axis, length)
+
+
+Made = TypeVar("Made")
+
+
+def kept_with_plan(make: Callable[..., Made]) -> Callable[..., Made]:
+    """A function of keys and numbers whose results are kept as long as their plan."""
+
+    @functools.wraps(make)
+    def found(keys: Keys, *numbers: int) -> Made:
+        kept, key = keys.plan.kept, (make.__name__, keys.kind, numbers)
+        if key not in kept:
+            kept[key] = make(keys, *numbers)
+        result: Made = kept[key]
+        return result
+
+    return found
 
 
 def exchanged(
@@ -127,25 +149,33 @@ class Beside:
         begin: a kernel that has all of a GPU leaves nothing to a transfer that became ready with it, until it is over.
         """
         if self.here is None or self.beside is None:
-            _wait(works or [])
+            over(works or [])
             return
         if not any(self.under_way):
             return
         with self.stream():  # whose memory they have: it is not given away before they are over
-            _wait(works or [])
+            over(works or [])
             if any(self.under_way):
                 torch.cuda._sleep(LEAD)
         self.here.wait_stream(self.beside)
         for x in received:
             x.record_stream(self.here)
 
+    def lead(self, works: list[Any]) -> None:
+        """What computes goes on a moment after these can begin, which are behind all that it had to do until here."""
+        self.begin()
+        if self.here is not None and self.beside is not None and works:
+            with self.stream():
+                torch.cuda._sleep(LEAD)
+            self.here.wait_stream(self.beside)
+
     def end(self) -> None:
         """Nothing is under way any more."""
         for works in (*self.under_way, self.at_end):
-            _wait(works)
+            over(works)
 
 
-def _wait(works: list[Any]) -> None:
+def over(works: list[Any]) -> None:
     """What is over is not waited for again."""
     for work in works:
         work.wait()

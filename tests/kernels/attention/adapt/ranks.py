@@ -14,6 +14,7 @@ import math
 import os
 import sys
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -80,12 +81,19 @@ class Files:
         size = math.prod(shape) * dtype.itemsize
         return self.buffers[rank][offset : offset + size].view(dtype).view(shape)
 
-    def pull(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[Nothing, Nothing]:
+    def stream(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def open(self) -> Nothing:
         dist.barrier(self.group)
+        return Nothing()
+
+    def copy(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> Nothing:
         for here, there in copies:
             here.copy_(there)
-        dist.barrier(self.group)
-        return Nothing(), Nothing()
+        return Nothing()
+
+    close = open
 
 
 def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:

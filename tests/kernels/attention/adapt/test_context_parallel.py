@@ -88,8 +88,11 @@ CALLS = [
     ("sinks", 3, {}, {"sharding": "contiguous", "gathered": True, "peers": True}),
     ("bf16", 3, {}, {"sharding": "head_tail", "gathered": True, "peers": True}),
     ("packed", 2, {"packed": PACKED}, {"gathered": True, "peers": True}),
+    ("window", 3, {}, {"sharding": "contiguous", "peers": True}),
+    ("packed", 3, {"packed": PACKED}, {"sharding": "contiguous", "gathered": False, "peers": True}),
+    ("sunk", 4, {"batch": 1}, {"sharding": "contiguous", "gathered": False, "peers": True}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [
     ("heads", True),
@@ -246,27 +249,34 @@ PLANTED = {
     "as-it-is-not": ("home.py", "return alone.movedim(axis, 0)", "return alone.movedim(axis, 0) * 2"),
     "another-place": ("home.py", "found[other, interval, i] = end, dtype", "found[other, interval, i] = 0, dtype"),
     "another's-buffer": ("exchange.py", "_whole(keys, peers, other)", "_whole(keys, peers, rank)"),
+    "values-for-keys": ("exchange.py", "zip((k, v), there", "zip((v, k), there"),
+    "own-gradients": ("home.py", "self.peers.view(other, offset", "self.peers.view(self.rank, offset"),
 }  # fmt: skip
 """Mistakes in what runs beside the kernels."""
 PEERS = {"another-place", "another's-buffer"}
 GATHERED = {"as-it-is-not", *PEERS}
 """Those of one sequence whose keys are gathered, and of ranks that see each other's memory."""
+BY_STEPS = {"values-for-keys", "own-gradients"}
+"""Those of a window, of ranks that see each other's memory."""
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
     file, right, wrong = PLANTED[name]
-    path = tmp_path / "small_causal.yaml"
-    path.write_text(SMALL.format(name="small_causal", dtype="fp32", rest=SPECS["causal"]))
+    of = "window" if name in BY_STEPS else "causal"
+    path = tmp_path / f"small_{of}.yaml"
+    path.write_text(SMALL.format(name=f"small_{of}", dtype="fp32", rest=SPECS[of]))
     write(tmp_path, path)
-    mended = tmp_path / "small_causal_context_parallel" / file
+    mended = tmp_path / f"small_{of}_context_parallel" / file
     assert mended.read_text().count(right) == 1
     mended.write_text(mended.read_text().replace(right, wrong))
     gathered = name in GATHERED
     case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 1 if gathered else 2, "heads_kv": 2}
     job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": gathered}
-    job["peers"] = name in PEERS
+    job["peers"] = name in PEERS | BY_STEPS
+    if name in BY_STEPS:
+        job["sharding"] = "contiguous"
     rows = launched(tmp_path, [job], 250)[0][0]
     assert not all(row["ok"] for row in rows), rows
 

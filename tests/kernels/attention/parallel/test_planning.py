@@ -211,7 +211,7 @@ def test_few_keys_that_all_need_are_gathered() -> None:
 def test_own_keys_are_attended_to_beside_each_transfer() -> None:
     causal = planned(head_tail(400, 2), head_tail(400, 2), CAUSAL)
     head, tail, tail_alone = ((0, 100), (0, 100)), ((300, 400), (0, 300)), ((300, 400), (300, 400))
-    assert causal.calls(0, back=False) == Calls([head, tail_alone], [tail], [])
+    assert causal.calls(0, back=False) == Calls([head], [((300, 400), (0, 400))], [])
     assert causal.calls(0, back=True) == Calls([head], [tail], [tail_alone])
     # Runs that lie side by side are one.
     assert causal.calls(1, back=False) == Calls([((200, 300), (200, 300))], [((100, 300), (0, 200))], [])

@@ -19,15 +19,18 @@ def shaped(axis: int, rows: int, columns: int = 24) -> tuple[int, ...]:
 @pytest.mark.parametrize("axis", [0, 2])
 @pytest.mark.parametrize("merged", [False, True])
 @pytest.mark.parametrize("whole", [False, True])
-def test_parts_add_up(axis: int, merged: bool, whole: bool) -> None:
-    interpreted(adds_up, axis, merged, whole)
+@pytest.mark.parametrize("small", [False, True])
+def test_parts_add_up(axis: int, merged: bool, whole: bool, small: bool) -> None:
+    interpreted(adds_up, axis, merged, whole, small)
 
 
-def adds_up(axis: int, merged: bool, whole: bool) -> None:
+def adds_up(axis: int, merged: bool, whole: bool, small: bool) -> None:
+    from kgen.kernels.attention.parallel import merging
     from kgen.kernels.attention.parallel.sums import Sum, run_of
     from kgen.verify import interpreter
 
     interpreter.mend()
+    merging.SMALL = 2**21 if small else 0  # with kernels of Triton alone
     for seed in range(4):
         rng = random.Random(seed)
         torch.manual_seed(seed)
@@ -36,7 +39,8 @@ def adds_up(axis: int, merged: bool, whole: bool) -> None:
         heads = like.shape[:3] if axis == 2 else (3, ROWS)
         weighted = torch.zeros(like.shape, dtype=torch.float64)
         weights = torch.zeros(heads, dtype=torch.float64)
-        ends = [(0, ROWS)] * whole + [tuple(sorted(rng.sample(range(ROWS + 1), 2))) for _ in range(6)]
+        ends = [tuple(sorted(rng.sample(range(ROWS + 1), 2))) for _ in range(6)]
+        ends[seed:seed] = [(0, ROWS)] * whole
         for lo, hi in ends:
             part = torch.randn(shaped(axis, hi - lo)).to(like.dtype)
             lse = torch.randn((*heads[:-1], hi - lo))
@@ -80,6 +84,32 @@ def alone() -> None:
     assert total.result() is part
     before[:, :, 10:12] += 1
     assert torch.equal(part, before)
+
+
+def test_a_part_that_was_given_room_is_written_there_alone() -> None:
+    interpreted(given_room)
+
+
+def given_room() -> None:
+    from kgen.kernels.attention.parallel.sums import Sum
+
+    like = torch.empty(1, 2, ROWS, 16)
+    total = Sum(like.shape, like, 2)
+    room = total.room((5, 25))
+    others = [torch.randn(1, 2, 10, 16) for _ in range(5)]
+    for x in others[:4]:
+        total.add((20, 30), x)
+    placed = torch.randn(room.shape)
+    room.copy_(placed)
+    total.add((5, 25), room, placed=True)
+    total.add((20, 30), others[4])
+    wanted = torch.zeros(like.shape)
+    wanted[:, :, 20:30] = sum(others)
+    wanted[:, :, 5:25] += placed
+    found = total.result()
+    assert found.data_ptr() == room.data_ptr() - 5 * room.stride(2) * room.element_size()
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert torch.equal(found[:, :, 5:20], placed[:, :, :15])
 
 
 def test_rows_are_written_where_they_are_wanted() -> None:

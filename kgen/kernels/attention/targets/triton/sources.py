@@ -45,6 +45,7 @@ def sources(loaded: Loaded) -> list[Source]:
     alone = {"single": True, "beside": "", "gdc": waits, "typing": typing}
     offers = [f"{plan.spec.name}_kernels", *[f"{plan.spec.name}_block_mask"] * (plan.block_mask is not None)]
     offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
+    offers += [f"{plan.spec.name}_begin", f"{plan.spec.name}_end"] * bool(context["shares"])
     template = "attention/triton/attention.j2"
     files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))]
     if context["hopper"] is not None:
@@ -77,7 +78,6 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         ],
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
-        "typing": ", ".join(["NamedTuple"] * (plan.block_mask is not None) + ["Optional"] * plan.backward),
         "bf16": spec.dtype == "bf16",
         "grouped": plan.grouped,
         "kv_head": kernels.kv_head,
@@ -122,11 +122,16 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
     free = kernels if on_hopper is plan else KernelFields(on_hopper)
     of_hopper = loops if free is kernels else _loops(on_hopper, free)
     hopper = hopper_fields(on_hopper, free, context | of_hopper)
+    shares = spec.backward_in_parts and hopper is not None and hopper["fused"] is not None
     context |= {
         "hopper": hopper,
         "hopper_forward": hopper is not None and hopper["forward"] is not None,
         "hopper_dq": hopper is not None and hopper["dq"] is not None,
         "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
+        "shares": shares,
+        "typing": ", ".join(
+            ["NamedTuple"] * (shares or plan.block_mask is not None) + ["Optional"] * plan.backward
+        ),
         "delta_before": _before(hopper),
         "multiprocessors": hopper is not None or decode is not None,
         "many_queries": context["forward_kernel"] or hopper is not None,
