@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def differs(path: Path) -> list[str]:
     try:
         shared = module.attended_part_begin(dout, dlse, out, lse, q, k, v, sinks, dq)
         got: dict[str, list[Tensor]] = {"dk": [], "dv": []}
-        for lo, hi in zip(ends, ends[1:], strict=False):
+        for lo, hi in pairwise(ends):
             of_part = k[:, :, lo:hi], v[:, :, lo:hi], torch.full_like(sinks, -1e30), scale, start, lo
             none, dk, dv, dsinks = module._gradients(dout, dlse, out, lse, q, *of_part, shared=shared)
             if none is not None or dsinks.any():
