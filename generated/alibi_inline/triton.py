@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b2c4e8966e1a10e6
+# inputs: bbfe73888807e571
 # body: e503ed669c306bbd
 """Causal attention with ALiBi slopes computed from the head's index.
 

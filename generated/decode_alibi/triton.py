@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 290b08e5be0051e4
+# inputs: 55de8d78e82f3b53
 # body: 52f30269f1622680
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3cc18645c60845f0
+# inputs: 6517f27c981c1dce
 # body: cd9c7d660fcef78e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

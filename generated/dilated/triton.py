@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4ca299bde3385e33
+# inputs: 84b6cd98673c511e
 # body: 2310b223876d17c4
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f4db35f8cae89f3b
+# inputs: d01a4de54115bbd6
 # body: 4f5d3e03ce11a554
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 05c626d780a23c0b
+# inputs: 54412ec5f178d4f4
 # body: e6b0dcd67edd4bda
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 091ba4531cd56c9a
+# inputs: c57ea18cf512845d
 # body: aa640e2d58eee90c
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

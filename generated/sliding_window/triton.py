@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b97ca7689ec6393a
+# inputs: 0caccb89f3ccb3cb
 # body: d59679e0b8811abe
 """Causal attention to the last 1024 positions.
 

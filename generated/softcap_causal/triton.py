@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8d47bd9ee22e70d1
+# inputs: dcc8eabf39aa39d0
 # body: 37b20f4cdc68f8b6
 """Causal attention whose scores saturate smoothly at 30.
 

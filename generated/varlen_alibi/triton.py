@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3fd8a0a9b0c6d0f2
+# inputs: b82dd651f669d607
 # body: 2a1c6507e1605ddc
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

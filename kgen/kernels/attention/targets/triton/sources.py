@@ -129,6 +129,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "hopper_dq": hopper is not None and hopper["dq"] is not None,
         "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
         "shares": shares,
+        "of_gradients": "_gradients" if shares else "_backward_op",
         "typing": ", ".join(
             ["NamedTuple"] * (shares or plan.block_mask is not None) + ["Optional"] * plan.backward
         ),
@@ -220,6 +221,8 @@ def _sinks(spec: AttentionSpec) -> dict[str, object]:
         ),
         "params": ["sinks_ptr", "stride_sinks"] if there else [],
         "args": ["sinks", "*sinks.stride()"] if there else [],
+        "given": ["sinks"] * there,
+        "shared": ["d_sinks.sum((0, 2))"] * there,
         "gradient_params": ["lse_ptr", "sinks_ptr", "stride_sinks", "d_sinks_ptr"] if there else [],
         "gradient_args": ["lse", "sinks", "*sinks.stride()", "d_sinks"] if there else [],
         "dead_rows": "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
