@@ -66,6 +66,8 @@ class Queries:
             self.begun[run] = replace(part, dout=shared.dout, shared=shared)
             if sinks is not None:
                 found = shared.d_sinks if found is None else found + shared.d_sinks
+        if not self.begun:
+            total.whole = None  # the first part of all rows stays where its kernel stored it
         return found
 
     def of(self, pair: Pair) -> Part:

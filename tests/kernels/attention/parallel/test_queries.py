@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kgen.kernels.attention.parallel import sums
 from kgen.kernels.attention.parallel.planning import Pair, Plan
+from kgen.kernels.attention.parallel.queries import Queries
 from kgen.kernels.attention.parallel.runtime import Call, Kernels, backward
 from kgen.kernels.attention.parallel.sharding import Sharding
 
@@ -70,6 +71,19 @@ class Module:
 def summed(out: Tensor, parts: list[Tensor], lse: None, lses: list[Tensor]) -> None:
     """As the kernel of sums does it."""
     out.copy_(torch.stack(parts).sum(0))
+
+
+def test_what_is_not_shared_stays_where_it_was_stored() -> None:
+    """As on GPUs whose kernels share nothing, whatever their file has for others."""
+    x, lse = torch.randn(2, 3, 40, 8), torch.randn(2, 3, 40)
+    one = Sharding((((0, 40),),))
+    total = sums.Sum(x.shape, x, 2)
+    queries = Queries(Plan(one, one, ()), 0, 2, x, None, x, lse, x)
+    module = SimpleNamespace(part_begin=lambda *_: None)
+    assert queries.begin(module, "part", x, x, None, total) is None
+    dq = torch.randn(x.shape)
+    total.add((0, 40), dq)
+    assert total.result() is dq
 
 
 @pytest.mark.parametrize("shares", [False, True])
