@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from types import MappingProxyType
@@ -19,6 +20,8 @@ from .transfers import Beside, Keys, empty_rows_first, exchanged, kept_with_plan
 
 Steps = Generator[tuple[Pair, Tensor, Tensor], None, None]
 """Pairs of a rank, with their keys and values."""
+BRIEF = 2**20
+"""Bytes that come to a rank, up to which kernels read them where they are: a stream beside takes CPUs longer."""
 
 
 def steps(keys: Keys, agreed: Callable[[], None], home: Home | None = None) -> Steps:
@@ -54,14 +57,16 @@ def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home
     plan, rank, ranks = keys.plan, keys.rank, keys.plan.ranks
     peers = peers_of(keys.group, keys.k.device, _room_of_few(keys), agreed) if plan.few else None
     way = _Sent(keys, beside) if peers is None else _Read(keys, beside, peers)
+    own = ((pair, *keys.own(pair.kv)) for pair in plan.pairs_of(rank, rank))
+    if way.in_line:  # what the others say is on its way meanwhile
+        yield from own
     agreed()
     beside.begin()
     way.begin(home)
     shared = _Shared(keys, beside, way)
     next_step = _Step(keys, beside, way, 1) if ranks > 1 else None
     beside.wait()
-    for pair in plan.pairs_of(rank, rank):
-        yield pair, *keys.own(pair.kv)
+    yield from own
     yield from shared.pairs(home)
     for number in range(1, ranks):
         step = next_step
@@ -75,6 +80,8 @@ def _pairs_by_steps(keys: Keys, beside: Beside, agreed: Callable[[], None], home
 
 class _Sent:
     """Keys that ranks send each other."""
+
+    in_line = False
 
     def __init__(self, keys: Keys, beside: Beside) -> None:
         plan, rank = keys.plan, keys.rank
@@ -106,7 +113,9 @@ class _Read:
 
     def __init__(self, keys: Keys, beside: Beside, peers: Peers) -> None:
         self.keys, self.beside, self.peers = keys, beside, peers
-        peers.begin()
+        self.in_line = peers.begin(brief=_most_bytes(keys) <= BRIEF)
+        if self.in_line:
+            beside.in_line()
         for run, tensors in self._left(keys.rank).items():
             for rows, there in zip(keys.own(run), tensors, strict=True):
                 copied(there.movedim(0, keys.axis), rows)
@@ -120,19 +129,20 @@ class _Read:
     def step(
         self, source: int, target: int, intervals: list[Interval]
     ) -> tuple[list[tuple[Tensor, Tensor]], list[Any]]:
-        """Runs of keys of one rank on their way here: tensors, and the transfers."""
-        axis, copies, here = self.keys.axis, [], []
+        """Runs of keys of one rank, where kernels read them there or on their way here: tensors, and the transfers."""
+        axis, found = self.keys.axis, []
+        copies: list[tuple[Tensor, Tensor]] = []
         for lo, hi in intervals:
-            (first, _), there = next(
+            (first, _), run = next(
                 (run, x) for run, x in self._left(source).items() if run[0] <= lo and hi <= run[1]
             )
-            with self.peers.stream():
-                k, v = (empty_rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v))
-            copies += [
-                (x, run_of(y, 0, (lo - first, hi - first))) for x, y in zip((k, v), there, strict=True)
-            ]
-            here.append((k.movedim(0, axis), v.movedim(0, axis)))
-        return here, [self.peers.copy(copies)] if copies else []
+            k, v = there = [run_of(x, 0, (lo - first, hi - first)) for x in run]
+            if not self.in_line:
+                with self.peers.stream():
+                    k, v = (empty_rows_first(x, axis, hi - lo) for x in (self.keys.k, self.keys.v))
+                copies += zip((k, v), there, strict=True)
+            found.append((k.movedim(0, axis), v.movedim(0, axis)))
+        return found, [self.peers.copy(copies)] if copies else []
 
     def end(self, home: Home | None) -> None:
         """All that came was used."""
@@ -162,6 +172,13 @@ def left(keys: Keys, rank: int) -> tuple[dict[Interval, list[int]], int]:
             found[lo, hi].append(end)
             end += aligned(rows_first(x, keys.axis, hi - lo), x.dtype)
     return found, end
+
+
+@kept_with_plan
+def _most_bytes(keys: Keys) -> int:
+    """That come to a rank."""
+    most = max(map(keys.plan.received, range(keys.plan.ranks)))
+    return sum(math.prod(rows_first(x, keys.axis, most)) * x.element_size() for x in (keys.k, keys.v))
 
 
 @kept_with_plan

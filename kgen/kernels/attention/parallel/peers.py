@@ -10,7 +10,7 @@ import math
 import socket
 import weakref
 from collections.abc import Callable, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,13 +35,14 @@ def aligned(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class Done:
-    """A point of a stream, as a transfer that can be waited for."""
+    """A point of a stream, as a transfer that can be waited for; without an event, of the stream that computes."""
 
-    event: torch.cuda.Event
+    event: torch.cuda.Event | None
 
     def wait(self) -> None:
         """What the current stream does next is behind it."""
-        torch.cuda.current_stream().wait_event(self.event)
+        if self.event is not None:
+            torch.cuda.current_stream().wait_event(self.event)
 
 
 @dataclass
@@ -54,22 +55,32 @@ class Peers:
     milliseconds: int
     """After which a rank that does not come is an error of the device."""
     copying: torch.cuda.Stream
+    beside: bool = True
+    """Copies are made on a stream of their own, else on the one that computes."""
     used: torch.cuda.Stream | None = None
     over: Done | None = None
     captured: bool = False
     """A CUDA graph has its address."""
     views: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
-    def begin(self) -> None:
-        """The current stream is going to write into this rank's buffer: behind what an earlier call did there."""
-        here = torch.cuda.current_stream()
-        if torch.cuda.is_current_stream_capturing():
+    def begin(self, brief: bool = False) -> bool:
+        """The current stream is going to write into this rank's buffer: behind what an earlier call did there. Gives
+        whether what follows is done in it, as `brief` transfers are but in a graph, where launching costs nothing."""
+        here, capturing = torch.cuda.current_stream(self.device), torch.cuda.is_current_stream_capturing()
+        self.beside = capturing or not brief
+        if capturing:
             self.captured = True  # all streams are joined at the end of a call
         else:
             here.wait_stream(self.copying)
             if self.used not in (None, here):
                 here.wait_stream(self.used)
         self.used = here
+        return not self.beside
+
+    @property
+    def device(self) -> torch.device:
+        """Of this rank."""
+        return self.buffer.device
 
     def view(self, rank: int, offset: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A tensor so many bytes into a rank's buffer."""
@@ -82,12 +93,15 @@ class Peers:
 
     def stream(self) -> AbstractContextManager[object]:
         """Where copies are made, and tensors for them."""
-        found: AbstractContextManager[object] = torch.cuda.stream(self.copying)
+        found: AbstractContextManager[object] = (
+            torch.cuda.stream(self.copying) if self.beside else nullcontext()
+        )
         return found
 
     def open(self) -> Done:
         """Copies that follow wait until all ranks have come to this point of their current streams."""
-        self.copying.wait_stream(torch.cuda.current_stream())
+        if self.beside:
+            self.copying.wait_stream(torch.cuda.current_stream(self.device))
         return self._met(0)
 
     def copy(self, copies: Sequence[tuple[Tensor, Tensor]]) -> Done:
@@ -95,7 +109,7 @@ class Peers:
         with self.stream():
             for here, there in copies:
                 here.copy_(there)
-            return Done(self.copying.record_event())
+            return self._done()
 
     def close(self) -> Done:
         """When all ranks are done with the copies ahead of this. They may write into their buffers again then: no pass
@@ -106,7 +120,10 @@ class Peers:
     def _met(self, channel: int) -> Done:
         with self.stream():
             self.handle.barrier(channel, self.milliseconds)
-            return Done(self.copying.record_event())
+            return self._done()
+
+    def _done(self) -> Done:
+        return Done(self.copying.record_event() if self.beside else None)
 
     def free(self) -> None:
         """The current stream goes on when no rank reads this one's buffer any more."""

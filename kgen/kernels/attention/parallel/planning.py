@@ -119,7 +119,10 @@ class Plan:
         """The keys that go from one rank to another alone."""
         if kv_rank == q_rank:
             return []
-        return without(merged(p.kv for p in self.pairs_of(q_rank, kv_rank)), self.shared_by(kv_rank))
+        if (kv_rank, q_rank) not in self._sent:
+            needed = merged(p.kv for p in self.pairs_of(q_rank, kv_rank))
+            self._sent[kv_rank, q_rank] = without(needed, self.shared_by(kv_rank))
+        return self._sent[kv_rank, q_rank]
 
     def shared_by(self, kv_rank: int) -> list[Interval]:
         """The keys that a rank sends to all others at once."""
@@ -162,6 +165,10 @@ class Plan:
     @cached_property
     def kept(self) -> dict[Any, Any]:
         """What else was made of it, by what it is and of what."""
+        return {}
+
+    @cached_property
+    def _sent(self) -> dict[tuple[int, int], list[Interval]]:
         return {}
 
     @cached_property

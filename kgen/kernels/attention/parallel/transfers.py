@@ -128,15 +128,19 @@ class Beside:
     """Transfers on a stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.apart = device, device.type == "cuda"
         self.under_way: list[list[Any]] = []
         self.at_end: list[Any] = []
         self.here: torch.cuda.Stream | None = None
         self.beside: torch.cuda.Stream | None = None
 
+    def in_line(self) -> None:
+        """Transfers are so brief that they are made in the stream that computes."""
+        self.apart = False
+
     def begin(self) -> None:
         """What follows is behind what the stream that computes had to do until here."""
-        if self.device.type == "cuda":
+        if self.apart:
             self.here, self.beside = torch.cuda.current_stream(self.device.index), _stream_beside(self.device)
             self.beside.wait_stream(self.here)
 

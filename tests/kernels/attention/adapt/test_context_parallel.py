@@ -91,8 +91,10 @@ CALLS = [
     ("window", 3, {}, {"sharding": "contiguous", "peers": True}),
     ("packed", 3, {"packed": PACKED}, {"sharding": "contiguous", "gathered": False, "peers": True}),
     ("sunk", 4, {"batch": 1}, {"sharding": "contiguous", "gathered": False, "peers": True}),
+    ("window", 2, {}, {"sharding": "contiguous", "peers": True, "brief": True}),
+    ("sunk", 3, {}, {"sharding": "contiguous", "gathered": False, "peers": True, "brief": True}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [
     ("heads", True),
@@ -250,14 +252,17 @@ PLANTED = {
     "another-place": ("home.py", "found[other, interval, i] = end, dtype", "found[other, interval, i] = 0, dtype"),
     "another's-buffer": ("exchange.py", "_whole(keys, peers, other)", "_whole(keys, peers, rank)"),
     "values-for-keys": ("exchange.py", "zip((k, v), there", "zip((v, k), there"),
+    "keys-for-values": ("exchange.py", "k, v = there = [", "v, k = there = ["),
     "own-gradients": ("home.py", "self.peers.view(other, offset", "self.peers.view(self.rank, offset"),
 }  # fmt: skip
 """Mistakes in what runs beside the kernels."""
 PEERS = {"another-place", "another's-buffer"}
 GATHERED = {"as-it-is-not", *PEERS}
 """Those of one sequence whose keys are gathered, and of ranks that see each other's memory."""
-BY_STEPS = {"values-for-keys", "own-gradients"}
+BY_STEPS = {"values-for-keys", "keys-for-values", "own-gradients"}
 """Those of a window, of ranks that see each other's memory."""
+BRIEF = {"keys-for-values"}
+"""Those of keys that kernels read where they are."""
 
 
 @pytest.mark.thorough
@@ -274,7 +279,7 @@ def test_a_mistake_is_found(name: str, tmp_path: Path) -> None:
     gathered = name in GATHERED
     case = {"name": "mistaken", "sq": 90, "sk": 90, "batch": 1 if gathered else 2, "heads_kv": 2}
     job = {"spec": str(path), "ranks": 2, "case": case, "sharding": "head_tail", "gathered": gathered}
-    job["peers"] = name in PEERS | BY_STEPS
+    job |= {"peers": name in PEERS | BY_STEPS, "brief": name in BRIEF}
     if name in BY_STEPS:
         job["sharding"] = "contiguous"
     rows = launched(tmp_path, [job], 250)[0][0]

@@ -120,3 +120,33 @@ def test_a_graph_ahead_of_a_first_call_is_said(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.warns(UserWarning, match="captured ahead of a first call of its size"):
         assert peers_of(seen, GPU, 100, calls()[1]) is None
+
+
+def test_brief_transfers_are_in_the_stream_that_computes(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They come in the order of calls, and wait for no other stream."""
+    done: list[Any] = []
+    here = SimpleNamespace(wait_stream=lambda other: done.append(other))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    handle = SimpleNamespace(barrier=lambda channel, milliseconds: done.append((channel, milliseconds)))
+    copying: Any = "copying"  # has no events, and cannot be waited in
+    found = Peers(handle, torch.empty(8), 8, 3500, copying)
+    assert found.begin(brief=True)
+    x = torch.zeros(3)
+    for point in (found.open(), found.copy([(x, torch.ones(3))]), found.close()):
+        point.wait()
+    found.free()
+    assert done == ["copying", (0, 3500), (1, 3500)]  # behind what an earlier call did beside
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_a_graph_has_brief_transfers_beside(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    copying: Any = None
+    found = Peers(None, torch.empty(8), 8, 3500, copying)
+    assert not found.begin(brief=True)
+    assert found.captured
