@@ -236,7 +236,7 @@ def test_stock_specs_over_ranks(path: Path, size: int, tmp_path: Path) -> None:
         case |= {"sq": 70, "sk": 70, "packed": PACKED}
     sharding = ("head_tail", "by_cost", "contiguous", "auto")[number % 4]
     job = {"spec": str(path), "ranks": size, "case": case, "sharding": sharding, "gathered": number % 3 == 0}
-    job["peers"] = number % 2 == 0
+    job |= {"peers": number % 2 == 0, "brief": number // 4 % 2 == 0}
     rows = launched(tmp_path, [job], 1700)[0][0]
     assert rows
     assert all(row["ok"] for row in rows), rows
