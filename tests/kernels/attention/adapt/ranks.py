@@ -98,6 +98,14 @@ class Files:
     close = open
 
 
+def see_each_other(package: Any, job: dict[str, Any]) -> None:
+    """Ranks of a package do so where the job says it; by `brief`, kernels read keys where they are."""
+    if job.get("peers"):
+        exchange: Any = sys.modules[f"{package.__name__}.exchange"]
+        exchange.peers_of = lambda group, device, size, agreed: Files(group, size)
+        exchange.BRIEF = 2**20 if job.get("brief") else 0
+
+
 def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     """One call, forward and backward, of this rank: on the first one what is right and what is wrong of it."""
     loaded = load(Path(job["spec"]))[0]
@@ -112,10 +120,7 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
     heads = {"heads": inputs.q.shape[1], "kv_heads": inputs.k.shape[1]}
     of_layout = sys.modules[f"{package.__name__}.layout"]
     planned = partial(of_layout.planned, gathered=job.get("gathered"))
-    if job.get("peers"):
-        exchange: Any = sys.modules[f"{package.__name__}.exchange"]
-        exchange.peers_of = lambda group, device, size, agreed: Files(group, size)
-        exchange.BRIEF = 2**20 if job.get("brief") else 0
+    see_each_other(package, job)
     with mock.patch.object(of_layout, "planned", planned):
         layout = make(*lengths, **asked, **heads, ranks=group, sharding=job.get("sharding", "auto"))
     shards = {"q": layout.shard(inputs.q, axis), "dout": layout.shard(inputs.dout, axis)}
@@ -233,7 +238,7 @@ MISTAKES = {
     "dimensions": lambda tensors: {n: x[0, 0] for n, x in tensors.items()},
     "gone": lambda tensors: os._exit(1),
 }
-"""What the second of three ranks does to its tensors of `causal`."""
+"""What the second of three ranks does to its tensors."""
 
 
 def another_pass(call: Any, layout: Any, tensors: dict[str, torch.Tensor]) -> None:
@@ -259,10 +264,12 @@ DEEDS = {"pass": another_pass, "gone behind": gone_behind, "unshard": other_rows
 
 def mistaken(job: dict[str, Any], group: dist.ProcessGroup) -> str:
     """What this rank raises where one of three calls with other tensors, or is gone."""
-    package = importlib.import_module("causal_context_parallel")
-    layout = package.causal_plan(60, ranks=group, sharding="contiguous")
-    tensors = {n: torch.zeros(1, 4, 20, 128, dtype=torch.bfloat16) for n in "qkv"}
-    call = partial(package.causal, plan=layout if job.get("planned", True) else None, group=group)
+    name = job.get("of", "causal")
+    package = importlib.import_module(f"{name}_context_parallel")
+    see_each_other(package, job)
+    layout = getattr(package, f"{name}_plan")(60, ranks=group, sharding="contiguous")
+    tensors = {n: torch.zeros(1, 4, 20, job.get("columns", 128), dtype=torch.bfloat16) for n in "qkv"}
+    call = partial(getattr(package, name), plan=layout if job.get("planned", True) else None, group=group)
     try:
         if (deed := DEEDS.get(job["mistake"])) is not None:
             deed(call, layout, tensors)

@@ -93,6 +93,7 @@ CALLS = [
     ("sunk", 4, {"batch": 1}, {"sharding": "contiguous", "gathered": False, "peers": True}),
     ("window", 2, {}, {"sharding": "contiguous", "peers": True, "brief": True}),
     ("sunk", 3, {}, {"sharding": "contiguous", "gathered": False, "peers": True, "brief": True}),
+    ("window", 2, {}, {"through": "failure", "sharding": "contiguous", "peers": True, "brief": True}),
 ]
 SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
@@ -196,8 +197,15 @@ def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
 def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
     """All of them, and soon; the last mistake is to be gone, ahead of a call or between its passes."""
     write(tmp_path, ROOT / "specs/causal.yaml")
-    wrong = WRONG if last == "gone" else ()
+    path = tmp_path / "small_window.yaml"
+    path.write_text(SMALL.format(name="small_window", dtype="bf16", rest=SPECS["window"]))
+    write(tmp_path, path)
+    wrong = WRONG if last == "gone" else []
     jobs = [{"ranks": 3, "mistake": mistake, "planned": planned} for mistake, planned in wrong]
+    # Those that have computed with their own keys before they hear of it.
+    brief = {"ranks": 3, "of": "small_window", "columns": 16, "peers": True, "brief": True}
+    late = ["heads", "dtype", "pass"] if last == "gone" else []
+    jobs += [{**brief, "mistake": mistake} for mistake in late]
     found = launched(tmp_path, [*jobs, {"ranks": 3, "mistake": last}], 120)
     words = {
         "heads": "Disagreement: q, k and v of",
@@ -209,10 +217,10 @@ def test_ranks_that_differ_raise(last: str, tmp_path: Path) -> None:
         "pass": "Disagreement: the pass is ",
         "unshard": "ValueError: the plan is of [20, 20, 20] rows along dimension 2, by rank",
     }
-    for number, (mistake, _) in enumerate(wrong):
+    for number, mistake in enumerate([*(mistake for mistake, _ in wrong), *late]):
         said = {one[number] for one in found}
         assert all(text.startswith(words[mistake]) for text in said), said
-    assert [len(one) for one in found] == [len(wrong) + 1, len(wrong), len(wrong) + 1]
+    assert [len(one) for one in found] == [len(jobs) + 1, len(jobs), len(jobs) + 1]
     assert all("Error: " in one[-1] or "Disagreement: " in one[-1] for one in (found[0], found[2]))
     if last == "gone":
         assert all("not every rank of the group is there" in one[-1] for one in (found[0], found[2]))
