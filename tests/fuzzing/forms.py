@@ -42,6 +42,9 @@ from kgen.kernels.attention.spec import AttentionSpec
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
+POINTS = frozenset({"row", "q_idx", "kv_idx", "b", "h", "h_kv", "score", "q_start", "there"})
+"""Names that have a value of their own at each point."""
+
 
 class Differs(Exception):
     """A form that is not what was written."""
@@ -155,8 +158,8 @@ def _at_points(written: Written, call: Call, rng: random.Random, thorough: bool)
     rows = _tensors({**env, "q_idx": at["row"]})
     either = any_of([all_of(list(atoms)) for atoms in alternatives(written.mask)])
     for name, tree in (("planned", written.mask), ("alternatives", either)):
-        want = allowed & at["there"]
-        _same(name, _tree(tree, rows), want, mask.ok, written, env)
+        if tree != found.get("mask_mod", TRUE):
+            _same(name, _tree(tree, rows), allowed & at["there"], mask.ok, written, env)
     if thorough:
         _softmax(written, rows, np.where(allowed, value, -np.inf), ok & at["there"], score.error, env)
         _over_distance(written, rows, env, mask.ok)
@@ -166,8 +169,9 @@ def _at_points(written: Written, call: Call, rng: random.Random, thorough: bool)
 def _softmax(written: Written, env: Any, logits: Any, ok: Any, error: Any, told: Any) -> None:
     form = written.form
     env = {**env, "qk": env["score"] / SCALE, "scale": SCALE, "LOG2E": LOG2E}
-    total = _tree(form.multiplier, env) * _tree(form.core, env)
-    total = total + (_tree(form.bias, env) if form.bias is not None else 0.0)
+    with np.errstate(all="ignore"):
+        total = _tree(form.multiplier, env) * _tree(form.core, env)
+        total = total + (_tree(form.bias, env) if form.bias is not None else 0.0)
     lost = 0.0 if form.row_rest is None else LOG2E * _tree(form.row_rest, env)
     # What is the same for a whole row is finite by contract, or the row has no keys.
     here = ok & _finite_by_row(written.planned.trees.get("score_mod", SCORE), env)
@@ -226,7 +230,7 @@ def _ranges(written: Written, call: Call, rng: random.Random) -> None:
     else:
         allowed, ok = _tree(written.mask, _tensors({**env, "q_idx": at["row"]})), text.ok
     allowed, ok = (np.broadcast_to(x, shape) for x in (allowed, ok))
-    of_head = {name: value for name, value in env.items() if name not in ("q_idx", "kv_idx", "row", "there")}
+    of_head = {n: v for n, v in env.items() if n not in ("q_idx", "kv_idx", "row", "there")}
     for inner, outer, forbidden, known in (
         (KV_AXIS, Q_AXIS, ~allowed, ok),
         (Q_AXIS, KV_AXIS, ~allowed.T, ok.T),
@@ -306,11 +310,12 @@ def _check(form: str, right: Any, got: Any, want: Any, ok: Any, written: Written
 
 
 def _told(written: Written, env: Mapping[str, Any], place: Any) -> str:
-    at = {
-        n: v[place].item()
-        if np.shape(v) and place != () and np.ndim(v) == len(place) and n not in written.spec.buffers
-        else np.asarray(v).tolist()
-        for n, v in env.items()
-    }
     forms = {name: show(tree) for name, tree in written.canonical.items()}
+    shape = np.shape(env.get("kv_idx", 0))
+    at = {
+        name: np.broadcast_to(value, shape)[place].item()
+        if place and name in POINTS
+        else np.asarray(value).tolist()
+        for name, value in env.items()
+    }
     return f"{written.drawn.fields()}\ncanonical {forms}\nat {at}"

@@ -2,7 +2,7 @@
 
 NumPy computes it from Python's own syntax tree: integers in 64 bits, wrapped to 32 as they are in kernels, reals in
 float64. A value knows where it means something. It does not where an integer that wrapped is compared, divided or an
-index, where an integer is divided by zero or shifted by more bits than it has, and where rounding may decide a
+index, where a number is divided by zero or an integer shifted by more bits than it has, and where rounding may decide a
 comparison or a step. What a condition leaves out does not matter.
 """
 
@@ -187,7 +187,8 @@ def _quotient(a: Value, b: Value) -> Value:
     error = _finite((a.error + np.abs(it) * b.error) / np.abs(b.it))
     exact = bool(np.all(np.isin(np.abs(b.it), 2.0 ** np.arange(-6, 11))))
     found = _made(it, error, a, b)
-    return Value(found.it, found.ok, error=found.error, exact=found.exact and exact)
+    # The sign of a zero is lost where quotients are joined, and with it that of the infinity.
+    return Value(found.it, found.ok & (b.it != 0), error=found.error, exact=found.exact and exact)
 
 
 def _divided(op: type, a: Value, b: Value) -> Value:
