@@ -44,6 +44,7 @@ FOUND = {
     "elements of an aligned query": of("doc[q_idx] == doc[kv_idx]", **ENDS),
     "elements of a short sequence": of("wide[q_idx // 2] <= wide[kv_idx]", **ENDS),
     "a pole in the first row": of("q_idx > kv_idx", "score + kv_idx * 0.5 + 1 / q_idx"),
+    "far keys that an overflow hides": of(None, "score - exp(20.0 * (q_idx - kv_idx))"),
     "a logarithm in the first row": of(None, "score + 0.5 * (kv_idx - q_idx) - log(float(q_idx))"),
 }
 

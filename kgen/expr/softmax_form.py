@@ -212,7 +212,7 @@ def _may_be_infinite(node: Node, algebra: Algebra) -> bool:
         return True
     if isinstance(node, Call) and variables(node) & {KV_IDX.name, SCORE.name}:
         finite = TABLE[node.fn].finite
-        if finite is Finite.UP_TO_OVERFLOW and SCORE.name in variables(node):
+        if finite is Finite.UP_TO_OVERFLOW:
             return True
         divisor = node.args[1] if node.fn == "div" else None
         if finite is Finite.AWAY_FROM_POLES and not (divisor and algebra.to_sympy(divisor).is_nonzero):

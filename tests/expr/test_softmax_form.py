@@ -240,6 +240,8 @@ def test_positive(text: str, positive: bool) -> None:
         ("-exp(score)", False),
         ("-exp2(score)", False),
         ("score / h", False),
+        ("score - exp(0.5 * (q_idx - kv_idx))", False),
+        ("score - exp2(gain * q_idx)", True),
         ("score + where(q_idx < 3, 0.0, -inf)", False),
     ],
 )
