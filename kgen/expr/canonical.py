@@ -20,6 +20,7 @@ from functools import lru_cache, reduce
 from kgen.expr.affine import POSITIONS, Affine, affine, is_large, order
 from kgen.expr.algebra import call
 from kgen.expr.fold import choice, decided, folded
+from kgen.expr.magnitudes import FAR
 from kgen.expr.mask_form import (
     FALSE,
     MIRRORED,
@@ -194,6 +195,8 @@ def _compared(fn: str, total: Affine, written: Node) -> Node:
     if fn in INEQUALITIES or total.number % divisor == 0:
         total = Affine({n: f // divisor for n, f in total.terms.items()}, total.number // divisor)
     left, right = _sides(total)
+    if right.terms and abs(right.number) >= FAR:
+        return written  # the number and a size, a param or an element may not have a sum of 32 bits
     upper = left.terms[left.first()] < 0
     if upper:
         left, right = left.times(-1), right.times(-1)

@@ -218,6 +218,9 @@ def test_scores_keep_their_value(text: str) -> None:
         ("2 * q_idx == 2 * kv_idx + 1", "2 * q_idx - 2 * kv_idx == 1"),
         ("window < 3", "window < 3"),
         ("q_idx < 2147483647 + kv_idx + 2147483647", "q_idx < 2147483647 + kv_idx + 2147483647"),
+        ("SQ - q_idx < -2147483647", "SQ - q_idx < -2147483647"),
+        ("lens[b] - kv_idx >= -1073741824", "lens[b] - kv_idx >= -1073741824"),
+        ("q_idx - kv_idx <= 2147483646", "q_idx - kv_idx < 2147483647"),
     ],
 )
 def test_what_is_not_a_comparison_of_positions(text: str, wanted: str) -> None:
