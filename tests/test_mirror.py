@@ -9,6 +9,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = sorted(path.relative_to(ROOT / "tests") for path in ROOT.glob("tests/**/test_*.py"))
 OF_THE_REPOSITORY = {
     "architecture": "imports of all of kgen",
+    "comparing": "tests/fuzzing, of expressions",
     "copies": "emitted files of every family, twice in a process",
     "corners": "specs of every family, as text",
     "derivatives": "emitted files of every family, called",
