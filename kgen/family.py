@@ -43,11 +43,13 @@ class Lazy:
 class Verification:
     """What it takes to verify files. `kgen.verify.families` says what the two offer.
 
-    `problem` makes of a spec what worker processes need to know, without torch; `cases` is a module.
+    `problem` makes of a spec what worker processes need to know, without torch; `cases` is a module, and so is `chip`,
+    where files have kernels for one chip beside them.
     """
 
     problem: Lazy
     cases: Lazy
+    chip: Lazy | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from kgen.settings import settings
 if TYPE_CHECKING:
     from kgen.render.writer import Change
     from kgen.spec.load import Loaded
+    from kgen.verify.emitted import Emitted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -265,8 +266,10 @@ def verify(
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    from kgen.cli.results import SANITIZED, VERIFIED, Results
     from kgen.verify.farm.sharding import Shard
     from kgen.verify.farm.tasks import hands
+    from kgen.verify.found import Interrupted
     from kgen.verify.verifying import verify_specs
 
     part, generated = Shard.parse(shard), generated or settings().generated
@@ -277,42 +280,56 @@ def verify(
     if sanitizer:
         from kgen.verify.sanitizing import sanitize_specs
 
+        shown = Results(SANITIZED, "clean", form)
+        try:
+            with hands(jobs, ray) as who, terminal.progress_bar() as progress:
+                rows = sanitize_specs(
+                    loaded,
+                    generated,
+                    sanitizer,
+                    device.value,
+                    jobs,
+                    timeout,
+                    progress,
+                    record,
+                    _not_run,
+                    target,
+                    who,
+                    part,
+                    shown.result,
+                )
+        except Interrupted as run:
+            return shown.interrupted(run)
+        return shown.judged(rows)
+    shown = Results(VERIFIED, "right", form)
+    try:
         with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-            rows = sanitize_specs(
+            rows = verify_specs(
                 loaded,
                 generated,
-                sanitizer,
                 device.value,
                 jobs,
                 timeout,
-                progress,
-                record,
-                lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
-                target,
-                who,
-                part,
+                quick=quick,
+                progress=progress,
+                record=record,
+                cases=case or None,
+                targets=target,
+                skipped=_not_run,
+                built=built,
+                wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
+                result=shown.result,
+                told=shown.told,
+                hands=who,
+                shard=part,
             )
-        return judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
-    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = verify_specs(
-            loaded,
-            generated,
-            device.value,
-            jobs,
-            timeout,
-            quick=quick,
-            progress=progress,
-            record=record,
-            cases=case or None,
-            targets=target,
-            skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
-            built=built,
-            wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
-            hands=who,
-            shard=part,
-        )
-    columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
-    return judge(rows, columns, "right", form)
+    except Interrupted as run:
+        return shown.interrupted(run)
+    return shown.judged(rows)
+
+
+def _not_run(file: Emitted, why: str) -> None:
+    terminal.line(f"not run: {file.path} {why}", sys.stderr)
 
 
 def _wrong(row: Row) -> str:

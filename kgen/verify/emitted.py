@@ -44,6 +44,11 @@ class Emitted:
         """What tells it from the spec's other files: `triton`, `cuda`, `cute_sm90`."""
         return self.path.stem
 
+    def beside(self, name: str) -> Path | None:
+        """The file of this name that belongs to it; None where it is not there."""
+        path = self.path.with_name(name)
+        return path if name in BESIDE.get(self.path.name, ()) and path.is_file() else None
+
     def unable(self, device: str) -> str | None:
         """Why it cannot run on `cuda` or `cpu`; None where it can."""
         if device == "cpu" and not self.runtime.on_cpu:

@@ -126,6 +126,30 @@ class Cases(Protocol):
         """
 
 
+class ChipCases(Protocol):
+    """The module `chip` of a family: small cases of kernels for one chip, which an interpreter runs on the CPU."""
+
+    FILE: str
+    """The file beside the emitted one that has these kernels."""
+    INTERPRETER: str
+    """Who runs them on the CPU, in words: "the Gluon interpreter"."""
+
+    def case_names(self, problem: Any) -> tuple[str, ...]:
+        """In running order. They are the same for each group, and no case of the family has one of these names."""
+
+    def imported(self, path: Path, name: str) -> ModuleType:
+        """Import the emitted file anew, so that its calls run the kernels in the interpreter."""
+
+    def run_case(self, subject: Subject, group: str, name: str) -> list[Check] | None:
+        """The verdicts on each output of a case; None where its call launched none of the kernels."""
+
+    def unable(self, module: ModuleType) -> str | None:
+        """Why the interpreter cannot run the kernels of an imported file; None where it can."""
+
+    def unused(self, module: ModuleType) -> str | None:
+        """Why calls on this GPU do not run the kernels; None where they do."""
+
+
 def problem_of(loaded: Any, target: str = "") -> Any:
     """The problem of a spec's files of a target. Raises `KgenError` for a family that cannot be verified yet."""
     kernel = loaded.spec.kernel
@@ -144,6 +168,13 @@ def family_of(problem: Any) -> Cases:
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
     return cast("Cases", verification.cases.get())
+
+
+def chip_cases(problem: Any) -> ChipCases | None:
+    """What the family of a problem has for kernels of one chip. Imports torch."""
+    verification = family(problem.kernel).verified_by(problem.part)
+    assert verification is not None, "it made the problem"
+    return None if verification.chip is None else cast("ChipCases", verification.chip.get())
 
 
 NOT_NUMBERS: Mapping[str, Any] = {

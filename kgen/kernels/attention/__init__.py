@@ -9,6 +9,7 @@ FAMILY = Family(
     verification=Verification(
         problem=Lazy("kgen.kernels.attention.verify.problem:problem_of"),
         cases=Lazy("kgen.kernels.attention.verify.cases"),
+        chip=Lazy("kgen.kernels.attention.verify.on_hopper"),
     ),
     parts={
         "delta": Verification(
