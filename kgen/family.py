@@ -40,16 +40,27 @@ class Lazy:
 
 
 @dataclass(frozen=True)
+class Chip:
+    """Kernels for one chip, in a `file` beside the emitted one, which an `interpreter` runs on the CPU.
+
+    `cases` is a module; `kgen.verify.families` says what it offers.
+    """
+
+    file: str
+    interpreter: str
+    cases: Lazy
+
+
+@dataclass(frozen=True)
 class Verification:
     """What it takes to verify files. `kgen.verify.families` says what the two offer.
 
-    `problem` makes of a spec what worker processes need to know, without torch; `cases` is a module, and so is `chip`,
-    where files have kernels for one chip beside them.
+    `problem` makes of a spec what worker processes need to know, without torch; `cases` is a module.
     """
 
     problem: Lazy
     cases: Lazy
-    chip: Lazy | None = None
+    chip: Chip | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.family import NAMES, family
+from kgen.family import NAMES, Chip, family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -127,12 +127,7 @@ class Cases(Protocol):
 
 
 class ChipCases(Protocol):
-    """The module `chip` of a family: small cases of kernels for one chip, which an interpreter runs on the CPU."""
-
-    FILE: str
-    """The file beside the emitted one that has these kernels."""
-    INTERPRETER: str
-    """Who runs them on the CPU, in words: "the Gluon interpreter"."""
+    """The module `cases` of `kgen.family.Chip`: small cases of kernels for one chip."""
 
     def case_names(self, problem: Any) -> tuple[str, ...]:
         """In running order. They are the same for each group, and no case of the family has one of these names."""
@@ -170,11 +165,16 @@ def family_of(problem: Any) -> Cases:
     return cast("Cases", verification.cases.get())
 
 
-def chip_cases(problem: Any) -> ChipCases | None:
-    """What the family of a problem has for kernels of one chip. Imports torch."""
+def chip_of(problem: Any) -> Chip | None:
+    """The kernels for one chip that files of a problem may have beside them."""
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
-    return None if verification.chip is None else cast("ChipCases", verification.chip.get())
+    return verification.chip
+
+
+def chip_cases(chip: Chip) -> ChipCases:
+    """The small cases of such kernels. Imports torch."""
+    return cast("ChipCases", chip.cases.get())
 
 
 NOT_NUMBERS: Mapping[str, Any] = {

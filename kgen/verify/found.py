@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kgen.family import Chip
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted
-from kgen.verify.families import ChipCases
 from kgen.verify.farm.tasks import Row
 from kgen.verify.packages import manifest_of
 
@@ -51,7 +51,7 @@ class Found:
     emitted: Emitted
     cases: int = 0
     """How many there are."""
-    chip: ChipCases | None = None
+    chip: Chip | None = None
     """Of the kernels for one chip beside it, whose rows these names have:"""
     chip_names: Collection[str] = ()
     where: dict[str, Any] | None = None
@@ -106,12 +106,13 @@ class Found:
         how = on_cpu if device == ledger.INTERPRETER else f"on {device}"
         yield Ran(self.emitted.path.name, own, f"cases {how}")
         if self.chip and (small := len(self.rows) - own):
-            yield Ran(self.chip.FILE, small, f"small cases in {self.chip.INTERPRETER}")
+            yield Ran(self.chip.file, small, f"small cases in {self.chip.interpreter}")
 
     def not_run(self) -> Emitted | None:
         """What stands for the file of the kernels for one chip, where these did not run."""
-        beside = self.emitted.beside(self.chip.FILE) if self.chip and self.unused else None
-        return replace(self.emitted, path=beside) if beside else None
+        if self.chip is None or self.unused is None:
+            return None
+        return replace(self.emitted, path=self.emitted.path.with_name(self.chip.file))
 
     def record(self, generated: Path, digest: str, built: Path | None, *, quick: bool) -> bool:
         """Enter its rows in the ledger, which takes a failure back; true if all are right. Where not all cases ran,

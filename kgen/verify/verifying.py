@@ -13,7 +13,7 @@ from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.costs import Costs
 from kgen.verify.emitted import Emitted, require_emitted
-from kgen.verify.families import ChipCases, family_of, problem_of
+from kgen.verify.families import chip_cases, family_of, problem_of
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
 from kgen.verify.found import Found, Interrupted, Told, all_that_ran, archs_built
@@ -133,8 +133,8 @@ def verify_specs(
 def _found(file: Emitted, problem: Any, jobs: Sequence[Job], built: Path | None, device: str) -> Found:
     """A file of which nothing is known yet."""
     own = [job for job in jobs if (job.emitted.spec, job.emitted.stem) == (file.spec, file.stem)]
-    chip = _chip(problem, file)
-    names = chip.case_names(problem) if chip else ()
+    chip = file.chip(problem)
+    names = chip_cases(chip).case_names(problem) if chip else ()
     unused = "is left out where packages run" if built is not None and device == "cpu" else None
     return Found(file, sum(len(job.cases) for job in own), chip, names, unused=unused)
 
@@ -278,8 +278,8 @@ def _job(
 
     left_out = () if built is None else OF_FILES
     # Packages have machine code in place of what an interpreter runs.
-    chip = _chip(problem, file) if device == "cpu" and built is None else None
-    small = chip.case_names(problem) if chip else ()
+    chip = file.chip(problem) if device == "cpu" and built is None else None
+    small = chip_cases(chip).case_names(problem) if chip else ()
     found = tuple(
         (group, name)
         for group in groups
@@ -288,12 +288,6 @@ def _job(
     )
     runs = file if built is None else _in_package(built, file)
     return Job(problem, replace(runs, path=runs.path.resolve()), device, found)
-
-
-def _chip(problem: Any, file: Emitted) -> ChipCases | None:
-    from kgen.verify.worker import of_chip  # imports torch
-
-    return of_chip(problem, file)
 
 
 def _rows(

@@ -67,10 +67,10 @@ def main(job: Job, lines: IO[str]) -> int:
     subject = Subject(problem, file.target, file.path, module, job.device)
     family = family_of(problem)
     checks = integration.named(family)
-    chip = of_chip(problem, file)
+    chip = file.chip(problem)
     if chip and job.device == "cuda":
-        say({"unused": chip.unused(module)})
-    in_interpreter = ChipRunner(chip, subject) if chip and job.device == "cpu" else None
+        say({"unused": chip_cases(chip).unused(module)})
+    in_interpreter = ChipRunner(chip_cases(chip), subject) if chip and job.device == "cpu" else None
     for group, name in job.cases:
         say({"start": (group, name)})
         began = time.perf_counter()
@@ -109,12 +109,6 @@ def main(job: Job, lines: IO[str]) -> int:
             # afresh.
             torch.cuda.synchronize()
     return 0
-
-
-def of_chip(problem: Any, file: Emitted) -> ChipCases | None:
-    """The cases of the kernels for one chip that lie beside a file; None where there are none."""
-    chip = chip_cases(problem)
-    return chip if chip and file.beside(chip.FILE) else None
 
 
 class ChipRunner:

@@ -17,10 +17,8 @@ from kgen.verify.compare import Check
 from kgen.verify.families import Subject
 from kgen.verify.gluon.interpreter import Kernel, imported
 
-__all__ = ["FILE", "INTERPRETER", "case_names", "imported", "run_case", "unable", "unused"]
+__all__ = ["case_names", "imported", "run_case", "unable", "unused"]
 
-FILE = "hopper.py"
-INTERPRETER = "the Gluon interpreter"
 PREFIX = "hopper-"
 
 
