@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
+from kgen.cli.current import AsIs, require_current
 from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, Targets, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import judge, load_specs, verb
@@ -73,6 +74,7 @@ def build(
     ] = False,
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one kernel may take.")] = 600.0,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
@@ -94,6 +96,7 @@ def build(
         summary = f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale"
         terminal.line(summary, sys.stderr if form is Format.JSON else sys.stdout)
         return EXIT_WRONG if said else 0
+    require_current(loaded, generated, as_is, form)
     sizes = {**SIZES} | named
     with terminal.progress_bar() as progress:
         rows = build_specs(

@@ -86,6 +86,7 @@ def _what_states_are() -> Iterator[Prose]:
     yield Prose(
         quoting(
             "`verified` is this text, run right on a GPU against float64; `interpreted`, in Triton's interpreter; "
-            "`compiled`, not run; `stale`, none of these; `missing`, not rendered."
+            "`compiled`, not run; `stale`, none of these, but an earlier text was; `unrecorded`, without any result; "
+            "`missing`, not rendered."
         )
     )
