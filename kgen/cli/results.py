@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kgen.cli import terminal
 from kgen.cli.terminal import EXIT_INTERRUPTED, Format, Row
 from kgen.diagnostics import EXIT_WRONG
 
 if TYPE_CHECKING:
+    from kgen.spec.load import Loaded
+    from kgen.verify.emitted import Emitted
     from kgen.verify.found import Interrupted, Told
 
 VERIFIED = {
@@ -27,6 +30,53 @@ VERIFIED = {
 }
 """The columns of `kgen verify`, and the least width of each where rows are printed one by one."""
 SANITIZED = {"spec": 20, "target": 9, "tool": 9, "ok": 3, "seconds": 7, "message": 0}
+
+
+def run_verify(
+    loaded: Sequence[Loaded], generated: Path, form: Format, jobs: int, ray: str | None, **options: Any
+) -> int:
+    """Verify emitted files, and print what comes of it."""
+    from kgen.verify.verifying import verify_specs
+
+    def verified(shown: Results, **how: Any) -> list[dict[str, Any]]:
+        how |= {"wrong": _wrong, "told": shown.told}
+        return verify_specs(loaded, generated, **options, **how)
+
+    return _run(Results(VERIFIED, "right", form), verified, jobs, ray)
+
+
+def run_sanitizers(
+    loaded: Sequence[Loaded], generated: Path, form: Format, jobs: int, ray: str | None, **options: Any
+) -> int:
+    """Run a call of each emitted file under sanitizers, and print what comes of it."""
+    from kgen.verify.sanitizing import sanitize_specs
+
+    def sanitized(_: Results, **how: Any) -> list[dict[str, Any]]:
+        return sanitize_specs(loaded, generated, **options, **how)
+
+    return _run(Results(SANITIZED, "clean", form), sanitized, jobs, ray)
+
+
+def _run(shown: Results, work: Callable[..., list[dict[str, Any]]], jobs: int, ray: str | None) -> int:
+    from kgen.verify.farm.tasks import hands
+    from kgen.verify.found import Interrupted
+
+    try:
+        with hands(jobs, ray) as who, terminal.progress_bar() as progress:
+            rows = work(shown, jobs=jobs, hands=who, progress=progress, skipped=_not_run, result=shown.result)
+    except Interrupted as run:
+        return shown.interrupted(run)
+    return shown.judged(rows)
+
+
+def _not_run(file: Emitted, why: str) -> None:
+    terminal.line(f"not run: {file.path} {why}", sys.stderr)
+
+
+def _wrong(row: Row) -> None:
+    """A case is wrong. This is said at once: a run may end before its table."""
+    said = f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
+    terminal.line(said, sys.stderr)
 
 
 class Results:

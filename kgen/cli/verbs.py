@@ -38,7 +38,6 @@ from kgen.settings import settings
 if TYPE_CHECKING:
     from kgen.render.writer import Change
     from kgen.spec.load import Loaded
-    from kgen.verify.emitted import Emitted
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -273,11 +272,8 @@ def verify(
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
-    from kgen.cli.results import SANITIZED, VERIFIED, Results
+    from kgen.cli.results import run_sanitizers, run_verify
     from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
-    from kgen.verify.found import Interrupted
-    from kgen.verify.verifying import verify_specs
 
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
@@ -285,64 +281,12 @@ def verify(
         message = "a sanitizer has no cases, quick or not, and runs no packages"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
     require_current(loaded, generated, as_is, form)
+    common = {"device": device.value, "timeout": timeout, "record": record, "targets": target, "shard": part}
     if sanitizer:
-        from kgen.verify.sanitizing import sanitize_specs
-
-        shown = Results(SANITIZED, "clean", form)
-        try:
-            with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-                rows = sanitize_specs(
-                    loaded,
-                    generated,
-                    sanitizer,
-                    device.value,
-                    jobs,
-                    timeout,
-                    progress,
-                    record,
-                    _not_run,
-                    target,
-                    who,
-                    part,
-                    shown.result,
-                )
-        except Interrupted as run:
-            return shown.interrupted(run)
-        return shown.judged(rows)
-    shown = Results(VERIFIED, "right", form)
-    try:
-        with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-            rows = verify_specs(
-                loaded,
-                generated,
-                device.value,
-                jobs,
-                timeout,
-                quick=quick,
-                progress=progress,
-                record=record,
-                cases=case or None,
-                targets=target,
-                skipped=_not_run,
-                built=built,
-                wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
-                result=shown.result,
-                told=shown.told,
-                hands=who,
-                shard=part,
-            )
-    except Interrupted as run:
-        return shown.interrupted(run)
-    return shown.judged(rows)
-
-
-def _not_run(file: Emitted, why: str) -> None:
-    terminal.line(f"not run: {file.path} {why}", sys.stderr)
-
-
-def _wrong(row: Row) -> str:
-    """What is said of a case as soon as it is known to be wrong: a run may end before its table."""
-    return f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
+        return run_sanitizers(loaded, generated, form, jobs, ray, tools=sanitizer, **common)
+    return run_verify(
+        loaded, generated, form, jobs, ray, quick=quick, cases=case or None, built=built, **common
+    )
 
 
 @verb("bench")

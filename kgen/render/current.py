@@ -21,7 +21,7 @@ def differing(loaded: Sequence[Loaded], generated: Path) -> dict[Path, list[Chan
     """
     own = {name for one in loaded for name in (one.folder, one.spec.name)}
     found: dict[Path, list[Change]] = {}
-    for path in dict.fromkeys(one.path for one in loaded):
+    for path in dict.fromkeys(one.path for one in loaded if (generated / one.folder).is_dir()):
         (rendered,) = project.render_all([path], generated, cached=True)
         if rendered.spec_text is None:
             continue

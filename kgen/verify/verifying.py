@@ -96,7 +96,7 @@ def verify_specs(
         rows.setdefault(task.key, []).append(row)
         if "case" not in row:
             return
-        costs.done((row["pass"], row["case"]), row["seconds"])
+        costs.done((row["pass"], row["case"]), row.get("seconds"))
         if not (row.get("unbuilt") or row.get("unrun")):
             if result is not None:
                 result(row)
