@@ -73,7 +73,7 @@ class File:
 
 
 def tried(file: File, mutant: Mutant) -> Outcome:
-    """What becomes of a mutant, in Triton's interpreter or the tests' own."""
+    """What becomes of a mutant, in Triton's interpreter or that of Gluon."""
     by, loads = "", [0]
     for how in _ways(file, mutant):
         # Of the file's own kernels.
