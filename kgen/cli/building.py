@@ -81,6 +81,7 @@ def build(
     """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
     from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs
     from kgen.build.stale import stale
+    from kgen.render.current import of_the_same_text
 
     loaded, generated = load_specs(specs), generated or settings().generated
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
@@ -96,7 +97,8 @@ def build(
         summary = f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale"
         terminal.line(summary, sys.stderr if form is Format.JSON else sys.stdout)
         return EXIT_WRONG if said else 0
-    require_current(loaded, generated, as_is, form)
+    # `build_specs` refuses files of another text of the spec, with or without `--as-is`.
+    require_current(loaded, generated, as_is, form, of_the_same_text)
     sizes = {**SIZES} | named
     with terminal.progress_bar() as progress:
         rows = build_specs(

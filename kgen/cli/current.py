@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from kgen.cli.terminal import Format
 from kgen.diagnostics import Diagnostic, DriftError, escaped
 
 if TYPE_CHECKING:
+    from kgen.render.writer import Change
     from kgen.spec.load import Loaded
 
 AsIs = Annotated[
@@ -23,11 +24,15 @@ STATES = {"new": "missing", "edited": "edited by hand", "pruned": "no longer mad
 """How a file differs, where it is not just another text."""
 
 
-def difference(loaded: Sequence[Loaded], generated: Path) -> Diagnostic | None:
-    """How emitted files differ from what their specs render to, in one line; None if they do not."""
+def difference(
+    loaded: Sequence[Loaded], generated: Path, counts: Callable[[Change], bool] = lambda change: True
+) -> Diagnostic | None:
+    """How emitted files differ from what their specs render to, in one line; None if they do not. Only changes that
+    `counts` accepts count."""
     from kgen.render.current import differing
 
-    found = [(spec, change) for spec, changes in differing(loaded, generated).items() for change in changes]
+    differ = differing(loaded, generated)
+    found = [(spec, change) for spec, changes in differ.items() for change in changes if counts(change)]
     if not found:
         return None
     # The kernels say more than what imports them.
@@ -39,9 +44,15 @@ def difference(loaded: Sequence[Loaded], generated: Path) -> Diagnostic | None:
     return Diagnostic("differs", f"{said}{more}; {hint}")
 
 
-def require_current(loaded: Sequence[Loaded], generated: Path, as_is: bool, form: Format) -> None:
+def require_current(
+    loaded: Sequence[Loaded],
+    generated: Path,
+    as_is: bool,
+    form: Format,
+    counts: Callable[[Change], bool] = lambda change: True,
+) -> None:
     """Raise `DriftError` if files differ from what their specs render to; with `as_is` print that instead."""
-    if found := difference(loaded, generated):
+    if found := difference(loaded, generated, counts):
         if not as_is:
             raise DriftError(found)
         note(found, form)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.render import project, writer
+from kgen.render.header import inputs_hash
 from kgen.render.writer import Change
 
 if TYPE_CHECKING:
@@ -31,3 +32,10 @@ def differing(loaded: Sequence[Loaded], generated: Path) -> dict[Path, list[Chan
         if differ and any(change.old is not None for change in changes):
             found[path] = differ
     return found
+
+
+def of_the_same_text(change: Change) -> bool:
+    """True unless the header of the file names another text of the spec, or other templates."""
+    if change.old is None or change.text is None:
+        return True
+    return inputs_hash(change.old.decode("utf-8", "replace")) == inputs_hash(change.text)
