@@ -40,6 +40,18 @@ class Lazy:
 
 
 @dataclass(frozen=True)
+class Chip:
+    """Kernels for one chip, in a `file` beside the emitted one, which an `interpreter` runs on the CPU.
+
+    `cases` is a module; `kgen.verify.families` says what it offers.
+    """
+
+    file: str
+    interpreter: str
+    cases: Lazy
+
+
+@dataclass(frozen=True)
 class Verification:
     """What it takes to verify files. `kgen.verify.families` says what the two offer.
 
@@ -48,6 +60,7 @@ class Verification:
 
     problem: Lazy
     cases: Lazy
+    chip: Chip | None = None
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import walkthrough
 from ruamel.yaml import YAML
 
 from kgen.cli import app
+from kgen.cli.terminal import EXIT_INTERRUPTED
 from kgen.diagnostics import EXIT_BUG, EXIT_MISSING, EXIT_USAGE, EXIT_WRONG
 from kgen.expr import built
 from kgen.expr import text as text_limits
@@ -356,7 +357,7 @@ def test_exit_codes_are_listed() -> None:
         int(code)
         for code in re.findall(r"^\| (\d+) \|", COMMANDS.read_text(encoding="utf-8"), flags=re.MULTILINE)
     }
-    assert listed == {0, EXIT_WRONG, EXIT_USAGE, EXIT_MISSING, EXIT_BUG}
+    assert listed == {0, EXIT_WRONG, EXIT_USAGE, EXIT_MISSING, EXIT_BUG, EXIT_INTERRUPTED}
 
 
 @pytest.mark.parametrize("model", [AttentionSpec, Buffer, ParamSpec], ids=lambda model: model.__name__)

@@ -16,7 +16,6 @@ OF_THE_REPOSITORY = {
     "docs": "pages",
     "exported_folders": "emitted folders of several families, exported and loaded",
     "files": "kgen/files.py, which is in no package",
-    "gluon_schedule": "tests/gluon_schedule.py",
     "fuzzing": "tests/fuzzing",
     "growing": "from spec to text, through every stage",
     "large": "tests/large.py",

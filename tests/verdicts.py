@@ -37,7 +37,8 @@ CACHE = "pytest's cache"
 KEPT = "kgen/verdicts"
 """Where, in that cache."""
 HANDING_ON = {
-    *(f"{name}.py" for name in ("compiling", "ledger", "merging", "processes", "sanitizing", "verifying")),
+    *(f"{name}.py" for name in ("compiling", "costs", "found", "ledger", "merging", "processes")),
+    *("sanitizing.py", "verifying.py"),
     "farm",
 }
 """Of `kgen/verify`, what hands out work and writes down what came of it, which has tests of its own."""

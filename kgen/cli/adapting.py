@@ -30,9 +30,13 @@ def adapt(
     form: Form = Format.TEXT,
 ) -> int:
     """Write what others call kernels by: a package for models of transformers, a repository for the kernel hub."""
-    from kgen.render import project, writer
+    from kgen.render import checking, project, writer
 
-    adapted = project.adapt_all(project.find_specs(specs or []), [one.value for one in kind])
+    kinds = [one.value for one in kind]
+    if check:
+        adapted = checking.adapt_checked(specs or [], kinds, output)
+    else:
+        adapted = project.adapt_all(project.find_specs(specs or []), kinds)
     outputs, started = project.together(adapted)
     changes = writer.compute_changes(outputs, output, started, others=False)
     if not check:
@@ -44,6 +48,8 @@ def adapt(
     else:
         for change in drift:
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
-    said = f"{writer.wanted(changes)} {'checked' if check else 'written'}, {len(drift)} differ"
+    edited = sum(change.state == "edited" for change in drift)
+    said = f"{writer.wanted(changes)} {'checked' if check else 'written'}, {len(drift) - edited} differ"
+    said += f", {edited} edited" if check else ""
     terminal.summary(said, form)
     return EXIT_WRONG if check and drift else 0

@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
+from kgen.cli.current import AsIs, require_current
 from kgen.cli.options import JOBS, Form, Generated, Jobs, Specs, Targets, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import judge, load_specs, verb
@@ -73,12 +74,14 @@ def build(
     ] = False,
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds that one kernel may take.")] = 600.0,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
     from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs
     from kgen.build.stale import stale
+    from kgen.render.current import of_the_same_text
 
     loaded, generated = load_specs(specs), generated or settings().generated
     asked = {"gqa": gqa, "batch": batch, "width": width, "heads": heads}
@@ -94,6 +97,8 @@ def build(
         summary = f"{len(loaded)} checked, {len({line.partition(':')[0] for line in said})} stale"
         terminal.line(summary, sys.stderr if form is Format.JSON else sys.stdout)
         return EXIT_WRONG if said else 0
+    # `build_specs` refuses files of another text of the spec, with or without `--as-is`.
+    require_current(loaded, generated, as_is, form, of_the_same_text)
     sizes = {**SIZES} | named
     with terminal.progress_bar() as progress:
         rows = build_specs(

@@ -30,7 +30,7 @@ EXTRAS = {
 """Packages that only some verbs need, and the extra that brings each."""
 
 Row = Mapping[str, object]
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[float, float, str], None]
 
 
 class Format(str, Enum):
@@ -129,7 +129,7 @@ def table(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
         return
     if not rows:
         return
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    cells = [[cell(row.get(column)) for column in columns] for row in rows]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
@@ -159,7 +159,8 @@ def progress_bar() -> Iterator[Progress]:
         yield lambda done, total, label: bar.update(task, description=label, completed=done, total=total)
 
 
-def _cell(value: object) -> str:
+def cell(value: object) -> str:
+    """A value in a table."""
     if value is None:
         return "-"
     if isinstance(value, bool):

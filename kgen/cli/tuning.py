@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
+from kgen.cli.current import AsIs, require_current
 from kgen.cli.options import JOBS, Form, Generated, Jobs, PartOf, Ray, Specs
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import elsewhere, load_specs, verb
@@ -27,6 +28,7 @@ def tune(
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
@@ -36,8 +38,10 @@ def tune(
     from kgen.verify.farm.tasks import hands
 
     part, generated = Shard.parse(shard), generated or settings().generated
+    loaded = load_specs(specs)
+    require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = tune_specs(load_specs(specs), generated, shape, write, jobs, timeout, progress, who, part)
+        rows = tune_specs(loaded, generated, shape, write, jobs, timeout, progress, who, part)
     columns = ("spec", "kernel", "tile", "milliseconds", "chosen", "error", *elsewhere(rows))
     terminal.table(rows, columns, form)
     timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)

@@ -15,6 +15,7 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
+from kgen.cli.current import AsIs, difference, note, require_current
 from kgen.cli.options import (
     JOBS,
     Form,
@@ -116,15 +117,18 @@ def render(
     form: Form = Format.TEXT,
 ) -> int:
     """Emit the kernels of specs into generated/, and delete those that no spec makes any more."""
-    from kgen.render import project, writer
+    from kgen.render import checking, project, writer
 
     output = output or settings().generated
     if stdout and (check or diff):
         raise KgenError(Diagnostic("usage", "--stdout does not go with --check or --diff"))
     dry = check or diff
-    paths = project.find_specs(specs or [])
-    single = single or stdout
-    rendered = project.render_all(paths, output, targets=target or None, single=single, cached=not dry)
+    single, target = single or stdout, target or None
+    if dry:
+        rendered = checking.render_checked(specs or [], output, targets=target, single=single)
+    else:
+        paths = project.find_specs(specs or [])
+        rendered = project.render_all(paths, output, targets=target, single=single, cached=True)
     outputs, started = project.together(rendered)
     if stdout:
         return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
@@ -207,17 +211,19 @@ def compile_(
     jobs: Jobs = JOBS,
     timeout: Annotated[float, typer.Option(help="Seconds that one kernel may take.")] = 600.0,
     record: Annotated[bool, typer.Option("--record", help="Enter the result in the ledger.")] = False,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
     from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, compile_specs
 
-    loaded = load_specs(specs)
+    loaded, generated = load_specs(specs), generated or settings().generated
+    require_current(loaded, generated, as_is, form)
     with terminal.progress_bar() as progress:
         rows = compile_specs(
             loaded,
-            generated or settings().generated,
+            generated,
             arch or DEFAULT_ARCHS,
             jobs,
             timeout,
@@ -261,63 +267,26 @@ def verify(
     ] = None,
     ray: Ray = None,
     shard: PartOf = None,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
     """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    from kgen.cli.results import run_sanitizers, run_verify
     from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
-    from kgen.verify.verifying import verify_specs
 
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
     if sanitizer and (case or quick is not None or built):
         message = "a sanitizer has no cases, quick or not, and runs no packages"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
+    require_current(loaded, generated, as_is, form)
+    common = {"device": device.value, "timeout": timeout, "record": record, "targets": target, "shard": part}
     if sanitizer:
-        from kgen.verify.sanitizing import sanitize_specs
-
-        with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-            rows = sanitize_specs(
-                loaded,
-                generated,
-                sanitizer,
-                device.value,
-                jobs,
-                timeout,
-                progress,
-                record,
-                lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
-                target,
-                who,
-                part,
-            )
-        return judge(rows, ("spec", "target", "tool", "ok", "seconds", "message"), "clean", form)
-    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = verify_specs(
-            loaded,
-            generated,
-            device.value,
-            jobs,
-            timeout,
-            quick=quick,
-            progress=progress,
-            record=record,
-            cases=case or None,
-            targets=target,
-            skipped=lambda file, why: terminal.line(f"not run: {file.path} {why}", sys.stderr),
-            built=built,
-            wrong=lambda row: terminal.line(_wrong(row), sys.stderr),
-            hands=who,
-            shard=part,
-        )
-    columns = ("spec", "target", "pass", "case", "ok", "error", "eager", "ratio", "seconds", "message")
-    return judge(rows, columns, "right", form)
-
-
-def _wrong(row: Row) -> str:
-    """What is said of a case as soon as it is known to be wrong: a run may end before its table."""
-    return f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
+        return run_sanitizers(loaded, generated, form, jobs, ray, tools=sanitizer, **common)
+    return run_verify(
+        loaded, generated, form, jobs, ray, quick=quick, cases=case or None, built=built, **common
+    )
 
 
 @verb("bench")
@@ -341,6 +310,7 @@ def bench(
     jobs: Jobs = 1,
     ray: Ray = None,
     shard: PartOf = None,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
@@ -352,6 +322,7 @@ def bench(
     part = Shard.parse(shard)
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
     loaded, generated = load_specs(specs), generated or settings().generated
+    require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
         rows = bench_specs(
             loaded,
@@ -419,18 +390,25 @@ def schema(form: Form = Format.TEXT) -> int:
 def status(
     specs: Specs = None,
     why: Why = None,
+    as_is: AsIs = False,
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
+    """Show which emitted files are verified as they are; exit 1 if any is not, or differs from its spec."""
     if why:
         from kgen.cli.why import why as say
 
         return say(why, generated or settings().generated, form)
-    from kgen.verify.ledger import STATES
+    from kgen.verify.ledger import STATES, WITHOUT_RESULT
     from kgen.verify.ledger import status as ledger_status
 
-    rows = ledger_status(load_specs(specs), generated or settings().generated)
+    loaded, generated = load_specs(specs), generated or settings().generated
+    differs = difference(loaded, generated)
+    if differs and as_is:
+        note(differs, form)
+    elif differs:
+        terminal.show_error(KgenError(differs), form)
+    rows = ledger_status(loaded, generated)
     # A column for each device and toolchain, whose names are too long to head one.
     places = sorted({place for row in rows for place in row["verified"]})
     numbers = [str(number) for number, _ in enumerate(places, 1)]
@@ -450,7 +428,11 @@ def status(
     states = Counter(row["state"] for row in rows)
     last = ", ".join(f"{states[state]} {state}" for state in STATES)
     terminal.summary(last, form)
-    return EXIT_WRONG if states["stale"] or states["missing"] else 0
+    if states["unrecorded"]:
+        told = "no result is recorded of files that are `unrecorded`: `kgen verify --record` enters one"
+        terminal.line(told, sys.stderr)
+    failed = any(states[state] for state in WITHOUT_RESULT) or (differs and not as_is)
+    return EXIT_WRONG if failed else 0
 
 
 @verb("doctor")

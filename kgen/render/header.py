@@ -86,6 +86,12 @@ def body_hash(text: str) -> str | None:
     return header["body"] if header else None
 
 
+def spec_name(text: str) -> str | None:
+    """The spec that a file's header names; None for a file that has no header of ours."""
+    header = _HEADER.match(text.replace("\r\n", "\n"))
+    return header["spec"] if header else None
+
+
 def inputs_hash(text: str) -> str | None:
     """The hash that a file's header gives for what it was made from; None for a file that has no header of ours."""
     header = _HEADER.match(text.replace("\r\n", "\n"))

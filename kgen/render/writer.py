@@ -75,23 +75,31 @@ def compute_changes(
             changes += _directory_changes(output, generated / output.name)
         names = {output.name for output in outputs}
         own = {name.partition("/")[0] for name in names}
-        for folder in _folders(generated):
+        for folder in folders(generated):
             name = folder.relative_to(generated).as_posix()
             if name not in names and (others or name.partition("/")[0] in own):
                 changes += _orphan_changes(folder, made)
         return changes
 
 
-def _folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
+def folders(folder: Path, depth: int = DEPTH) -> Iterator[Path]:
     """The folders that kgen made, those inside of others first; a link leads to somebody else's."""
     inside: list[Path] = []
     with suppress(FileNotFoundError):  # It is none yet, or another process has just pruned it.
         inside = sorted(folder.iterdir()) if depth else []
     for path in inside:
         if path.is_dir() and not path.is_symlink():
-            yield from _folders(path, depth - 1)
+            yield from folders(path, depth - 1)
             if (path / MANIFEST).exists():
                 yield path
+
+
+def file_changes(output: Output, generated: Path) -> list[Change]:
+    """The changes of the files in one folder of a spec, unchanged files included, without its manifest."""
+    directory = generated / output.name
+    with os_errors():
+        changes = [_file_change(directory / name, text) for name, text in sorted(output.files.items())]
+        return [*changes, *_pruned(directory, set(output.files), f"{output.spec} no longer makes it")]
 
 
 def compute_single_changes(outputs: Sequence[Output], folder: Path) -> list[Change]:

@@ -13,7 +13,7 @@ from kgen.pages.model import Code, Drawing, Listing, Page, Prose, Section, Table
 from kgen.render.rendering import excerpts
 from kgen.spec.load import Loaded
 from kgen.spec.too_large import too_large
-from kgen.targets import asked_targets, sources
+from kgen.targets import Source, asked_targets, sources
 from kgen.verify.ledger import status
 
 INNER_LOOP = "inner_loop"
@@ -53,11 +53,20 @@ def _files(loaded: Loaded, generated: Path) -> Table:
         anywhere = "GPUs, and Triton's interpreter" if target.runtime.on_cpu else "GPUs"
         part = f", the {target.part} alone" if target.part else ""
         for source in sources(loaded, name):
-            where = words((source.arch or anywhere) + part)
+            where = words(_where(loaded, source) or anywhere + part)
             rows.append(
                 (words(Code(name)), words(Code(source.filename)), where, _state(known, source.filename))
             )
     return Table(("target", "file", "runs on", "state"), tuple(rows))
+
+
+def _where(loaded: Loaded, source: Source) -> str:
+    """The one architecture of a file, and what runs it elsewhere; nothing for a file that runs on several."""
+    verification = family(loaded.spec.kernel).verification
+    chip = verification.chip if verification else None
+    if chip is None or source.filename != chip.file:
+        return source.arch or ""
+    return f"{source.arch}; small cases in {chip.interpreter}"
 
 
 def _state(known: Mapping[str, Mapping[str, Any]], file: str) -> Words:
@@ -77,6 +86,7 @@ def _what_states_are() -> Iterator[Prose]:
     yield Prose(
         quoting(
             "`verified` is this text, run right on a GPU against float64; `interpreted`, in Triton's interpreter; "
-            "`compiled`, not run; `stale`, none of these; `missing`, not rendered."
+            "`compiled`, not run; `stale`, none of these, but an earlier text was; `unrecorded`, without any result; "
+            "`missing`, not rendered."
         )
     )

@@ -44,7 +44,8 @@ def _states(rows: Sequence[dict[str, Any]]) -> Iterator[Block]:
     yield Prose(
         quoting(
             "`verified` is the present text, run right on a GPU against float64; `interpreted`, in Triton's "
-            "interpreter alone; `compiled`, not run; `stale`, none of these; `missing`, not rendered."
+            "interpreter alone; `compiled`, not run; `stale`, none of these, but an earlier text was; `unrecorded`, "
+            "without any result; `missing`, not rendered."
         )
     )
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.family import Runtime, family
+from kgen.family import Chip, Runtime, family
 from kgen.targets import asked_targets, sources
+from kgen.verify.families import chip_of
 
 BESIDE = {"triton.py": ("hopper.py",)}
 """What belongs to a file, where it lies beside it, though it has another stem."""
@@ -43,6 +44,14 @@ class Emitted:
     def stem(self) -> str:
         """What tells it from the spec's other files: `triton`, `cuda`, `cute_sm90`."""
         return self.path.stem
+
+    def chip(self, problem: Any) -> Chip | None:
+        """The kernels for one chip in a file beside this one; None where that is not there."""
+        chip = chip_of(problem)
+        there = (
+            chip and chip.file in BESIDE.get(self.path.name, ()) and self.path.with_name(chip.file).is_file()
+        )
+        return chip if there else None
 
     def unable(self, device: str) -> str | None:
         """Why it cannot run on `cuda` or `cpu`; None where it can."""

@@ -9,7 +9,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from kgen.diagnostics import Diagnostic, KgenError
-from kgen.family import NAMES, family
+from kgen.family import NAMES, Chip, family
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -126,6 +126,25 @@ class Cases(Protocol):
         """
 
 
+class ChipCases(Protocol):
+    """The module `cases` of `kgen.family.Chip`: small cases of kernels for one chip."""
+
+    def case_names(self, problem: Any) -> tuple[str, ...]:
+        """In running order. They are the same for each group, and no case of the family has one of these names."""
+
+    def imported(self, path: Path, name: str) -> ModuleType:
+        """Import the emitted file anew, so that its calls run the kernels in the interpreter."""
+
+    def run_case(self, subject: Subject, group: str, name: str) -> list[Check] | None:
+        """The verdicts on each output of a case; None where its call launched none of the kernels."""
+
+    def unable(self, module: ModuleType) -> str | None:
+        """Why the interpreter cannot run the kernels of an imported file; None where it can."""
+
+    def unused(self, module: ModuleType) -> str | None:
+        """Why calls on this GPU do not run the kernels; None where they do."""
+
+
 def problem_of(loaded: Any, target: str = "") -> Any:
     """The problem of a spec's files of a target. Raises `KgenError` for a family that cannot be verified yet."""
     kernel = loaded.spec.kernel
@@ -144,6 +163,18 @@ def family_of(problem: Any) -> Cases:
     verification = family(problem.kernel).verified_by(problem.part)
     assert verification is not None, "it made the problem"
     return cast("Cases", verification.cases.get())
+
+
+def chip_of(problem: Any) -> Chip | None:
+    """The kernels for one chip that files of a problem may have beside them."""
+    verification = family(problem.kernel).verified_by(problem.part)
+    assert verification is not None, "it made the problem"
+    return verification.chip
+
+
+def chip_cases(chip: Chip) -> ChipCases:
+    """The small cases of such kernels. Imports torch."""
+    return cast("ChipCases", chip.cases.get())
 
 
 NOT_NUMBERS: Mapping[str, Any] = {

@@ -33,8 +33,10 @@ INTERPRETER = "interpreter"
 PROOF = "proof"
 MUTANTS = "mutants"
 
-STATES = ("verified", "interpreted", "compiled", "stale", "missing")
+STATES = ("verified", "interpreted", "compiled", "unrecorded", "stale", "missing")
 """Of an emitted file, the best first; `status` says what they mean."""
+WITHOUT_RESULT = ("unrecorded", "stale", "missing")
+"""The states of a file whose present text has no result: a check of a project fails on each."""
 
 Ledger = dict[str, dict[str, Any]]
 """By hash: `{"file": path below generated, "records": {place: record}}`."""
@@ -327,8 +329,10 @@ def status(loaded: Sequence[Any], generated: Path) -> list[dict[str, Any]]:
     `missing`: not rendered. `verified`: this text ran right on a GPU; the row's own `verified` has the worst error by
     device and toolchain, a GPU before the interpreter, and `device` and `error` are those of the first device.
     `interpreted`: it ran right in the interpreter alone. `compiled`: it was compiled, for the architecture that it is
-    for or for any, and has not run. `stale`: none of these. `earlier` names the places where another text of the file
-    ran, and this one did not. `proof` has how many obligations are proved and unknown, where they were looked at.
+    for or for any, and has not run. `stale`: none of these, but an earlier text of the file ran or was compiled.
+    `unrecorded`: no text of the file ran or was compiled, as far as the ledger knows. `earlier` names the places where
+    another text of the file ran, and this one did not. `proof` has how many obligations are proved and unknown, where
+    they were looked at.
     """
     files = read(generated)
     return [_status(file, files, generated) for one in loaded for file in emitted_files(generated, one)]
@@ -348,9 +352,10 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
     row["proof"] = _proof(records)
     ran = _ran(records)
     if not ran:
-        archs = [place.removeprefix("compiled ") for place in records if place.startswith("compiled ")]
+        archs = _compiled(records)
         compiled = file.arch in archs if file.arch else bool(archs)
-        return row | {"state": "compiled" if compiled else "stale"}
+        before = any(_ran(other) or _compiled(other) for other in others)
+        return row | {"state": "compiled" if compiled else "stale" if before else "unrecorded"}
     places = sorted(ran, key=lambda place: (ran[place]["device"] == INTERPRETER, place))
     errors = {place: _greatest_error(ran[place]) for place in places}
     device = ran[places[0]]["device"]
@@ -363,6 +368,11 @@ def _status(file: Emitted, files: Ledger, generated: Path) -> dict[str, Any]:
         "error": max(own, default=None),
         "verified": errors,
     }
+
+
+def _compiled(records: Mapping[str, Any]) -> list[str]:
+    """The architectures that the file was compiled for."""
+    return [place.removeprefix("compiled ") for place in records if place.startswith("compiled ")]
 
 
 def _ran(records: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from kgen.verify import ledger
 from kgen.verify.emitted import Emitted
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
+from kgen.verify.found import Interrupted
 from kgen.verify.processes import WorkerError, messages
 from kgen.verify.toolchain import Progress, describe, versions
 from kgen.verify.verifying import files_to_run
@@ -44,12 +45,14 @@ def sanitize_specs(
     targets: Collection[str] | None = None,
     hands: Hands | None = None,
     shard: Shard = WHOLE,
+    result: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Run the example call of the emitted files of some specs under some of `TOOLS`, a process for each.
 
     Returns rows of spec, target, tool, ok, seconds, message. `timeout` is in seconds, for one process. `record`,
     true on `cuda` if left out, enters in the ledger which tool found nothing on which device; `targets`, `skipped`,
-    `hands` and `shard` are those of `verify_specs`. Raises `KgenError` for an unknown tool and a spec that is not
+    `result`, `hands` and `shard` are those of `verify_specs`. When it is interrupted, it records what it knows and
+    raises `Interrupted`. Raises `KgenError` for an unknown tool and a spec that is not
     rendered, `MissingError` without compute-sanitizer, torch, triton or the device.
     """
     for tool in tools:
@@ -69,22 +72,46 @@ def sanitize_specs(
     for problem, file, tool in work:
         call = _Call(problem, replace(file, path=file.path.resolve()), device, tool)
         tasks.append(Task((file.spec, file.stem, tool), do, call, (call.file.path.parent,), device))
-    rows: list[dict[str, Any]] = []
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def heard(task: Task, row: Row) -> None:
-        rows.append(row)
+        found[task.key] = row
+        if result is not None and row["ok"] is not None:
+            result(row)
         if progress is not None:
-            progress(len(rows), len(tasks), " ".join(task.key))
+            progress(len(found), len(tasks), " ".join(task.key))
 
-    found = hands.run(tasks, heard)
-    for (_, file, tool), one in zip(work, found, strict=True):
-        (row,) = one.rows
+    try:
+        hands.run(tasks, heard)
+    except KeyboardInterrupt:
+        rows = _entered(work, tasks, found, generated, hashes, record, skipped)
+        raise Interrupted(rows, len(tasks) - len(found)) from None
+    return _entered(work, tasks, found, generated, hashes, record, skipped)
+
+
+def _entered(
+    work: Sequence[tuple[Any, Emitted, str]],
+    tasks: Sequence[Task],
+    found: Mapping[tuple[str, ...], dict[str, Any]],
+    generated: Path,
+    hashes: Mapping[Emitted, str],
+    record: bool,
+    skipped: Callable[[Emitted, str], None] | None,
+) -> list[dict[str, Any]]:
+    """The rows that were found, in the order of the tasks, entered in the ledger if they are to be recorded."""
+    rows = []
+    for (_, file, tool), task in zip(work, tasks, strict=True):
+        if task.key not in found:
+            continue
+        row = found[task.key]
         where, why = row.pop("where"), row.pop("unable")
         if why and skipped is not None:
             skipped(file, why)
         if record and where:
             ledger.record_sanitized(generated, file.path, hashes[file], tool, row["ok"], **where)
-    return [row for one in found for row in one.rows if row["ok"] is not None]
+        if row["ok"] is not None:
+            rows.append(row)
+    return rows
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 
 from kgen.diagnostics import Diagnostic, MissingError
 
-Progress = Callable[[int, int, str], None]
-"""Called with how many of how many are done, and what was done last."""
+Progress = Callable[[float, float, str], None]
+"""Called with how much of how much is done (cases or files, or seconds of work), and what was done last."""
 
 
 def require(*packages: str, extra: str = "verify") -> None:

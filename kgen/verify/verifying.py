@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
+from kgen.verify.costs import Costs
 from kgen.verify.emitted import Emitted, require_emitted
-from kgen.verify.families import family_of, problem_of
+from kgen.verify.families import chip_cases, family_of, problem_of
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
+from kgen.verify.found import Found, Interrupted, Told, all_that_ran, archs_built
 from kgen.verify.interpreter import ENVIRONMENT
 from kgen.verify.packages import altered, manifest_of
 from kgen.verify.processes import WorkerError, messages
@@ -40,6 +42,8 @@ def verify_specs(
     cases: Collection[str] | None = None,
     targets: Collection[str] | None = None,
     wrong: Callable[[dict[str, Any]], None] | None = None,
+    result: Callable[[dict[str, Any]], None] | None = None,
+    told: Callable[[Told], None] | None = None,
     built: Path | None = None,
     hands: Hands | None = None,
     shard: Shard = WHOLE,
@@ -50,12 +54,14 @@ def verify_specs(
     `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick` takes the small cases
     only; left out, it is true on the CPU. `record` writes the ledger; left out, it is true on `cuda`. Returns rows of
     spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file that cannot run on the device is handed
-    to `skipped`, with why, and a row that is not ok to `wrong`, as soon as it is there. `cases` names those to run, of
-    all passes; the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With
+    to `skipped`, with why; so are kernels for one chip beside a file that did not run. A row goes to `result`, and one
+    that is not ok to `wrong`, as soon as it is there. `told` hears of the whole run. `cases` names those to run, of all
+    passes; the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With
     `built` the packages there run in the place of the Triton files, and the ledger does not hear of it unless `record`
     says so: then what a package has no machine code for is left out, and `skipped` is told. Raises
     `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
-    or the device, and where every file is skipped; a part of the whole may be such files, or none.
+    or the device, and where every file is skipped; a part of the whole may be such files, or none. When it is
+    interrupted, it records what is whole, and what is wrong, and raises `Interrupted`.
     """
     if cases is not None and record:
         message = "only a run of every case is recorded"
@@ -63,6 +69,7 @@ def verify_specs(
     hands = Here(jobs) if hands is None else hands
     device, whole, work = files_to_run(loaded, generated, device, skipped, targets, hands, shard, built)
     quick = device == "cpu" if quick is None else quick
+    recordable = record is None and cases is None and (built is None or device == "cuda")
     record = device == "cuda" and cases is None and built is None if record is None else record
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
@@ -82,69 +89,69 @@ def verify_specs(
     if cases is not None:
         _require_known(cases, [job(problem, file, _groups(problem)) for problem, file in whole])
         jobs_to_do = _chosen(jobs_to_do, cases)
-    total, done = sum(len(job.cases) for job in jobs_to_do), 0
+    costs = Costs(case for job in jobs_to_do for case in job.cases)
+    rows: dict[tuple[str, ...], list[Row]] = {}
 
     def heard(task: Task, row: Row) -> None:
-        nonlocal done
+        rows.setdefault(task.key, []).append(row)
         if "case" not in row:
             return
-        done += 1
-        if wrong is not None and not row["ok"] and not row.get("unbuilt"):
-            wrong(row)
+        costs.done((row["pass"], row["case"]), row.get("seconds"))
+        if not (row.get("unbuilt") or row.get("unrun")):
+            if result is not None:
+                result(row)
+            if wrong is not None and not row["ok"]:
+                wrong(row)
         if progress is not None:
-            progress(done, total, f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
+            progress(*costs.progress(), f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
 
     do = partial(run_job, timeout=timeout, beside=hands.beside, compiles=not (built and record))
-    found = hands.run([_task(job, do) for job in jobs_to_do], heard)
-    files = [_Found(file) for _, file in work]
-    for one in found:
-        (own,) = (file for file in files if (file.emitted.spec, file.emitted.stem) == one.task.key[:2])
-        own.add(one.rows)
-    _tell_unable(files, skipped)
-    if shard == WHOLE:
-        _require_able(files)
-    for file in files:
+    tasks, interrupted = [_task(job, do) for job in jobs_to_do], False
+    try:
+        hands.run(tasks, heard)
+    except KeyboardInterrupt:
+        interrupted = True
+    files = [_found(file, problem, jobs_to_do, built, device) for problem, file in work]
+    for task in tasks:
+        (own,) = (one for one in files if (one.emitted.spec, one.emitted.stem) == task.key[:2])
+        own.add(rows.get(task.key, ()))
+    if not interrupted:
+        _tell_unable(files, skipped)
+        if shard == WHOLE:
+            _require_able(files)
+    _leave_out(files, built, skipped)
+    entered = [one.record(generated, hashes[one.emitted], built, quick=quick) for one in files if record]
+    left = sum(one.cases - one.ended for one in files if not one.unable)
+    if told is not None:
+        ledger_file = Path(generated) / ledger.FILENAME if any(entered) else None
+        told(Told(all_that_ran(files), ledger_file, recordable and not record and not interrupted))
+    if interrupted:
+        raise Interrupted([row for one in files for row in one.rows], left)
+    return [row for one in files for row in one.rows]
+
+
+def _found(file: Emitted, problem: Any, jobs: Sequence[Job], built: Path | None, device: str) -> Found:
+    """A file of which nothing is known yet."""
+    own = [job for job in jobs if (job.emitted.spec, job.emitted.stem) == (file.spec, file.stem)]
+    chip = file.chip(problem)
+    names = chip_cases(chip).case_names(problem) if chip else ()
+    unused = "is left out where packages run" if built is not None and device == "cpu" else None
+    return Found(file, sum(len(job.cases) for job in own), chip, names, unused=unused)
+
+
+def _leave_out(
+    files: Sequence[Found], built: Path | None, skipped: Callable[[Emitted, str], None] | None
+) -> None:
+    """Leave out the cases that nothing ran, and say so."""
+    for one in files:
+        one.leave_out_unrun()
+        if (beside := one.not_run()) and skipped is not None:
+            skipped(beside, str(one.unused))
         # Where a package has no machine code for the device at all, its cases have failed.
-        if built is None or file.where is None or not _archs(built, file):
+        if built is None or one.where is None or not archs_built(built, one):
             continue
-        if (names := file.leave_out_unbuilt()) and skipped is not None:
-            skipped(file.emitted, f"in cases that its package has no machine code for: {', '.join(names)}")
-    for file in files if record else []:
-        if file.where is not None:
-            emitted = file.emitted
-            enter = ledger.record if built is None else partial(_record_package, built, file)
-            enter(generated, emitted.path, hashes[emitted], file.rows, quick=quick, **file.where)
-    return [row for file in files for row in file.rows]
-
-
-@dataclass
-class _Found:
-    """What came of one file: its rows, and where they are of; or why it could not run there."""
-
-    emitted: Emitted
-    where: dict[str, Any] | None = None
-    unable: str | None = None
-
-    def __post_init__(self) -> None:
-        self.rows: list[Row] = []
-        self.unbuilt: list[str] = []
-
-    def leave_out_unbuilt(self) -> list[str]:
-        """The cases that a package has no machine code for: they are neither right nor wrong."""
-        rows = [row for row in self.rows if row.get("unbuilt")]
-        self.rows = [row for row in self.rows if not row.get("unbuilt")]
-        self.unbuilt = sorted({f"{row['pass']} {row['case']}" for row in rows})
-        return self.unbuilt
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """The rows of one of its tasks."""
-        for row in rows:
-            if "where" in row:
-                self.where = row["where"]
-            elif "unable" in row:
-                self.unable = row["unable"]
-            else:
-                self.rows.append(row)
+        if (names := one.leave_out_unbuilt()) and skipped is not None:
+            skipped(one.emitted, f"in cases that its package has no machine code for: {', '.join(names)}")
 
 
 def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
@@ -155,17 +162,16 @@ def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
 def run_job(
     job: Job, messages: Messages | None = None, *, timeout: float, beside: int, compiles: bool = True
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a job, where it is done, and in the end `where` that was, as the ledger names it; or one row that
-    says why its file is `unable` to run there. What `messages` stands for was done nowhere. Unless it `compiles`,
+    """The rows of a job, where it is done: first `where` that is, as the ledger names it; or one row that says why its
+    file is `unable` to run there. What `messages` stands for was done nowhere. Unless it `compiles`,
     packages take no compiler for what they have no machine code for."""
     if messages is None and (why := job.emitted.unable(job.device)):
         yield {"unable": why}
         return
+    if messages is None:
+        tools = job.emitted.runtime.tools
+        yield {"where": {**describe(job.device), "versions": versions(tools), "toolchain": toolchain(tools)}}
     yield from _rows(job, timeout, beside, messages, compiles)
-    if messages is not None:
-        return
-    tools = job.emitted.runtime.tools
-    yield {"where": {**describe(job.device), "versions": versions(tools), "toolchain": toolchain(tools)}}
 
 
 def files_to_run(
@@ -196,7 +202,7 @@ def files_to_run(
     device = hands.device(device)
     if hands.far:
         return device, files, part
-    found = {file: _Found(file, unable=file.unable(device)) for _, file in files}
+    found = {file: Found(file, unable=file.unable(device)) for _, file in files}
     _tell_unable([found[file] for _, file in part], skipped)
     _require_able([*found.values()])
 
@@ -235,42 +241,6 @@ def _tell_interpreted(
         skipped(_in_package(built, file), why)  # type: ignore[misc]
 
 
-def _archs(built: Path, found: _Found) -> list[str]:
-    """The architectures of the machine code that a package has of a file for where it ran."""
-    assert found.where is not None
-    file, chip = found.emitted, found.where["capability"].replace(".", "")
-    rows = manifest_of(built, file.spec)["kernels"]
-    return sorted(
-        {row["arch"] for row in rows if (row["target"], str(row["capability"])) == (file.target, chip)}
-    )
-
-
-def _record_package(
-    built: Path,
-    found: _Found,
-    generated: Path,
-    path: Path,
-    digest: str,
-    rows: Sequence[Row],
-    *,
-    capability: str,
-    toolchain: str,
-    **where: Any,
-) -> None:
-    """As `ledger.record`, of a file in a package. Where that has no machine code for the device, no case has run, and
-    there is nothing to take back."""
-    file = found.emitted
-    manifest = manifest_of(built, file.spec)
-    compilers = {
-        tool: version for tool, version in manifest["compilers"].items() if tool in file.runtime.tools
-    }
-    for arch in _archs(built, found):
-        ledger.record_package(
-            generated, path, digest, rows, arch=arch, compilers=compilers, unbuilt=found.unbuilt,
-            capability=capability, **where,
-        )  # fmt: skip
-
-
 def _require_known(cases: Collection[str], jobs: Sequence[Job]) -> None:
     """Raise `KgenError` for a case that no job has."""
     known = {name for job in jobs for _, name in job.cases}
@@ -285,14 +255,14 @@ def _chosen(jobs: Sequence[Job], cases: Collection[str]) -> list[Job]:
     return [job for job in chosen if job.cases]
 
 
-def _tell_unable(files: Sequence[_Found], skipped: Callable[[Emitted, str], None] | None) -> None:
+def _tell_unable(files: Sequence[Found], skipped: Callable[[Emitted, str], None] | None) -> None:
     """Say which files cannot run."""
     for file in files:
         if file.unable and skipped is not None:
             skipped(file.emitted, file.unable)
 
 
-def _require_able(files: Sequence[_Found]) -> None:
+def _require_able(files: Sequence[Found]) -> None:
     """Raise `MissingError` where none of some files can run."""
     if files and all(file.unable for file in files):
         message = f"`{files[0].emitted.path}` {files[0].unable}"
@@ -307,10 +277,13 @@ def _job(
     from kgen.verify.worker import Job, case_names
 
     left_out = () if built is None else OF_FILES
+    # Packages have machine code in place of what an interpreter runs.
+    chip = file.chip(problem) if device == "cpu" and built is None else None
+    small = chip_cases(chip).case_names(problem) if chip else ()
     found = tuple(
         (group, name)
         for group in groups
-        for name in case_names(problem, group, device, quick)
+        for name in (*case_names(problem, group, device, quick), *small)
         if name not in left_out
     )
     runs = file if built is None else _in_package(built, file)
@@ -343,6 +316,8 @@ def _rows(
             ):
                 if "start" in message:
                     culprit = tuple(message["start"])
+                elif "unused" in message:
+                    yield message
                 elif (case := (message.get("pass"), message.get("case"))) in left:
                     left.remove(case)
                     culprit = None  # whatever happens before the next case starts is nobody's fault

@@ -1,7 +1,8 @@
 """Runs the cases of one emitted file in a process of its own: `python -m kgen.verify.worker JOB`.
 
 JOB is a pickled `Job`. Standard output carries JSON lines, `{"start": [pass, case]}` and then a row, and nothing
-else: whatever the kernels or libraries print goes to standard error.
+else: whatever the kernels or libraries print goes to standard error. On a GPU `{"unused": why}` says that kernels for
+one chip do not run there.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import IO, Any, TypeVar
 
 import torch
 
 from kgen.verify import compare, integration, interpreter
 from kgen.verify.emitted import Emitted
-from kgen.verify.families import Subject, family_of
+from kgen.verify.families import ChipCases, Subject, chip_cases, family_of
 from kgen.verify.processes import serve
 from kgen.verify.toolchain import import_file
 
 T = TypeVar("T")
 WAITS = (1.0, 4.0, 16.0)
 """Seconds until a case that ran out of memory is tried again."""
+NOT_LAUNCHED = "does not serve the tensors of any small case"
+"""Why kernels for one chip did not run, where their launcher took the others."""
 NO_MACHINE_CODE = "NoMachineCode"
 """What a package raises, which has that class in a module of its own."""
 
@@ -63,14 +67,20 @@ def main(job: Job, lines: IO[str]) -> int:
     subject = Subject(problem, file.target, file.path, module, job.device)
     family = family_of(problem)
     checks = integration.named(family)
+    chip = file.chip(problem)
+    if chip and job.device == "cuda":
+        say({"unused": chip_cases(chip).unused(module)})
+    in_interpreter = ChipRunner(chip_cases(chip), subject) if chip and job.device == "cpu" else None
     for group, name in job.cases:
         say({"start": (group, name)})
         began = time.perf_counter()
         found: list[compare.Check] = []
-        message, unbuilt = "", False
+        message, unbuilt, unrun = "", False, None
         try:
             if name in checks:
                 _with_memory(lambda: checks[name](subject))  # noqa: B023
+            elif in_interpreter and name in in_interpreter.names:
+                found, unrun = in_interpreter.run(group, name)
             else:
                 found = _with_memory(lambda: family.run_case(subject, group, name))  # noqa: B023
         except Exception as error:
@@ -91,6 +101,7 @@ def main(job: Job, lines: IO[str]) -> int:
                 "message": message[:2000],
                 "outputs": {c.name: [_number(c.error), _number(c.ratio)] for c in found},
                 **({"unbuilt": True} if unbuilt else {}),
+                **({"unrun": unrun} if unrun else {}),
             }
         )
         if message and job.device == "cuda":
@@ -98,6 +109,25 @@ def main(job: Job, lines: IO[str]) -> int:
             # afresh.
             torch.cuda.synchronize()
     return 0
+
+
+class ChipRunner:
+    """Runs cases of kernels for one chip in their interpreter, for which the file is imported a second time."""
+
+    def __init__(self, chip: ChipCases, subject: Subject) -> None:
+        self.chip, self.subject = chip, subject
+        self.names = chip.case_names(subject.problem)
+        self.module: ModuleType | None = None
+
+    def run(self, group: str, name: str) -> tuple[list[compare.Check], str | None]:
+        """The verdicts of a case, or why none of the kernels ran."""
+        if why := self.chip.unable(self.subject.module):
+            return [], why
+        if self.module is None:
+            name_of_module = f"kgen_emitted_{self.subject.problem.name}_chip"
+            self.module = self.chip.imported(self.subject.path, name_of_module)
+        found = self.chip.run_case(replace(self.subject, module=self.module), group, name)
+        return ([], NOT_LAUNCHED) if found is None else (found, None)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

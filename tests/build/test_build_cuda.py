@@ -292,7 +292,9 @@ def test_a_package_has_a_record_of_its_own(built: Path, rendered: Path, on_paper
     assert f"{in_cuda}: " in said
     assert "cases of forward, all right" in said
     # The file itself has not run.
-    assert {row["state"] for row in ledger.status([load(built / "small_norm.yaml")], rendered)} == {"stale"}
+    assert {row["state"] for row in ledger.status([load(built / "small_norm.yaml")], rendered)} == {
+        "unrecorded"
+    }
 
     on_paper.append("wrong")
     assert CliRunner().invoke(app, [*run, "--target", "cuda"]).exit_code == 1

@@ -210,14 +210,9 @@ def _says_nothing(check: Callable[..., Any]) -> Callable[..., Any]:
 
 def _for_hopper(path: Path, name: str) -> Any:
     """An emitted file whose kernels for Hopper run here."""
-    import gluon_interpreter
+    from kgen.verify.gluon.interpreter import imported
 
-    from kgen.verify.toolchain import import_file
-
-    with gluon_interpreter.installed():
-        module = import_file(path, name)
-    gluon_interpreter.prepare(module)
-    return module
+    return imported(path, name)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class File:
 
 
 def tried(file: File, mutant: Mutant) -> Outcome:
-    """What becomes of a mutant, in Triton's interpreter or the tests' own."""
+    """What becomes of a mutant, in Triton's interpreter or that of Gluon."""
     by, loads = "", [0]
     for how in _ways(file, mutant):
         # Of the file's own kernels.
@@ -108,12 +108,12 @@ def _ways(file: File, mutant: Mutant) -> tuple[str | int, ...]:
 @contextlib.contextmanager
 def _counted(loads: list[int]) -> Iterator[None]:
     """Adds what is loaded meanwhile."""
-    import gluon_interpreter
     import numpy
 
+    from kgen.verify.gluon import memory
     from kgen.verify.memory import Memory
 
-    by_pointers, fetch = Memory.load, gluon_interpreter.fetch
+    by_pointers, fetch = Memory.load, memory.fetch
 
     def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         loads.append(1 + numpy.count_nonzero(mask))  # a load of nothing takes time, too
@@ -123,7 +123,7 @@ def _counted(loads: list[int]) -> Iterator[None]:
         loads.append(1)
         fetch(*args)
 
-    with mock.patch.object(Memory, "load", load), mock.patch.object(gluon_interpreter, "fetch", fetched):
+    with mock.patch.object(Memory, "load", load), mock.patch.object(memory, "fetch", fetched):
         yield
 
 
@@ -139,8 +139,8 @@ def written(folder: Path, file: File, mutant: Mutant | None) -> Path:
 def _wrong(file: File, path: Path, order: int | None) -> str:
     """The first case that is wrong: on Hopper in this order, elsewhere in none."""
     import torch
-    from hopper_cases import for_hopper
 
+    from kgen.kernels.attention.verify.hopper_cases import for_hopper
     from kgen.verify import integration, interpreter
     from kgen.verify.families import Subject, family_of, problem_of
 
@@ -176,15 +176,11 @@ def module_of(path: Path, order: int | None = None) -> Any:
 
     if order is None:
         return import_file(path, "kgen_mutant")
-    import gluon_interpreter
+    from kgen.verify.gluon.interpreter import imported
+    from kgen.verify.gluon.running import explore
 
-    gluon_interpreter.explore(1000 * order)
-    with gluon_interpreter.installed():
-        module = import_file(path, "kgen_mutant")
-        beside = module._hopper()
-    gluon_interpreter.prepare(module)
-    gluon_interpreter.prepare(beside)
-    return module
+    explore(1000 * order)
+    return imported(path, "kgen_mutant")
 
 
 def compiled(file: File, mutant: Mutant | None) -> list[str]:

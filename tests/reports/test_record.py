@@ -74,9 +74,9 @@ def cells(page: Page, title: str) -> list[list[str]]:
 
 def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> None:
     page = record(specs, generated, tmp_path / "none")
-    assert page.summary == "2 specs, 4 files: 1 verified, 1 stale, 2 missing"
+    assert page.summary == "2 specs, 4 files: 1 verified, 1 unrecorded, 2 missing"
     by_file = {group.name: group.values for group in bars(page)["Files by state"].groups}
-    assert by_file == {"cuda.py": {"missing": 2.0}, "triton.py": {"verified": 1.0, "stale": 1.0}}
+    assert by_file == {"cuda.py": {"missing": 2.0}, "triton.py": {"verified": 1.0, "unrecorded": 1.0}}
     errors = bars(page)
     (worst,) = errors["attention: error over eager's, worst of all outputs"].groups
     assert (worst.name, [*worst.values.values()]) == ("causal", [0.75])
@@ -85,7 +85,7 @@ def test_the_ledger(specs: list[Loaded], generated: Path, tmp_path: Path) -> Non
     assert page.sections[-1].title == "Speed"
     files = {row[0]: row[1:] for row in cells(page, "Files")}
     assert files["causal/triton.py"] == ["verified", f"GPU {HOSTILE}", "0.75 (out, error 0.002)", ""]
-    assert files["rms_norm/triton.py"][0] == "stale"
+    assert files["rms_norm/triton.py"][0] == "unrecorded"
     assert files["rms_norm/cuda.py"][0] == "missing"
     assert cells(page, "Where files ran") == [[f"GPU {HOSTILE}, torch 2.11.0", "1", ""]]
     assert HOSTILE in assert_harmless(html(page)).text

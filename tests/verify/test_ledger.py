@@ -45,7 +45,7 @@ def state(generated):
 def test_states(tmp_path):
     assert state(tmp_path) == ("missing", None, None)
     path = render(plain(), tmp_path)
-    assert state(tmp_path) == ("stale", None, None)
+    assert state(tmp_path) == ("unrecorded", None, None)
     enter(tmp_path, path, [row(), row(error=2e-3, pass_="backward", name="dq")])
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
     text = path.read_text()
@@ -53,6 +53,24 @@ def test_states(tmp_path):
     assert state(tmp_path) == ("verified", "NVIDIA H200", 2e-3)
     path.write_text(text + "x = 1\n")
     assert state(tmp_path) == ("stale", None, None)
+
+
+def test_a_proof_is_no_result(tmp_path, emitted):
+    digest = ledger.file_hash(emitted)
+    proved = {"verdict": "proved", "kernel": "k", "message": ""}
+    ledger.record_proved(tmp_path, emitted, digest, [proved], versions={"z3-solver": "4"})
+    assert state(tmp_path)[0] == "unrecorded"
+    emitted.write_text(emitted.read_text() + "x = 1\n")
+    assert state(tmp_path)[0] == "unrecorded"
+
+
+def test_a_text_after_one_that_was_compiled_is_stale(tmp_path, emitted):
+    compiled = {"ok": True, "kernel": "k", "registers": 1, "spills": 0, "shared": 0}
+    digest = ledger.file_hash(emitted)
+    ledger.record_compiled(tmp_path, emitted, digest, [compiled], arch="sm_90", versions=VERSIONS)
+    assert state(tmp_path)[0] == "compiled"
+    emitted.write_text(emitted.read_text() + "x = 1\n")
+    assert state(tmp_path)[0] == "stale"
 
 
 def test_format_is_deterministic(tmp_path, emitted):
@@ -118,7 +136,7 @@ def test_gluon_is_taken_from_tritons_of_the_ledger():
 def test_a_failure_takes_the_claim_back(tmp_path, emitted):
     enter(tmp_path, emitted, [row()])
     enter(tmp_path, emitted, [row(), row(ok=False)])
-    assert state(tmp_path)[0] == "stale"
+    assert state(tmp_path)[0] == "unrecorded"
     assert ledger.read(tmp_path) == {}
 
 

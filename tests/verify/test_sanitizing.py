@@ -59,7 +59,7 @@ def test_clean_then_not(sample, tmp_path, monkeypatch):
     assert (tmp_path / "options").read_text().split()[:2] == ["--tool", "racecheck"]
     (entry,) = json.loads((generated / ledger.FILENAME).read_text())["files"].values()
     assert list(entry["records"]) == ["racecheck interpreter"]
-    assert ledger.status([sample], generated)[0]["state"] == "stale"
+    assert ledger.status([sample], generated)[0]["state"] == "unrecorded"
 
     found = 'echo "========= Error: Race reported" >> $log; exit 86'
     (row,) = sanitized(sample, tmp_path, monkeypatch, found)

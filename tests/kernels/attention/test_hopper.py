@@ -1,4 +1,4 @@
-"""The kernels for Hopper: on the CPU, in `gluon_interpreter`, against float64; and compiled."""
+"""The kernels for Hopper: on the CPU, in `kgen.verify.gluon`, against float64; and compiled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from apart import interpreted
-from hopper_cases import for_hopper
 from linting import wrong_names
 from single import single
 
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.verify.hopper_cases import for_hopper
 from kgen.kernels.attention.verify.inputs import Case
 from kgen.spec.load import load, loads
 from kgen.verify.families import problem_of
@@ -426,32 +426,28 @@ def _problem(name: str) -> Any:
 
 def _module(path: Path) -> Any:
     """An emitted file whose kernels for Hopper run here."""
-    import gluon_interpreter
-
     from kgen.verify import interpreter
+    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     interpreter.mend()
-    with gluon_interpreter.installed():
-        module = import_file(path, "kgen_test_hopper")
-    gluon_interpreter.prepare(module)
-    return module
+    return imported(path, "kgen_test_hopper")
 
 
 def _verify(name: str, path: Path, seed: int = 0, enough: int = 2**31) -> tuple[dict[str, int], list[str]]:
     """How often each kernel ran, and what is wrong; with `enough` of that it ends."""
-    import gluon_interpreter
-
     from kgen.kernels.attention.verify import cases
     from kgen.verify.families import Subject
+    from kgen.verify.gluon.interpreter import Kernel
+    from kgen.verify.gluon.running import explore
 
-    gluon_interpreter.explore(seed)
+    explore(seed)
     module = _module(path)
     launched: dict[str, int] = {}
     kernels = {
         kernel: value
         for kernel, value in vars(module).items()
-        if isinstance(value, gluon_interpreter.Kernel) and kernel.endswith("_hopper_kernel")
+        if isinstance(value, Kernel) and kernel.endswith("_hopper_kernel")
     }
     for kernel, value in kernels.items():
         launched[kernel] = 0

@@ -161,7 +161,8 @@ def test_a_run_that_loses_a_node_is_as_one_here(
     (wrong,) = (row for row in there if not row["ok"])
     assert (wrong["spec"], wrong["case"]) == ("plain", "q-shorter")
     assert "SIGABRT" in wrong["message"]
-    assert [number for number, _, _ in seen] == [1, 2, 3, 4]
+    assert len(seen) == 4
+    assert seen[-1][0] == seen[-1][1]
     assert ledger.read(generated[0]) == ledger.read(generated[1])
     assert len(ledger.read(generated[0])) == 1
 

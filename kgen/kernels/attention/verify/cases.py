@@ -54,8 +54,13 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     if name in BLOCK_MASKS:
         BLOCK_MASKS[name](subject)
         return []
+    (case,) = (case for case in cases(subject.problem, quick=False) if case.name == name)
+    return run_drawn(subject, group, case)
+
+
+def run_drawn(subject: Subject, group: str, case: Case) -> list[compare.Check]:
+    """The verdicts of one case."""
     problem, device = subject.problem, subject.device
-    (case,) = (case for case in cases(problem, quick=False) if case.name == name)
     inputs = draw(problem, case, device)
     wanted = differentiable(problem, inputs) if group == "backward" else {}
     truth, yardstick = references(problem, inputs, tuple(wanted))

@@ -16,7 +16,6 @@ from torch import Tensor
 from kgen.diagnostics import KgenError
 from kgen.kernels.attention.adapt.part import part_of
 from kgen.spec.load import loads
-from kgen.verify.toolchain import import_file
 
 SPEC = """kernel: attention
 name: attended
@@ -47,16 +46,13 @@ def test_calls_of_some_keys_each_share_dq(mistake: str, tmp_path: Path) -> None:
 
 def differs(path: Path) -> list[str]:
     """Which gradients are not those of all keys at once."""
-    import gluon_interpreter
-
     from kgen.verify import interpreter
+    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
     interpreter.mend()
-    with gluon_interpreter.installed():
-        module = import_file(path, "kgen_test_part")
-    gluon_interpreter.prepare(module)
+    module = imported(path, "kgen_test_part")
     module._in_one_kernel = lambda *_: True
     made = module.Tensor.new_empty
     # What is not written is anything.

@@ -49,7 +49,8 @@ def sources(loaded: Loaded) -> list[Source]:
     template = "attention/triton/attention.j2"
     files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))]
     if context["hopper"] is not None:
-        files.append(Source("hopper.py", "attention/triton/hopper.j2", apart | {"gdc": waits}))
+        beside = apart | {"gdc": waits}
+        files.append(Source("hopper.py", "attention/triton/hopper.j2", beside, arch="sm_90a"))
     return files
 
 

@@ -119,7 +119,8 @@ class Schedule:
                 if me is None:
                     self._go(waiting[0] if waiting else None)
                 return
-            able = [*filter(lambda x: x.ready(), [*self._partitions, *self._in_flight])]
+            there: list[_Partition | InFlight] = [*self._partitions, *self._in_flight]
+            able = [one for one in there if one.ready()]
             if not able and not self._partitions:
                 return self._go(None)
             if not able:

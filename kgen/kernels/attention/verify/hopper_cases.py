@@ -1,4 +1,4 @@
-"""Cases for kernels for Hopper, in the tests' interpreter: more tiles than slots, and what ends where."""
+"""Cases for kernels for Hopper, in the interpreter of Gluon: more tiles than slots, and what ends where."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def _packed(group: int) -> Iterator[Case]:
     """Sequences of several tiles and of none, with more queries than keys and fewer; tokens after the last."""
 
     def case(name: str, *lengths: tuple[int, int], **more: Any) -> Case:
-        return Case(name, *map(max, zip(*lengths, strict=True)), group=group, packed=lengths, **more)
+        sq, sk = map(max, zip(*lengths, strict=True))
+        return Case(name, sq, sk, group=group, packed=lengths, **more)
 
     several = ((300, 300), (1, 77), (0, 40), (45, 0), (130, 400), (260, 100))
     yield case("several", *several, heads_kv=2, lse=True)

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import pytest
-from gluon_schedule import Schedule, Stuck
+
+from kgen.verify.gluon.schedule import Schedule, Stuck
 
 
 def _order(seed: int, count: int = 3, steps: int = 6) -> str:

@@ -22,7 +22,7 @@ LATE = "over before the launch ahead is known to be"
 
 
 def _storage(x: Tensor) -> int:
-    return x.untyped_storage().data_ptr()
+    return int(x.untyped_storage().data_ptr())
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Kernels for Hopper where `kgen verify` runs: small cases in the interpreter of Gluon on the CPU, or why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import torch
+
+from kgen.kernels.attention.verify.cases import run_drawn
+from kgen.kernels.attention.verify.hopper_cases import for_hopper
+from kgen.kernels.attention.verify.problem import Problem
+from kgen.verify.compare import Check
+from kgen.verify.families import Subject
+from kgen.verify.gluon.interpreter import Kernel, imported
+
+__all__ = ["case_names", "imported", "run_case", "unable", "unused"]
+
+PREFIX = "hopper-"
+
+
+def case_names(problem: Problem) -> tuple[str, ...]:
+    """The same for each pass."""
+    return tuple(PREFIX + case.name for case in for_hopper(problem))
+
+
+def run_case(subject: Subject, group: str, name: str) -> list[Check] | None:
+    """The verdicts on each output of a call; None where the portable kernels served it."""
+    (case,) = (case for case in for_hopper(subject.problem) if PREFIX + case.name == name)
+    with _launched() as kernels:
+        found = run_drawn(subject, group, case)
+    return found if kernels or not all(check.ok for check in found) else None
+
+
+@contextmanager
+def _launched() -> Iterator[list[str]]:
+    """Yields the names of kernels that the interpreter launches meanwhile."""
+    names: list[str] = []
+    launch = Kernel.__getitem__
+
+    def counted(self: Kernel, grid: tuple[int]) -> Any:
+        names.append(self.function.__name__)
+        return launch(self, grid)
+
+    with mock.patch.object(Kernel, "__getitem__", counted):
+        yield names
+
+
+def unable(module: ModuleType) -> str | None:
+    """The kernels import what only some Tritons have."""
+    names = vars(module)
+    known = ", ".join(f"{major}.{minor}" for major, minor in names["GLUON_TRITONS"])
+    return None if names["TRITON"] in names["GLUON_TRITONS"] else f"takes Triton {known}"
+
+
+def unused(module: ModuleType) -> str | None:
+    """The emitted file says why it takes the portable kernels on a device."""
+    because = vars(module)["_portable_because"](torch.device("cuda", torch.cuda.current_device()))
+    return f"does not serve: {because}" if because else None

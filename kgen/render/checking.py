@@ -1,0 +1,102 @@
+"""What `--check` and `--diff` look at: every file of kgen's in a folder, wherever its spec lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kgen.diagnostics import KgenError
+from kgen.family import family
+from kgen.render import manifest, project
+from kgen.render.adapters import adapted
+from kgen.render.builtin import builtin_specs
+from kgen.render.header import spec_name
+from kgen.render.project import Rendered
+from kgen.render.writer import Output, folders, os_errors
+from kgen.settings import settings
+
+
+def render_checked(
+    given: Sequence[Path], output: Path, *, targets: Collection[str] | None, single: bool
+) -> list[Rendered]:
+    """The specs that are meant, rendered, and unless some are named also those that the files in `output` are of."""
+    there = _singles_in(output) if single else _specs_in(output)
+    meant, others = _meant(given, there)
+    rendered = project.render_all(meant, output, targets=targets, single=single)
+    more = project.render_all(others, output, targets=targets, single=single) if others else []
+    return [*rendered, *(one for one in more if single or any(_is_there(o, output) for o in one.outputs))]
+
+
+def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -> list[Rendered]:
+    """The same of adapters: of these kinds for the specs that are meant, else of the kinds that are in `output`."""
+    there = _specs_in(output)
+    meant, others = _meant(given, there)
+    named = any(not path.is_dir() for path in given)
+    found = project.adapt_all(meant, kinds)
+    for path in () if named else [*meant, *others]:
+        left = [kind for kind in _kinds(path) if path not in meant or kind not in kinds]
+        found += [_only_there(one, output) for kind in left for one in _adapted(path, kind)]
+    return found
+
+
+def _meant(given: Sequence[Path], there: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """The specs that are meant, and others to look at: none where the user named specs, and not folders of them."""
+    named = any(not path.is_dir() for path in given)
+    others = [] if named else list(there)
+    missing = not given and not settings().specs.exists()
+    meant = [] if missing and others else project.find_specs(given)
+    known = {os.path.realpath(path) for path in meant}
+    return meant, [path for path in others if os.path.realpath(path) not in known]
+
+
+def _specs_in(output: Path) -> list[Path]:
+    """The specs that the manifests in a folder name, as far as they are there."""
+    with os_errors():
+        there = [(folder, manifest.read(folder)) for folder in folders(output)]
+    paths = (recorded.spec_path(folder) for folder, recorded in there if recorded)
+    return list(dict.fromkeys(_shown(path) for path in paths if path.is_file()))
+
+
+def _singles_in(output: Path) -> list[Path]:
+    """The stock specs that the files right in a folder are of: their headers have no path."""
+    stock = builtin_specs()
+    with os_errors():
+        files = sorted(output.glob("*.py")) if output.is_dir() else []
+        texts = (path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
+        names = [spec_name(text) for text in texts]
+    own = [settings().specs / f"{name}.yaml" for name in names if name and name.isidentifier()]
+    return [
+        path if path.is_file() else stock[path.stem] for path in own if path.is_file() or path.stem in stock
+    ]
+
+
+def _shown(path: Path) -> Path:
+    """A path as people write it: from here, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _is_there(output: Output, folder: Path) -> bool:
+    return (folder / output.name / manifest.MANIFEST).exists()
+
+
+def _kinds(path: Path) -> tuple[str, ...]:
+    return tuple(family(project.load(path)[0].spec.kernel).adapters)
+
+
+def _adapted(path: Path, kind: str) -> Iterator[Rendered]:
+    """An adapter of a spec, if the spec can have it."""
+    variants = project.load(path)
+    try:
+        made = adapted(variants, [kind])
+    except KgenError:
+        return
+    outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
+    yield Rendered(outputs, variants[0].text)
+
+
+def _only_there(one: Rendered, output: Path) -> Rendered:
+    """An adapter, if any of its folders is there."""
+    return one if any(_is_there(o, output) for o in one.outputs) else replace(one, outputs=())

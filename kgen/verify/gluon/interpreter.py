@@ -1,0 +1,181 @@
+"""Gluon on the CPU: as much of it as the emitted kernels for Hopper use, on torch tensors.
+
+Partitions run in one order out of many, which `schedule` draws from a seed, and so does what is in flight.
+Barriers count arrivals and bytes as mbarriers do. TMA fills a slot with NaN at once and with data at any time until
+its barrier completes; a product reads shared memory at any time between its begin and its wait, and a store by TMA
+until it is waited for. So a slot that is freed early, read early or filled twice gives NaN in some orders. It is an
+error if nobody completes a barrier, if no partition uses one that is set up, if a product or TMA uses what was stored
+in shared memory without a fence since, or a barrier that was set up without one, and if a program reads what the
+launch that it begins beside may not have written yet (`overlap`). A load of numbers is done when they are used,
+or at a fence: TMA may overtake it.
+Layouts and registers, those of products in flight too, are not modelled; programs run one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from kgen.expr.functions import TABLE
+from kgen.verify.gluon import memory
+from kgen.verify.gluon.language import gl, no_layout
+from kgen.verify.gluon.memory import Descriptor, Pointer
+from kgen.verify.gluon.products import mma, mma_wait
+from kgen.verify.gluon.running import Begun, own, running
+from kgen.verify.toolchain import import_file
+
+
+class Kernel:
+    """A jitted function: called like any other by kernels, launched over a grid from outside."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.used: dict[str, list[bool]] = {}
+
+    def unused(self) -> list[str]:
+        """Barriers that no launch so far has used. Triton may give the place of such barriers to other data."""
+        return [
+            f"barriers that nobody uses, number {i} of {constants}"
+            for constants, used in self.used.items()
+            for i, one in enumerate(used)
+            if not one
+        ]
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.function(*args, **options)
+
+    def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+        def launch(
+            *args: Any, num_warps: int, enable_fp_fusion: bool, launch_pdl: bool = False, **options: Any
+        ) -> None:
+            named = dict(zip(self.function.__code__.co_varnames, args, strict=False))
+            counter = named.get("counter_ptr")
+            # Forward begins beside what fills its counter, of which backward has two, and older.
+            running.overlap.begin(launch_pdl, [counter] if counter is not None and len(counter) == 1 else [])
+            given = [Pointer(a) if isinstance(a, Tensor) else a for a in args]
+            constants = ", ".join(f"{name}={value}" for name, value in options.items())
+            for number in range(grid[0]):
+                own.place, own.begun = (number, grid[0]), Begun()
+                try:
+                    self.function(*given, **options)
+                    now = [barriers.used for barriers in own.begun.barriers]
+                    before = self.used.get(constants, [False] * len(now))
+                    self.used[constants] = [a or b for a, b in zip(before, now, strict=True)]
+                    running.overlap.let_begin(own.place)
+                finally:
+                    del own.place
+            running.overlap.end()
+
+        return launch
+
+
+def _following(launch: Callable[..., None], *args: Any, **meta: Any) -> None:
+    """The emitted `_launch`, watched."""
+    tensors = [x.tensor if isinstance(x, Descriptor) else x for x in args]
+    running.overlap.following(lambda: launch(*args, **meta), [x for x in tensors if isinstance(x, Tensor)])
+
+
+def _jit(function: Any = None, **options: Any) -> Any:
+    return Kernel(function) if function is not None else Kernel
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Have `import triton.experimental.gluon` give this module's Gluon meanwhile."""
+    mbarrier = SimpleNamespace(
+        MBarrierLayout=no_layout,
+        init=lambda barrier, count: barrier.init(count),
+        expect=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
+        wait=lambda barrier, parity: barrier.wait(parity),
+        arrive=memory.arrive,
+    )
+    tma = SimpleNamespace(
+        async_load=memory.fetch,
+        async_store=memory.write,
+        store_wait=memory.store_wait,
+    )
+    names: dict[str, dict[str, Any]] = {
+        "": {"jit": _jit, "language": gl},
+        ".language": vars(gl),
+        ".language.nvidia": {},
+        ".language.nvidia.hopper": {
+            "mbarrier": mbarrier,
+            "tma": tma,
+            "fence_async_shared": memory.fence,
+            "warpgroup_mma": mma,
+            "warpgroup_mma_wait": mma_wait,
+        },
+        ".nvidia": {},
+        ".nvidia.hopper": {"TensorDescriptor": Descriptor},
+    }
+    modules = {}
+    for name, contents in names.items():
+        module = ModuleType(f"triton.experimental.gluon{name}")
+        vars(module).update(contents)
+        modules[module.__name__] = module
+    ours = modules["triton.experimental.gluon"]
+    with mock.patch.dict(sys.modules, modules), mock.patch("triton.experimental.gluon", ours, create=True):
+        yield
+
+
+class _Whole(int):
+    """A whole number that kernels know when they are compiled; launchers take its value."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
+BOTH = {"_tile_and_head"} | {
+    spelling.form.partition("(")[0]
+    for row in TABLE.values()
+    for spelling in {*row.spellings("triton")} & {*row.spellings("gluon")}
+    if spelling.helper
+}
+"""Helpers of Triton's kernels that those of Gluon call, too."""
+
+
+def prepare(module: Any, multiprocessors: int = 3) -> None:
+    """Have an emitted module's launcher take its kernels for Hopper, here, wherever TMA could load the operands."""
+    import triton.language as tl
+
+    module._on_hopper = lambda *tensors: all(module._by_tma(x) for x in tensors)
+    module._multiprocessors = lambda device: multiprocessors
+    module.gdc_wait = lambda: running.overlap.wait(own.place)
+    # Triton's kernels say it as well: what is ahead of them is over.
+    module.gdc_launch_dependents = _let_begin
+    module._launch = functools.partial(_following, module._launch)
+    for name, value in list(vars(module).items()):
+        if isinstance(value, tl.constexpr):
+            setattr(module, name, _Whole(value.value) if isinstance(value.value, int) else value.value)
+        elif hasattr(value, "fn") and name in BOTH:
+            setattr(module, name, _of_both(value, vars(module)))
+
+
+def imported(path: Path, name: str) -> Any:
+    """Import an emitted file anew, as `import_file` does, with its kernels for Hopper, which then run here."""
+    with installed():
+        module: Any = import_file(path, name)
+        beside = module._hopper() if hasattr(module, "_hopper") else None
+    for one in filter(None, (module, beside)):
+        prepare(one)
+    return module
+
+
+def _let_begin() -> None:
+    if hasattr(own, "place"):
+        running.overlap.let_begin(own.place)
+
+
+def _of_both(function: Any, names: dict[str, Any]) -> Callable[..., Any]:
+    """One of them: ours in a kernel that runs here."""
+    ours = FunctionType(function.fn.__code__, {**names, "tl": gl})
+    return lambda *args: ours(*args) if hasattr(own, "place") else function(*args)

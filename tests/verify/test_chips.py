@@ -1,0 +1,103 @@
+"""Kernels for one chip beside an emitted file: run in their interpreter on the CPU, or named as not run."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from apart import verified
+
+from kgen.kernels.attention import FAMILY
+from kgen.spec.load import load
+from kgen.verify.emitted import emitted_files
+from kgen.verify.families import problem_of
+from kgen.verify.found import Found, Ran, Told
+
+ROOT = Path(__file__).resolve().parents[2]
+FOUND = "hopper-one"
+RIGHT = "        acc = warpgroup_mma_wait(0, deps=[acc_async])"
+
+
+@pytest.fixture
+def generated(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "generated/causal_d64", tmp_path / "causal_d64")
+    return tmp_path
+
+
+def run(generated: Path, name: str, *cases: str) -> tuple[list[dict[str, Any]], list[str], Told]:
+    """The rows of some cases, what was not run, and what is told of the run."""
+    left_out: list[str] = []
+    told: list[Told] = []
+    rows = verified(
+        [load(ROOT / f"specs/{name}.yaml")],
+        generated,
+        "cpu",
+        cases=cases,
+        skipped=lambda file, why: left_out.append(f"{file.path.name} {why}"),
+        told=told.append,
+    )
+    return rows, left_out, told[0]
+
+
+def test_small_cases_run(generated: Path, verdict: Any) -> None:
+    verdict(problem_of(load(ROOT / "specs/causal_d64.yaml")), generated)
+    rows, left_out, told = run(generated, "causal_d64", "one", FOUND)
+    assert {(row["pass"], row["case"], row["ok"]) for row in rows} == {
+        (group, case, True) for group in ("forward", "backward") for case in ("one", FOUND)
+    }
+    assert left_out == []
+    assert told.ran == (
+        Ran("triton.py", 2, "cases in Triton's interpreter"),
+        Ran("hopper.py", 2, "small cases in the Gluon interpreter"),
+    )
+
+
+def test_a_wrong_kernel_for_hopper_is_found(generated: Path, verdict: Any) -> None:
+    path = generated / "causal_d64/hopper.py"
+    text = path.read_text()
+    assert RIGHT in text
+    path.write_text(text.replace(RIGHT, f"{RIGHT} * 1.5"))
+    verdict(problem_of(load(ROOT / "specs/causal_d64.yaml")), generated)
+    rows, _, _ = run(generated, "causal_d64", "one", "hopper-whole")
+    wrong = {(row["pass"], row["case"]) for row in rows if not row["ok"]}
+    assert ("forward", "hopper-whole") in wrong
+    assert not any(case == "one" for _, case in wrong)
+
+
+def test_kernels_for_other_tritons_are_not_run(generated: Path, verdict: Any) -> None:
+    path = generated / "causal_d64/triton.py"
+    text = path.read_text()
+    line = next(x for x in text.splitlines() if x.startswith("GLUON_TRITONS = "))
+    path.write_text(text.replace(line, "GLUON_TRITONS = ((1, 2),)"))
+    verdict(problem_of(load(ROOT / "specs/causal_d64.yaml")), generated)
+    rows, left_out, told = run(generated, "causal_d64", "one", FOUND)
+    assert {row["case"] for row in rows} == {"one"}
+    assert left_out == ["hopper.py takes Triton 1.2"]
+    assert [ran.file for ran in told.ran] == ["triton.py"]
+
+
+@pytest.mark.parametrize("because", ["", "the device is not of compute capability 9.0"])
+def test_a_gpu_says_why_it_does_not_run_them(because: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kgen.kernels.attention.verify.on_hopper import unused
+
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
+    module: Any = ModuleType("emitted")
+    module._portable_because = lambda device: because
+    why = unused(module)
+    assert why == (f"does not serve: {because}" if because else None)
+    (file,) = (one for one in emitted_files(ROOT / "generated", load(ROOT / "specs/causal_d64.yaml")))
+    found = Found(file, chip=FAMILY.verification.chip)
+    found.add([{"unused": why}])
+    beside = found.not_run()
+    assert (beside and beside.path.name) == ("hopper.py" if because else None)
+
+
+def test_kernels_that_no_case_launched_are_not_run(tmp_path: Path, verdict: Any) -> None:
+    shutil.copytree(ROOT / "generated/pair_bias", tmp_path / "pair_bias")
+    verdict(problem_of(load(ROOT / "specs/pair_bias.yaml")), tmp_path)
+    rows, left_out, _ = run(tmp_path, "pair_bias", "one", FOUND)  # TMA cannot load a row of one number
+    assert {row["case"] for row in rows} == {"one"}
+    assert left_out == ["hopper.py does not serve the tensors of any small case"]
