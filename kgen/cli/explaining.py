@@ -69,7 +69,7 @@ def explain(
         As, typer.Option("--format", help="A page to show (md, html), the tiles alone (svg), text or data.")
     ] = As.TEXT,
 ) -> int:
-    """Show what becomes of a spec's expressions, step by step: as text, or as a page with pictures."""
+    """Show what becomes of a spec, step by step; draw its tiles."""
     loaded, *others = load_specs([spec])
     if any(other.path != loaded.path for other in others):
         message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
@@ -88,7 +88,13 @@ def explain(
         text = terminal.as_json({"spec": loaded.spec.name, "text": text})
     if others and form is As.TEXT and not flex:
         text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
-    _write(text.rstrip("\n") + "\n", output, spec)
+    text = text.rstrip("\n") + "\n"
+    if output is not None:
+        _write(text, output, spec)
+    elif flex or form in PAGES:
+        terminal.exact(text)
+    else:
+        terminal.line(text.rstrip("\n"))
     return 0
 
 
@@ -137,10 +143,7 @@ def _check_drawn(page: Page, loaded: Loaded) -> None:
         raise KgenError(Diagnostic("no-picture", message, file=str(loaded.path), hint=hint))
 
 
-def _write(text: str, output: Path | None, spec: Path) -> None:
-    if output is None:
-        terminal.line(text.rstrip("\n"))
-        return
+def _write(text: str, output: Path, spec: Path) -> None:
     if os.path.realpath(output) == os.path.realpath(spec):
         raise KgenError(Diagnostic("usage", "the output is the spec itself", file=str(output)))
     write_new(output, text, "name another file", force=True)

@@ -15,12 +15,13 @@ import typer
 
 from kgen import __version__
 from kgen.cli import terminal
+from kgen.cli.helping import InOrder
 from kgen.cli.options import (
     JOBS,
+    Command,
     Form,
     Generated,
     Jobs,
-    OnRay,
     PartOf,
     Ray,
     Specs,
@@ -30,7 +31,7 @@ from kgen.cli.options import (
 )
 from kgen.cli.proofs import proof_cell
 from kgen.cli.terminal import Format, Row
-from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
+from kgen.diagnostics import EXIT_USAGE, EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
 from kgen.settings import settings
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 app = typer.Typer(
+    cls=InOrder,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Plain help: rich costs a third of the start-up and is imported where there is a table to draw.
@@ -59,7 +62,26 @@ BENCHMARKS = Path("benchmarks")
 
 def main() -> None:
     """Run the command."""
-    app(prog_name="kgen")
+    terminal.settle()
+    form = terminal.asked_format(sys.argv)
+    raise SystemExit(terminal.guarded(lambda: _parsed(form), form))
+
+
+def _parsed(form: Format) -> int:
+    """Let Typer find the verb and call it, and return the exit code; a wrong command line is shown as `form` says."""
+    try:
+        return int(app(prog_name="kgen", standalone_mode=False) or 0)
+    except SystemExit as end:
+        return terminal.EXIT_PIPE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+    except Exception as error:
+        # Typer's class of errors has moved between its versions; all of them show themselves.
+        if not hasattr(error, "format_message"):
+            raise
+        if form is Format.TEXT:
+            error.show()  # type: ignore[attr-defined]
+            return EXIT_USAGE
+        usage = Diagnostic("usage", error.format_message(), hint="`--help` lists the options")
+        return terminal.show_error(KgenError(usage), form)
 
 
 def _version(asked: bool) -> None:
@@ -95,7 +117,7 @@ def verb(name: str, group: typer.Typer = app) -> Callable[[Callable[..., int]], 
             form = Format.JSON if arguments["form"] == Format.JSON else Format.TEXT
             raise SystemExit(terminal.guarded(lambda: function(**_checked(arguments)), form))
 
-        group.command(name, cls=OnRay)(run)
+        group.command(name, cls=Command)(run)
         return function
 
     return register
@@ -115,7 +137,7 @@ def render(
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
-    """Emit the kernels of specs into generated/, and delete those that no spec makes any more."""
+    """Write the kernels of specs to generated/; delete orphaned files."""
     from kgen.render import project, writer
 
     output = output or settings().generated
@@ -147,7 +169,7 @@ def render(
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
         terminal.data({"rendered": total, "changes": rows} | ({"diff": patch} if diff else {}))
     else:
-        sys.stdout.write(patch)
+        terminal.exact(patch) if patch else None
         for change in drift if check or not diff else []:
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
     if dry:
@@ -166,7 +188,7 @@ def _render_to_stdout(files: dict[str, str], form: Format) -> int:
         terminal.data({"files": files})
     else:
         for name, text in files.items():
-            sys.stdout.write((f"{comment(text)} ---- {name}\n" if len(files) > 1 else "") + text)
+            terminal.exact((f"{comment(text)} ---- {name}\n" if len(files) > 1 else "") + text)
     terminal.summary(f"{len(files)} rendered", form, aside=True)
     return 0
 
@@ -210,7 +232,7 @@ def compile_(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
+    """Compile kernels without a GPU; show registers and spills."""
     from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, compile_specs
 
     loaded = load_specs(specs)
@@ -264,7 +286,7 @@ def verify(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    """Run kernels on hard inputs and compare with a float64 reference."""
     from kgen.verify.farm.sharding import Shard
     from kgen.verify.farm.tasks import hands
     from kgen.verify.verifying import verify_specs
@@ -344,7 +366,7 @@ def bench(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time emitted kernels against their peers, interleaved in one run."""
+    """Time kernels against their peers, interleaved in one run."""
     from kgen.bench.running import bench_specs
     from kgen.verify.farm.sharding import Shard
     from kgen.verify.farm.tasks import hands
@@ -422,7 +444,7 @@ def status(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Show which emitted files are verified as they are now; exit 1 if any is stale or missing."""
+    """Show which emitted files are verified; exit 1 if any is stale."""
     if why:
         from kgen.cli.why import why as say
 
