@@ -84,8 +84,8 @@ def explain(
         text = flex_code(loaded)
     else:
         text = _explained(loaded, wanted, generated or settings().generated, form)
-    if form is As.JSON:
-        text = terminal.as_json({"spec": loaded.spec.name, "text": text})
+    if flex and form is As.JSON:
+        text = terminal.as_json({"spec": loaded.spec.name, "flex": text})
     if others and form is As.TEXT and not flex:
         text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
     text = text.rstrip("\n") + "\n"
@@ -119,12 +119,14 @@ def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As
     from kgen.pages.model import Drawing
     from kgen.pages.svg import grids
     from kgen.pages.text import text
-    from kgen.reports.explained import explained, said
+    from kgen.reports.explained import explained, facts, said
 
     drawing = wanted or (Drawing() if form in PAGES else None)
     page = explained(loaded, drawing, generated) if form in (As.MD, As.HTML) else said(loaded, drawing)
     if wanted is not None or form is As.SVG:
         _check_drawn(page, loaded)
+    if form is As.JSON:
+        return terminal.as_json(facts(loaded, drawing, generated))
     if form is As.SVG:
         return grids(page.grids(), page.title)
     if form is As.MD:
