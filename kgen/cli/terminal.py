@@ -161,13 +161,13 @@ def _show_bug(error: Exception) -> int:
 
 def line(text: str, stream: TextIO | None = None) -> None:
     """Print one line, on stdout by default. A stderr that takes nothing is no error: the exit code still tells."""
-    if stream is not sys.stderr:
+    if stream is None or stream is not sys.stderr:
         print(text, file=stream or sys.stdout)
         return
     try:
         print(text, file=stream, flush=True)
     except OSError:
-        _drop(sys.stderr)
+        _drop(stream)
 
 
 def exact(text: str) -> None:

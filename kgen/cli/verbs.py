@@ -163,15 +163,19 @@ def render(
     states = Counter(
         _effect(change, forced=force and not dry) for change in changes if not change.is_manifest
     )
+    remarks = project.remarks(rendered, output, (change.path for change in drift))
     total = writer.wanted(changes)
     differ = states["new"] + states["changed"]
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        terminal.data({"rendered": total, "changes": rows} | ({"diff": patch} if diff else {}))
+        found = {"rendered": total, "changes": rows, "remarks": remarks}
+        terminal.data(found | ({"diff": patch} if diff else {}))
     else:
         terminal.exact(patch) if patch else None
         for change in drift if check or not diff else []:
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
+        for remark in remarks:
+            terminal.line(remark, sys.stderr if dry else sys.stdout)
     if dry:
         last = f"{total} checked, {differ} differ, {states['pruned']} orphaned, {states['edited']} edited"
     else:
@@ -247,7 +251,18 @@ def compile_(
             record,
             target,
         )
-    return judge(rows, COLUMNS, "compiled", form)
+    spilling = [row for row in rows if row["spills"]]
+    shown = [row | {"ok": "spills"} if row["spills"] and row["ok"] else row for row in rows]
+    terminal.table(shown if form is Format.TEXT else rows, COLUMNS, form)
+    for row in sorted(spilling, key=lambda row: -row["spills"]):
+        where = " ".join(
+            filter(None, (row["spec"], row["target"], row["kernel"], row["variant"], row["arch"]))
+        )
+        terminal.line(f"spills: {where}: {row['spills']} bytes for each thread", sys.stderr)
+    wrong = sum(not row["ok"] for row in rows)
+    spills = f", {len(spilling)} with spills" if spilling else ""
+    terminal.summary(f"{len(rows) - wrong} compiled, {wrong} failed{spills}", form)
+    return EXIT_WRONG if wrong else 0
 
 
 @verb("verify")

@@ -49,9 +49,16 @@ def render_spec(
 
 
 def render_variants(
-    variants: Sequence[Loaded], targets: Collection[str] | None = None, *, single: bool = False
+    variants: Sequence[Loaded],
+    targets: Collection[str] | None = None,
+    *,
+    single: bool = False,
+    remark: Callable[[str], None] = lambda said: None,
 ) -> dict[str, dict[str, str]]:
-    """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one."""
+    """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one.
+
+    `remark` is called with each remark of each source.
+    """
     first = variants[0]
     if single and len(variants) > 1:
         message = f"`{first.spec.name}` has variants, and one file is one of them"
@@ -59,6 +66,10 @@ def render_variants(
         raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
     made = {one.folder: _rendered(one, targets, single) for one in variants}
     folders = {folder: texts for folder, (_, texts) in made.items()}
+    for found, _ in made.values():
+        for source in found.values():
+            for said in source.remarks:
+                remark(said)
     if first.variant and targets is None:
         with _blaming(first):
             folders[first.spec.name] = _choice([(one, made[one.folder][0].values()) for one in variants])

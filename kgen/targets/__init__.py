@@ -34,6 +34,8 @@ class Source:
     forward_only: bool = False
     comment: Literal["#", "//"] = "#"
     alone: dict[str, object] | None = None
+    remarks: tuple[str, ...] = ()
+    """Sentences for the person who renders it, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """What there is for users beside the spec's function."""
     reserved: frozenset[str] = frozenset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -47,10 +47,19 @@ def sources(loaded: Loaded) -> list[Source]:
     offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
     offers += [f"{plan.spec.name}_begin", f"{plan.spec.name}_end"] * bool(context["shares"])
     template = "attention/triton/attention.j2"
-    files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))]
+    remarks = tuple(_not_on_hopper(plan.spec, without_kernels(hopper)))
+    files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers), remarks=remarks)]
     if context["hopper"] is not None:
         files.append(Source("hopper.py", "attention/triton/hopper.j2", apart | {"gdc": waits}))
     return files
+
+
+def _not_on_hopper(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each reason why passes have no kernels for Hopper."""
+    asked = {name: missing[name] for name in spec.passes if name in missing}
+    for reason in dict.fromkeys(asked.values()):
+        passes = " and ".join(name for name, why in asked.items() if why == reason)
+        yield f"no kernels for Hopper in {passes}: {reason}"
 
 
 def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
