@@ -225,7 +225,10 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(env: Environment, source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    text = _tidy(env.get_template(source.template).render(source.context))
+    context = source.context
+    if source.borrowed is not None:
+        context = context | {"argument_lines": env.get_template(source.borrowed).render(context).splitlines()}
+    text = _tidy(env.get_template(source.template).render(context))
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
@@ -254,5 +257,7 @@ def _inputs_hash(env: Environment, loaded: Sequence[Loaded], source: Source) -> 
     The model keeps its order: that of buffers is the order of the launcher's arguments.
     """
     texts = environment.template_texts(env, source.template)
+    if source.borrowed is not None:
+        texts = texts | environment.template_texts(env, source.borrowed)
     models = (one.spec.model_dump_json() for one in loaded)
     return digest("\0".join([*models, *(f"{name}\0{text}" for name, text in texts.items())]))

@@ -38,6 +38,10 @@ class Source:
     """Sentences for the person who renders it, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """What there is for users beside the spec's function."""
+    docstring: str | None = None
+    """The template of what the function's docstring says of arguments and results, under the same names."""
+    borrowed: str | None = None
+    """Such a template of another file: its lines are `argument_lines` in the template of this one."""
     reserved: frozenset[str] = frozenset()
     """What the spec's function cannot be called. Of a file of Python that is found out."""
 

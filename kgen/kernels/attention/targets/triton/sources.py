@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from kgen.expr.functions import in_order
@@ -48,7 +48,8 @@ def sources(loaded: Loaded) -> list[Source]:
     offers += [f"{plan.spec.name}_begin", f"{plan.spec.name}_end"] * bool(context["shares"])
     template = "attention/triton/attention.j2"
     remarks = tuple(_not_on_hopper(plan.spec, without_kernels(hopper)))
-    files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers), remarks=remarks)]
+    file = Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))
+    files = [replace(file, docstring="attention/triton/_docstring.j2", remarks=remarks)]
     if context["hopper"] is not None:
         files.append(Source("hopper.py", "attention/triton/hopper.j2", apart | {"gdc": waits}))
     return files
@@ -81,10 +82,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "head_dim": spec.head_dim,
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "usage_args": [
-            f"{n}={n}"
-            for n in map(launcher.called, (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime))
-        ],
+        "usage_args": [f"{name}={name}" for name in launcher.required()],
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
         "bf16": spec.dtype == "bf16",

@@ -44,6 +44,7 @@ def sources(loaded: Loaded) -> list[Source]:
             arch,
             rank=RANKS[arch],
             needs="cutlass",
+            docstring="chunk_output/cute/_docstring.j2",
         )
         for arch in loaded.spec.targets.cute.arch
     ]

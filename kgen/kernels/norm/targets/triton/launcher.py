@@ -14,6 +14,19 @@ HEADS_WIDTH = 2**14
 """The widest row with heads: it is never shared by programs."""
 
 
+MEANINGS = {
+    "x": "the rows to norm",
+    "residual": "added to x before the norm",
+    "weight": "multiplies the normed rows",
+    "bias": "added to the normed rows",
+}
+
+
+def meaning(operand: Operand) -> str:
+    """The use of a tensor, for docstrings."""
+    return MEANINGS.get(operand.name, "a buffer of the expressions")
+
+
 class NormLauncher:
     """Spells the launcher of one plan."""
 
@@ -60,6 +73,7 @@ class NormLauncher:
             "fp8": bool(spec.quantize),
             "forward_rows": self._prepare(plan.forward.loads),
             "rows_words": "[positions, heads, width]" if self.heads else "[rows, width]",
+            "eps_default": repr(spec.eps),
             "eps_words": "the variance" if plan.layer else "the mean of squares",
             "save": needs_grad if plan.saves else "False",
             "flags": ["SAVE=save"] if plan.saves else [],
@@ -108,11 +122,14 @@ class NormLauncher:
         return "x.shape", "[..., H, D]" if self.heads else "[..., D]"
 
     def _words(self) -> list[str]:
-        words = [f"{o.name}: {self._shape(o)[1]} {TORCH_DTYPES[o.dtype]}." for o in self.plan.operands]
+        words = [
+            f"{o.name}: {self._shape(o)[1]} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
+            for o in self.plan.operands
+        ]
         words[0] = f"{words[0][:-1]}, {self._width_words()}."
         if self.scale:
             words.append("scale: one float32, what the output is divided by.")
-        return words + [f"{n}: {p.type}." for n, p in self.runtime.items()]
+        return words + [f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()]
 
     def _width_words(self) -> str:
         width = self.spec.width
