@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bbfe73888807e571
+# inputs: 22c1fed593c4cd90
 # body: e503ed669c306bbd
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f8553f921d467e66
-# body: cf371f93f4d4c02d
+# inputs: 5c08daab67ebbcfa
+# body: f8b0c09e978339b9
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -840,7 +840,7 @@ def _(
 def block_sparse_block_mask(B, HQ, HKV, SQ, SK, *, allowed):
     """The block mask of block_sparse, to build once and pass as `block_mask` to calls of these sizes.
 
-    allowed: [B, HQ, 128, 128] bool.
+    allowed: [B, HQ, 128, 128] bool, used by mask_mod.
 
     Returns a BlockMask. It holds for these sizes and for what buffers and params held when it was built.
     Raises ValueError or TypeError for arguments that do not fit.
@@ -1013,7 +1013,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is 4 times HKV.
-    allowed: [B, HQ, 128, 128] bool.
+    allowed: [B, HQ, 128, 128] bool, used by mask_mod.
     block_mask: what block_sparse_block_mask gives for these sizes; by default it is built at every call.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 

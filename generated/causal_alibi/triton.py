@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a5d4ae62adf85374
-# body: 33c98dc8fea77281
+# inputs: 9a13361c7829472d
+# body: bbc7bf708d06d7f0
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -850,7 +850,7 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     """Causal attention with ALiBi slopes read from a tensor.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    slopes: [HQ] float32.
+    slopes: [HQ] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 97f9b74c9ffbff60
-# body: fb76602c05967fb2
+# inputs: 8394b1cb96b7cfc3
+# body: 129c937efaff481a
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -835,7 +835,7 @@ def _(
 def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
     """The block mask of causal_images, to build once and pass as `block_mask` to calls of these sizes.
 
-    image: [B, SQ] int32.
+    image: [B, SQ] int32, used by mask_mod.
 
     Returns a BlockMask, which heads share. It holds for these sizes and for what buffers and params held when it was built.
     Raises ValueError or TypeError for arguments that do not fit.
@@ -1010,7 +1010,7 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
     """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is a multiple of HKV.
-    image: [B, SQ] int32.
+    image: [B, SQ] int32, used by mask_mod.
     block_mask: what causal_images_block_mask gives for these sizes; by default it is built at every call.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 

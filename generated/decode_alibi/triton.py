@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 55de8d78e82f3b53
-# body: 52f30269f1622680
+# inputs: d2feb330dacf1e6e
+# body: 16fbdada6d25a744
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -1079,7 +1079,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is a multiple of HKV.
-    slopes: [HQ] float32.
+    slopes: [HQ] float32, used by score_mod.
     Query i is at position SK - SQ + i: the last query at the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 

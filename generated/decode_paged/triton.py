@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6517f27c981c1dce
-# body: cd9c7d660fcef78e
+# inputs: 9e5f81d3ab6bafc3
+# body: 054929037d9340e3
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -14,7 +14,7 @@
 Usage:
 
     from decode_paged import decode_paged
-    out = decode_paged(q, k, v, kv_lens=kv_lens)
+    out = decode_paged(q, k, v, block_table=block_table, kv_lens=kv_lens)
 
 Needs Triton 3.4 (torch 2.8) or newer.
 """

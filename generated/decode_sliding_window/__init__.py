@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b520ebbaae9fa402
+# inputs: de2a90e07aaa4721
 # body: c1fa3ebab7ba0b02
 """Causal attention to the last 1024 positions of a KV cache.
 

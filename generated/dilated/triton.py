@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 84b6cd98673c511e
+# inputs: be6f67c3e0ca2a0b
 # body: 2310b223876d17c4
 """Causal attention to every fourth position back from the query.
 

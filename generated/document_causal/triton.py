@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c4f35b1cbd7f93ca
-# body: 9f8dd9a4f2c0d3e3
+# inputs: 0242e88cef120310
+# body: 6d1a110b5585226e
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -846,7 +846,7 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     """Causal self-attention within each document of a packed sequence.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    doc: [SQ] int32, ascending.
+    doc: [SQ] int32, ascending, used by mask_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3409cbd6baeed618
-# body: a3722fb3d415843f
+# inputs: c658da995526b532
+# body: c17d40899ea90968
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -16,7 +16,7 @@
 The kernels are in the .cu file of the same name beside this one. Usage:
 
     from fused_add_rms_norm import fused_add_rms_norm
-    out = fused_add_rms_norm(x, weight, residual=residual)
+    out, h = fused_add_rms_norm(x, weight, residual=residual)
 """
 
 import collections
@@ -377,12 +377,12 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     """Adds a block's output to the residual stream and norms the sum; returns both.
 
-    x [..., width] bfloat16
-    residual as x bfloat16
-    weight [width] bfloat16
-    eps: added to the mean of squares.
+    x: [..., width] bfloat16, the rows to norm.
+    residual: as x bfloat16, added to x before the norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out and h, what was normed, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns (out, shaped as x; h, the normed sum, shaped as x). Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
     if not isinstance(x, Tensor) or x.dim() < 1:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b6d7d0616301a12a
-# body: fa2bbc8f6c35ffca
+# inputs: 8328b8bf19c1c43d
+# body: 1d92637766b12bd7
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -469,10 +469,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     """Adds a block's output to the residual stream and norms the sum; returns both.
 
-    x: [..., D] bfloat16, D at most 262144.
-    residual: [..., D] bfloat16.
-    weight: [D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    residual: [..., D] bfloat16, added to x before the norm.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16). Raises ValueError or TypeError for arguments that do not fit,

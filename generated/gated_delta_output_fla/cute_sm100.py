@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcbefbafddee3de2
+# inputs: 3006e04e5ddea20a
 # body: 4e01540e934d13e9
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 63ffdc2ce9db8f46
+# inputs: f7915ce7c4c6f900
 # body: 87fb8000185cfaa2
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7386f0ea44679c85
+# inputs: dc82e917af20259a
 # body: d2497f1e4f658856
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

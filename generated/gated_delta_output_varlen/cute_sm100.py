@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 009d360a1638a8e8
+# inputs: 614fe62f15f651b0
 # body: 108801f77bdc8815
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a634738188103aed
+# inputs: bba3602980f1733f
 # body: f24cba320667a1a6
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0509a43f487e473f
+# inputs: f466473a44042843
 # body: 9b3843d033ac2dff
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff9202ca68c8ec4f
-# body: 61dd892609f57ac7
+# inputs: a2b794a71034bfb5
+# body: 65a10eae333fc65e
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -375,10 +375,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
     """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    z as x bfloat16
-    eps: added to the mean of squares.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    z: as x bfloat16, a buffer of the expressions.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8b397e938287236
-# body: 3bc199fcadbeece7
+# inputs: 69e861e2c484b49b
+# body: ce9512eeffe325ef
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -473,10 +473,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
     """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
-    x: [..., D] bfloat16, D at most 262144.
-    weight: [D] bfloat16.
-    z: [..., D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    z: [..., D] bfloat16, a buffer of the expressions.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,

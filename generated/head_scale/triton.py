@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebe08ab2d62ef8b6
-# body: 1987ca958b3b4948
+# inputs: e0689b4ea66f54f7
+# body: 24853b4f68c0ac57
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -826,7 +826,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
     """Attention with a learned temperature for each head.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    temperature: [HQ] float32.
+    temperature: [HQ] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3167b9aadbfdd2ea
-# body: 6cbbba6c1765b1c2
+# inputs: 13ddeb7db7077636
+# body: 6321a5f553d3c982
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -377,10 +377,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def layer_norm(x, weight, bias, *, eps=1e-05):
     """Layer norm over the last dimension, with weight and bias.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    bias [width] bfloat16
-    eps: added to the variance.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    bias: [width] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.

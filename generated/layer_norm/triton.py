@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1894cabf216d797b
-# body: 84b383e610d67c87
+# inputs: 0ff7232922a0e90a
+# body: d61ec910bf13c46c
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -480,10 +480,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def layer_norm(x, weight, bias, *, eps=1e-05):
     """Layer norm over the last dimension, with weight and bias.
 
-    x: [..., D] bfloat16, D at most 262144.
-    weight: [D] bfloat16.
-    bias: [D] bfloat16.
-    eps: added to the variance.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    bias: [D] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,

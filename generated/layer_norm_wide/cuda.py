@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03d1a0c520d36cda
-# body: f59c998aa34e40c5
+# inputs: 273318ab3f81c939
+# body: 6a840a5aacec8e89
 """Layer norm of rows of 65536.
 
     h = x
@@ -377,10 +377,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     """Layer norm of rows of 65536.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    bias [width] bfloat16
-    eps: added to the variance.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    bias: [width] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 98888a1998397b3d
-# body: ed7e206ecaa74791
+# inputs: f9f1dab90e16a781
+# body: 6b6d2ee2dac1af29
 """Layer norm of rows of 65536.
 
     h = x
@@ -456,10 +456,10 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     """Layer norm of rows of 65536.
 
-    x: [..., D] bfloat16, D 65536.
-    weight: [D] bfloat16.
-    bias: [D] bfloat16.
-    eps: added to the variance.
+    x: [..., D] bfloat16, the rows to norm, D 65536.
+    weight: [D] bfloat16, multiplies the normed rows.
+    bias: [D] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,

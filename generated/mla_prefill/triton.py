@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1cb510eeea0dbd57
+# inputs: 30ce0a3ec3fce6d5
 # body: 52117878098b4a0c
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

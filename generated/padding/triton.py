@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e4a5746fc555f3e
-# body: 8c4a52ab70d1cd5b
+# inputs: b3b644529ebb98eb
+# body: 94cd0fb34947841a
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -817,7 +817,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    lens: [B] int32.
+    lens: [B] int32, used by mask_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dbb528e3a3ce6933
-# body: a3167cf8d9ceaeaa
+# inputs: a82d21d00c79e8bc
+# body: a1efa003efd69f08
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -907,7 +907,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
     """Attention with a learned bias for each head and each pair of positions.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    bias: [HQ, SQ, SK] float32.
+    bias: [HQ, SQ, SK] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

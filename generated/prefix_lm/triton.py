@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2256a38631869398
-# body: 049f87b3877102b4
+# inputs: 919adf36b49bde0c
+# body: 83d258f5de6507dc
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -835,7 +835,7 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
     """Full attention within a prefix whose length is given at launch, causal after it.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    prefix: int.
+    prefix: int, used by mask_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9272ec2ad2ff7a83
-# body: 701d4d6bb75dd6e1
+# inputs: 5f3dbd0fe0f20044
+# body: d2ebde653066c14f
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -374,9 +374,9 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def qk_norm(x, weight, *, eps=1e-06):
     """RMS norm of queries or keys, with a weight for each head.
 
-    x [..., H, width] bfloat16
-    weight [H, width] bfloat16
-    eps: added to the mean of squares.
+    x: [..., H, width] bfloat16, the rows to norm.
+    weight: [H, width] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.

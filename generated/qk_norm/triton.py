@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f60bbfd748cf4a25
-# body: 83fa5db020b5b6c9
+# inputs: 193da32be16d1b0e
+# body: 321531a4e3e9bd49
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -358,9 +358,9 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def qk_norm(x, weight, *, eps=1e-06):
     """RMS norm of queries or keys, with a weight for each head.
 
-    x: [..., H, D] bfloat16, D one of 64, 128.
-    weight: [H, D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., H, D] bfloat16, the rows to norm, D one of 64, 128.
+    weight: [H, D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., H, D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78b0c0a63d0d5861
-# body: 1284651d5ef46e12
+# inputs: 2f90a81026782fff
+# body: 143e5e96d8618e31
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -885,7 +885,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
     """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is equal to HKV.
-    table: [HQ, 1024] float32.
+    table: [HQ, 1024] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
     Returns out [B, HQ, SQ, 128], or (out, lse) with lse [B, HQ, SQ] float32, the natural log-sum-exp of each row's scores, if

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0b936923ec6f7920
-# body: 399e13eaf85f52c4
+# inputs: 8536b1d09b1175f4
+# body: a6ad9f0b79c76908
 """RMS norm over the last dimension.
 
     h = x
@@ -371,9 +371,9 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def rms_norm(x, weight, *, eps=1e-06):
     """RMS norm over the last dimension.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    eps: added to the mean of squares.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2e1b5aeabae9348c
-# body: 87ccbec0314881e2
+# inputs: cd5dd8e4dd3469c0
+# body: 324b12f8a4be9533
 """RMS norm over the last dimension.
 
     h = x
@@ -456,9 +456,9 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def rms_norm(x, weight, *, eps=1e-06):
     """RMS norm over the last dimension.
 
-    x: [..., D] bfloat16, D at most 262144.
-    weight: [D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,

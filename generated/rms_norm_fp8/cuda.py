@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ceb5bad23a649434
-# body: 94fd4b0f8033f63f
+# inputs: 85f9362f47864bb3
+# body: be06c2da3705da50
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -16,7 +16,7 @@
 The kernels are in the .cu file of the same name beside this one. Usage:
 
     from rms_norm_fp8 import rms_norm_fp8
-    out = rms_norm_fp8(x, weight)
+    out, scale = rms_norm_fp8(x, weight)
 """
 
 import collections
@@ -280,11 +280,11 @@ def _(x: Tensor, weight: Tensor, eps: float):
 def rms_norm_fp8(x, weight, *, eps=1e-06):
     """RMS norm whose output is quantized to eight bits with a scale for each row.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    eps: added to the mean of squares.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out and scale [..., 1], what out is to be multiplied by, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by). Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     if not isinstance(x, Tensor) or x.dim() < 1:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 582d518b50b6fee3
-# body: 66b779d3104dfcd6
+# inputs: bf59c81cb13204f6
+# body: 62a0e6af1640fa53
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -308,9 +308,9 @@ def _(x: Tensor, weight: Tensor, eps: float, save: bool):
 def rms_norm_fp8(x, weight, *, eps=1e-06):
     """RMS norm whose output is quantized to eight bits with a scale for each row.
 
-    x: [..., D] bfloat16, D at most 262144.
-    weight: [D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by). Raises ValueError or TypeError for arguments that do not fit,

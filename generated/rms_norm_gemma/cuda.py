@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45d7459cd033623e
-# body: 28b5bb94f53fc79a
+# inputs: c4a390e859979b1a
+# body: 445d87d76031745d
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -371,9 +371,9 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def rms_norm_gemma(x, weight, *, eps=1e-06):
     """RMS norm whose weights are stored around zero, as Gemma's are.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    eps: added to the mean of squares.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d15aab7cfeec6152
-# body: 5da93f4cff466362
+# inputs: c8c125f5356c85d4
+# body: 21b929b7c1ad24bf
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -456,9 +456,9 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def rms_norm_gemma(x, weight, *, eps=1e-06):
     """RMS norm whose weights are stored around zero, as Gemma's are.
 
-    x: [..., D] bfloat16, D at most 262144.
-    weight: [D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,

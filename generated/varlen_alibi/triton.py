@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b82dd651f669d607
-# body: 2a1c6507e1605ddc
+# inputs: 4784bca9243bd7c2
+# body: d3b6d9c81fd5715c
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -891,7 +891,7 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end before TQ and TK: tokens
     after the last sequence give what a row without a key gives, and gradients of zero. On the device, and not checked: other
     numbers give results that mean nothing, but read and write nothing outside of the tensors.
-    slopes: [HQ] float32.
+    slopes: [HQ] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
     Returns out [TQ, HQ, 64], or (out, lse) with lse [HQ, TQ] float32, the natural log-sum-exp of each row's scores, if
