@@ -16,7 +16,9 @@ from kgen.targets.arguments import (
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     NOT_LEARNED,
+    dense,
     derivative_fields,
+    divisor_lines,
     number_fields,
 )
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -87,7 +89,7 @@ class LauncherFields:
         problem_args = [a for n, b in spec.buffers.items() for a in buffer_arguments(n, b.shape)]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
-        needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
+        needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in sources_of_gradient)])
         return {
             "tensors": ", ".join(operands),
             "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
@@ -126,10 +128,18 @@ class LauncherFields:
                 ]
             ),
             **self._derivatives(sources_of_gradient),
-            **number_fields(self.runtime, plan.called, [*spec.buffers, *self.runtime]),
+            "dense_check": dense([*operands, *tables, *map(self.called, spec.buffers), *sinks]),
+            **number_fields(
+                self.runtime, plan.called, [*spec.buffers, *self.runtime], self.divisor_lines(self.runtime)
+            ),
             "scatters": bool(scattered),
             "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
+
+    def divisor_lines(self, params: Iterable[str]) -> list[str]:
+        """The checks of divisors of both expressions."""
+        trees = [self._folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
+        return divisor_lines(self.spec.name, trees, params, self.plan.called)
 
     def required(self) -> list[str]:
         """The keywords without a default, as callers say them."""

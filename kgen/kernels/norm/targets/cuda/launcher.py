@@ -9,9 +9,9 @@ from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan.planning import Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
-from kgen.kernels.norm.targets.triton.launcher import FP8, meaning, norm_derivatives
+from kgen.kernels.norm.targets.triton.launcher import FP8, meaning, norm_derivatives, norm_divisors
 from kgen.targets import opening
-from kgen.targets.arguments import number_fields
+from kgen.targets.arguments import dense, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -92,7 +92,8 @@ class LauncherFields:
             "eps_default": repr(spec.eps),
             "variance_words": "variance" if plan.layer else "mean of squares",
             **norm_derivatives(plan),
-            **number_fields(self.runtime),
+            "dense_check": dense(tensors),
+            **number_fields(self.runtime, divisors=norm_divisors(plan)),
             **self._outputs(),
             **(self._backward() if plan.backward else {}),
         }

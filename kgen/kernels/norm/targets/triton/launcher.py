@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kgen.expr.nodes import Type
+from kgen.expr.nodes import Const, Node, Type, Var, substitute
 from kgen.kernels.norm.plan.planning import NormPlan, Operand
-from kgen.targets.arguments import NO_BACKWARD, NOT_ASKED_FOR, NOT_LEARNED, derivative_fields, number_fields
+from kgen.targets.arguments import (
+    NO_BACKWARD,
+    NOT_ASKED_FOR,
+    NOT_LEARNED,
+    dense,
+    derivative_fields,
+    divisor_lines,
+    number_fields,
+)
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
@@ -25,6 +33,16 @@ MEANINGS = {
 def meaning(operand: Operand) -> str:
     """The use of a tensor, for docstrings."""
     return MEANINGS.get(operand.name, "a buffer of the expressions")
+
+
+def norm_divisors(plan: NormPlan) -> list[str]:
+    """The checks of divisors of both expressions."""
+    params = plan.spec.params
+    numbers: dict[Node, Node] = {
+        Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params.items() if p.value is not None
+    }
+    trees = [substitute(value.tree, numbers) for value in (plan.forward.h, plan.forward.out)]
+    return divisor_lines(plan.spec.name, trees, [n for n, p in params.items() if p.runtime])
 
 
 class NormLauncher:
@@ -47,7 +65,9 @@ class NormLauncher:
         outputs = self._outputs()
         returned = [o["name"] for o in outputs if o["name"] not in plan.saves]
         learned = ", ".join(o.name for o in plan.operands if o.grad)
-        needs_grad = f"torch.is_grad_enabled() and any(t.requires_grad for t in ({learned},))"
+        needs_grad = (
+            f"torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in ({learned},)))"
+        )
         fields: dict[str, object] = {
             "signature": ", ".join([*positional, "*", *keywords]),
             "usage_args": ", ".join([*positional, *(f"{n}={n}" for n in keywords[:-1])]),
@@ -79,7 +99,8 @@ class NormLauncher:
             "flags": ["SAVE=save"] if plan.saves else [],
             "dh_out": False,
             **norm_derivatives(plan),
-            **number_fields(self.runtime),
+            "dense_check": dense(tensors),
+            **number_fields(self.runtime, divisors=norm_divisors(plan)),
         }
         stored = [n for n in ("h", "scale") if n in (*returned, *tensors)]
         pointers = [o.name for o in plan.forward.loads] + ["out", *stored, *plan.saves]
