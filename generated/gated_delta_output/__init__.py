@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c09bff338e9af703
-# body: be9437fb2a903ec0
+# inputs: ebdd776f56bba323
+# body: e42a1549b605c12d
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -74,7 +74,9 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h, g))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import gated_delta_output as function
     else:

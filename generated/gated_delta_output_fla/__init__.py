@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ca57d9cc7009cac1
-# body: f6e4565e0be0c128
+# inputs: 6743c9a04a1eb37e
+# body: 1d3c908c6b0199c4
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -77,7 +77,9 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h, g))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import gated_delta_output_fla as function
     else:

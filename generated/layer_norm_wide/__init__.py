@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 432d6686409e207d
+# inputs: 62f68722ddfec573
 # body: df7ce272c458327f
 """Layer norm of rows of 65536.
 

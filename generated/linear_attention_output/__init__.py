@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e72cd8f1149eb181
-# body: f0eea20fee1b1c53
+# inputs: 9b36c61cc9d77c31
+# body: 56e249a0cf0b7796
 """The output step of chunked linear attention without decay.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -73,7 +73,9 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import linear_attention_output as function
     else:

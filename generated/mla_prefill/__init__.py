@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7e2ac038f389d5bc
+# inputs: 698a072e93a64699
 # body: 108706662c1e03ec
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c308f676199a4e9d
+# inputs: 1520dd81204d27cc
 # body: 4d826a89279f8433
 """RMS norm over the last dimension.
 
