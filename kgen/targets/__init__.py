@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family, known_targets
+from kgen.pages.markdown import said
 from kgen.spec.too_large import too_large
 
 if TYPE_CHECKING:
@@ -54,7 +55,15 @@ def callable_files(sources: Iterable[Source]) -> list[Source]:
 def opening(spec: Any, *, in_comment: bool = False) -> str:
     """The sentence that docstrings of emitted files open with, or a comment: the summary, or what the spec is where it
     says nothing."""
-    summary = spec.summary.in_comment() if in_comment else spec.summary.in_docstring()
+    return _sentence(spec, spec.summary.in_comment() if in_comment else spec.summary.in_docstring())
+
+
+def opening_in_markdown(spec: Any) -> str:
+    """The same sentence as a paragraph of Markdown, in which no character is markup."""
+    return said((_sentence(spec, spec.summary.on_terminal()),))
+
+
+def _sentence(spec: Any, summary: str) -> str:
     words = summary.strip().rstrip(".") or f"The {spec.kernel.replace('_', ' ')} `{spec.name}`"
     return words if words.endswith(("?", "!")) else f"{words}."
 
