@@ -84,8 +84,12 @@ def shown(value: Any) -> str:
         return "a list"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    text = str(value)
-    return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
+    return f"`{shortened(str(value))}`"
+
+
+def shortened(text: str) -> str:
+    """The text, cut at 40 characters."""
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def show(diagnostic: Diagnostic, *, color: bool = False) -> str:

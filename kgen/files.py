@@ -10,7 +10,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kgen.diagnostics import Diagnostic, KgenError, shown
+from kgen.diagnostics import Diagnostic, KgenError, shortened, shown
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -98,13 +98,22 @@ def write_new(path: Path, text: str, hint: str, *, force: bool = False) -> None:
 
 
 def checked_path(path: Path) -> Path:
-    """A path that can be printed and written down. Raises `KgenError`."""
+    """Return a path that can be printed, written down and opened. Raises `KgenError`."""
     try:
         str(path).encode()
+        os.stat(path)
     except UnicodeEncodeError:
-        hint = "rename it"
-        raise KgenError(Diagnostic("bad-path", "the path is not UTF-8", str(path), 1, 1, hint=hint)) from None
+        raise KgenError(_bad_path("the path is not UTF-8", str(path), "rename it")) from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            hint = "shorten the name, or change to a folder nearer to it"
+            message = f"the path is longer than the system allows ({len(str(path))} characters)"
+            raise KgenError(_bad_path(message, shortened(str(path)), hint)) from None
     return path
+
+
+def _bad_path(message: str, path: str, hint: str) -> Diagnostic:
+    return Diagnostic("bad-path", message, path, 1, 1, hint=hint)
 
 
 def _no_number(name: str) -> NoReturn:

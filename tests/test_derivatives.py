@@ -63,6 +63,24 @@ def test_what_does_not_exist_raises(which: str) -> None:
     )
 
 
+@pytest.mark.parametrize("which", FILES)
+def test_tensors_that_kernels_cannot_read(which: str) -> None:
+    """A sparse or a nested tensor is an error that names the argument, wherever a tensor is taken."""
+    if which.split("/")[1].startswith("cute"):
+        pytest.importorskip("cutlass")
+    emitted = subject(which)
+    example = family_of(emitted.problem).example(emitted, "numbers")
+    parameters = inspect.signature(emitted.function).parameters
+    given = dict(zip(parameters, example.args, strict=False)) | example.kwargs
+    for name, tensor in given.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        dense = torch.zeros(tensor.shape, dtype=torch.float32)
+        for other in (dense.to_sparse(), torch.nested.nested_tensor([dense])):
+            with pytest.raises(TypeError, match=f": {name} must be a dense tensor, not "):
+                emitted.function(**given | {name: other})
+
+
 BIASED = """kernel: attention
 name: biased
 dtype: bf16
@@ -70,7 +88,7 @@ head_dim: 64
 buffers: {slopes: {shape: [HQ], dtype: fp32}, edges: {shape: [B], dtype: fp32}}
 params: {cap: {type: float, runtime: true}, window: {type: int, runtime: true}}
 score_mod: score / cap + slopes[h] * (kv_idx - q_idx)
-mask_mod: kv_idx < edges[b] and q_idx - kv_idx < window
+mask_mod: kv_idx < edges[b] and q_idx - kv_idx < window and kv_idx % (window - 2) == 0
 """
 
 
@@ -90,6 +108,8 @@ mask_mod: kv_idx < edges[b] and q_idx - kv_idx < window
         ({"window": 8.0}, TypeError, "window must be an integer, got a float"),
         ({"window": True}, TypeError, "window must be an integer, got a bool"),
         ({"window": 2**40}, ValueError, "window must be an int32"),
+        ({"cap": 0.0}, ValueError, "cap is a divisor in the spec, and must not be 0"),
+        ({"cap": 4.0, "window": 2}, ValueError, r"window - 2 is a divisor in the spec, and must not be 0"),
         ({"scale": 2.0**127.5}, ValueError, "scale must be positive, and finite in float32 even times log2"),
         ({"cap": np.float32(8), "window": np.int64(8)}, None, ""),
     ],

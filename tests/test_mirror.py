@@ -14,6 +14,7 @@ OF_THE_REPOSITORY = {
     "corners": "specs of every family, as text",
     "derivatives": "emitted files of every family, called",
     "docs": "pages",
+    "examples": "examples/, run",
     "exported_folders": "emitted folders of several families, exported and loaded",
     "files": "kgen/files.py, which is in no package",
     "fuzzing": "tests/fuzzing",

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f8553f921d467e66
-# body: cf371f93f4d4c02d
+# inputs: 89c648397ad254e8
+# body: fd321d9081a127be
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -691,7 +691,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6068de2d1cf1bca9", "block_sparse"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_7e52bb14eea8eded", "block_sparse"), "FRAGMENT")
 
 
 def _operator(name):
@@ -703,6 +703,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -735,6 +739,14 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"block_sparse: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
@@ -761,6 +773,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("block_sparse", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -840,11 +866,12 @@ def _(
 def block_sparse_block_mask(B, HQ, HKV, SQ, SK, *, allowed):
     """The block mask of block_sparse, to build once and pass as `block_mask` to calls of these sizes.
 
-    allowed: [B, HQ, 128, 128] bool.
+    allowed: [B, HQ, 128, 128] bool, used by mask_mod.
 
     Returns a BlockMask. It holds for these sizes and for what buffers and params held when it was built.
     Raises ValueError or TypeError for arguments that do not fit.
     """
+    _dense("allowed", allowed)
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
         raise TypeError("block_sparse_block_mask: allowed must be a bool tensor")
     if allowed.shape != (B, HQ, 128, 128) or allowed.device != allowed.device:
@@ -914,7 +941,7 @@ def _compile_backward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_in
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, allowed: Tensor, kv_num_blocks: Tensor, full_kv_num_blocks: Tensor, kv_indices: Tensor, q_num_blocks: Tensor, full_q_num_blocks: Tensor, q_indices: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
         _compile_backward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale)
     return _forward(q, k, v, allowed, kv_num_blocks, full_kv_num_blocks, kv_indices, q_num_blocks, full_q_num_blocks, q_indices, scale, True)
 
@@ -1013,7 +1040,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is 4 times HKV.
-    allowed: [B, HQ, 128, 128] bool.
+    allowed: [B, HQ, 128, 128] bool, used by mask_mod.
     block_mask: what block_sparse_block_mask gives for these sizes; by default it is built at every call.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
@@ -1021,6 +1048,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    _dense("q k v allowed", q, k, v, allowed)
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"block_sparse: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -1060,7 +1088,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     scale = 128 ** -0.5 if scale is None else _real("scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"block_sparse: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
         out, lse = _out_and_lse_op(q, k, v, allowed, *block_mask[1:], scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, allowed, *block_mask[1:], scale)

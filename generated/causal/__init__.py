@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f309a7b813b6f9b0
+# inputs: f9f792ef683d2df9
 # body: 06c368596f7275a5
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f9a5cbc756f75717
+# inputs: 0d00545fc4b9e566
 # body: 3ae110642ade31d6
 """Attention of every query to the keys up to its own position, heads of 64.
 

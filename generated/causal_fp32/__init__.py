@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b514ec9b46f909bb
+# inputs: 542ee7358334a92a
 # body: ab232b5e90a15638
 """Causal attention in fp32, products in three TF32 passes.
 

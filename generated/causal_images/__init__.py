@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 08c511ef63bb9f66
+# inputs: 761f1c1724794340
 # body: 6626dbab7344218c
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

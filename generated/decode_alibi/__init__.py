@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 454436ae6f0f3086
+# inputs: c701a3e67aa4a8fd
 # body: e5334202d101d0c8
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 55de8d78e82f3b53
-# body: 52f30269f1622680
+# inputs: 75f101eb2d4ef079
+# body: bcfd290bbca598da
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -822,7 +822,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d0d6d771e47e3686", "decode_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3b605fbb3ab86886", "decode_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -834,6 +834,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -866,17 +870,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"decode_alibi: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"decode_alibi: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -900,6 +919,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("decode_alibi", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -980,7 +1013,7 @@ def _compile_backward(q, k, v, slopes, scale):
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
         _compile_backward(q, k, v, slopes, scale)
     return _forward(q, k, v, slopes, scale, True)
 
@@ -1079,7 +1112,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], bf16, any strides; HQ is a multiple of HKV.
-    slopes: [HQ] float32.
+    slopes: [HQ] float32, used by score_mod.
     Query i is at position SK - SQ + i: the last query at the last key.
     scale: multiplies q @ k^T, positive; 1 / sqrt(128) by default.
 
@@ -1087,6 +1120,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
     """
+    _dense("q k v slopes", q, k, v, slopes)
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"decode_alibi: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -1118,7 +1152,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     scale = 128 ** -0.5 if scale is None else _real("scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"decode_alibi: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
         out, lse = _out_and_lse_op(q, k, v, slopes, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, slopes, scale)

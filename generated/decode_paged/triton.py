@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6517f27c981c1dce
-# body: cd9c7d660fcef78e
+# inputs: a77264e3bf844508
+# body: 42756e73954c5bdf
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -14,7 +14,7 @@
 Usage:
 
     from decode_paged import decode_paged
-    out = decode_paged(q, k, v, kv_lens=kv_lens)
+    out = decode_paged(q, k, v, block_table=block_table, kv_lens=kv_lens)
 
 Needs Triton 3.4 (torch 2.8) or newer.
 """
@@ -422,7 +422,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_827be1626c9eb12c", "decode_paged"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_c5e52b81f1f7ac7a", "decode_paged"), "FRAGMENT")
 
 
 def _operator(name):
@@ -434,6 +434,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -462,17 +466,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"decode_paged: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"decode_paged: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -545,6 +564,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    _dense("q k v block_table kv_lens", q, k, v, block_table, kv_lens)
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"decode_paged: {arg_name} must be a 4-d tensor [B, H, S, D]")

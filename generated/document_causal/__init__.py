@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 136feaf37f07e4ff
+# inputs: e7864907e8fec450
 # body: f2761c049e1b8436
 """Causal self-attention within each document of a packed sequence.
 

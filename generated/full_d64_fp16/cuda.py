@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d6003933e6b50ce1
-# body: 0397f6096f1e2a20
+# inputs: 3d8a9255a14dd6fd
+# body: 06d452bec8dbb57b
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -88,7 +88,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e0a6b16c8bc285ff", "full_d64_fp16_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_bd2678ac62ad2f0d", "full_d64_fp16_delta"), "FRAGMENT")
 
 
 def _operator(name):
@@ -100,6 +100,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -128,17 +132,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"full_d64_fp16_delta: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"full_d64_fp16_delta: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -179,6 +198,7 @@ def full_d64_fp16_delta(out, dout, dlse=None):
     Raises TypeError or ValueError for tensors that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    _dense("out dout dlse", out, dout, dlse)
     for label, x in (("out", out), ("dout", dout)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise TypeError(f"full_d64_fp16_delta: {label} must be a 4-d tensor [B, H, S, D]")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 276b003fcbb748f7
-# body: 4db63f12b5722b77
+# inputs: 2b2b0c2e351c3233
+# body: 258c07e195fa18ab
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,14 @@ _runs_cuda._dynamo_marked_constant = True
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     """Adds a block's output to the residual stream and norms the sum; returns both.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    residual: [..., D] bfloat16, added to x before the norm.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16). Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import fused_add_rms_norm as function

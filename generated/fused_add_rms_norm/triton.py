@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b6d7d0616301a12a
-# body: fa2bbc8f6c35ffca
+# inputs: 94f13107fda0a8ba
+# body: fda094f030bbea6e
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -295,7 +295,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_7f949abbe642b828", "fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6151130597278682", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -307,6 +307,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -339,6 +343,14 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"fused_add_rms_norm: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
@@ -365,6 +377,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("fused_add_rms_norm", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -469,15 +495,16 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     """Adds a block's output to the residual stream and norms the sum; returns both.
 
-    x: [..., D] bfloat16, D at most 262144.
-    residual: [..., D] bfloat16.
-    weight: [D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    residual: [..., D] bfloat16, added to x before the norm.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns (out [..., D] bfloat16; the sum x + residual [..., D] bfloat16). Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    _dense("x residual weight", x, residual, weight)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError("fused_add_rms_norm: x must be a bfloat16 tensor")
     if x.dim() < 1:
@@ -496,6 +523,6 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     if eps < 0.0:
         raise ValueError(f"fused_add_rms_norm: eps must not be negative, got {eps}")
     _no_tangents(x, residual, weight)
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in (x, residual, weight,))
+    save = torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in (x, residual, weight,)))
     out, h, rstd = _forward_op(x, residual, weight, eps, save)
     return out, h

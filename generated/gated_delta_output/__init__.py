@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7015aae2a84b4438
-# body: 902d1fbe0041fda4
+# inputs: ebdd776f56bba323
+# body: e42a1549b605c12d
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,9 +62,21 @@ _runs_cute_sm90._dynamo_marked_constant = True
 def gated_delta_output(q, k, v, h, g, *, scale=None):
     """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
-    The files say what the arguments are.
+    K is 128, V is 128.
+
+    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
+    v: [B, T, HV, V] bfloat16, any strides.
+    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
+    g: [B, T, HV] float32, summed up inside each chunk.
+    NT is ceil(T / 64).
+    scale: multiplies q; 1 / sqrt(128) by default.
+
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h, g))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import gated_delta_output as function
     else:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bc8dd7b9f8d80272
-# body: fb1f806ff7fdeb50
+# inputs: 6743c9a04a1eb37e
+# body: 1d3c908c6b0199c4
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,9 +62,24 @@ _runs_cute_sm90._dynamo_marked_constant = True
 def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, scale=None):
     """The output step of gated delta attention in the conventions of flash-linear-attention.
 
-    The files say what the arguments are.
+    K is 128, V is 128.
+
+    q, k: [B, T, H, K] bfloat16, any strides; HV is a multiple of H.
+    v: [B, T, HV, V] bfloat16, any strides.
+    h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
+    g: [B, T, HV] float32, summed up inside each chunk.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins; 0 first, T last. B is 1.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
+    NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
+    nothing, but read and write nothing outside of the tensors.
+    scale: multiplies q; 1 / sqrt(128) by default.
+
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h, g))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import gated_delta_output_fla as function
     else:

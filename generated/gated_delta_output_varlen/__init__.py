@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 351bb41dde2e3699
-# body: 29cfb42592b31546
+# inputs: e7736b77f637f852
+# body: 019793a20869ae4a
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,9 +62,24 @@ _runs_cute_sm90._dynamo_marked_constant = True
 def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, scale=None):
     """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
-    The files say what the arguments are.
+    K is 128, V is 128.
+
+    q, k: [B, T, H, K] bfloat16, any strides; H is 16, HV 32.
+    v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
+    h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
+    g: [B, T, HV] float32, summed up inside each chunk.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins; 0 first, T last. B is 1.
+    chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
+    NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
+    nothing, but read and write nothing outside of the tensors.
+    scale: multiplies q; 1 / sqrt(128) by default.
+
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h, g))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h, g)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import gated_delta_output_varlen as function
     else:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a634738188103aed
-# body: f24cba320667a1a6
+# inputs: 59938b6b8cad3bce
+# body: 7ad07a28050c8a58
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -452,7 +452,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_af115a92e2b87cf9", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_51dd10407425a86c", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -464,6 +464,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -492,17 +496,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"gated_delta_output_varlen: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"gated_delta_output_varlen: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -563,6 +582,7 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    _dense("q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

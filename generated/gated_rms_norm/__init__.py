@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: de853f460f0b0a97
-# body: d0c8523abde8db5e
+# inputs: 36015835d18bb90a
+# body: f2f33f4707fb5c00
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,14 @@ _runs_cuda._dynamo_marked_constant = True
 def gated_rms_norm(x, weight, *, z, eps=1e-06):
     """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    z: [..., D] bfloat16, a buffer of the expressions.
+    eps: added to the mean of squares; 1e-06 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import gated_rms_norm as function

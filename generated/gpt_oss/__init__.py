@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4b35a2008b7b1e6f
+# inputs: 0af2471eceb5ae8a
 # body: bd2e0de669066b31
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

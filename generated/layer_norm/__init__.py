@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ac64ac9f5a7cc54e
-# body: 1798c9b0bf6ad0e9
+# inputs: 6367c9cee2fb4e76
+# body: 7f8673551265a419
 """Layer norm over the last dimension, with weight and bias.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,14 @@ _runs_cuda._dynamo_marked_constant = True
 def layer_norm(x, weight, bias, *, eps=1e-05):
     """Layer norm over the last dimension, with weight and bias.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    bias: [D] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import layer_norm as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3167b9aadbfdd2ea
-# body: 6cbbba6c1765b1c2
+# inputs: 5ea305317bbba6ca
+# body: 1cc334fec1f6b5c3
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_598d45e6bf46af70", "layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9a7d067949300d13", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -195,6 +195,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -227,6 +231,14 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"layer_norm: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
@@ -253,6 +265,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("layer_norm", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -377,14 +403,15 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def layer_norm(x, weight, bias, *, eps=1e-05):
     """Layer norm over the last dimension, with weight and bias.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    bias [width] bfloat16
-    eps: added to the variance.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    bias: [width] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
 
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    _dense("x weight bias", x, weight, bias)
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("layer_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:
@@ -402,6 +429,6 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     if eps < 0.0:
         raise ValueError(f"layer_norm: eps must not be negative, got {eps}")
     _no_tangents(x, weight, bias)
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias))
+    save = torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in (x, weight, bias)))
     out, mean, rstd = _forward_op(x, weight, bias, eps, save)
     return out

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5e5e44b62d76e898
-# body: ae83d619c9416a49
+# inputs: 62f68722ddfec573
+# body: df7ce272c458327f
 """Layer norm of rows of 65536.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,14 @@ _runs_cuda._dynamo_marked_constant = True
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     """Layer norm of rows of 65536.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D 65536.
+    weight: [D] bfloat16, multiplies the normed rows.
+    bias: [D] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import layer_norm_wide as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 98888a1998397b3d
-# body: ed7e206ecaa74791
+# inputs: c7c87e6265709e78
+# body: 8b718971cbad8fc2
 """Layer norm of rows of 65536.
 
     h = x
@@ -280,7 +280,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_79d24f169e881212", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_95f3226c211ccc02", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):
@@ -292,6 +292,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -324,6 +328,14 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"layer_norm_wide: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
@@ -350,6 +362,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("layer_norm_wide", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -456,15 +482,16 @@ _register_autograd(_forward_op, _backward, _save_for_backward)
 def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     """Layer norm of rows of 65536.
 
-    x: [..., D] bfloat16, D 65536.
-    weight: [D] bfloat16.
-    bias: [D] bfloat16.
-    eps: added to the variance.
+    x: [..., D] bfloat16, the rows to norm, D 65536.
+    weight: [D] bfloat16, multiplies the normed rows.
+    bias: [D] bfloat16, added to the normed rows.
+    eps: added to the variance; 1e-05 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    _dense("x weight bias", x, weight, bias)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError("layer_norm_wide: x must be a bfloat16 tensor")
     if x.dim() < 1:
@@ -483,6 +510,6 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     if eps < 0.0:
         raise ValueError(f"layer_norm_wide: eps must not be negative, got {eps}")
     _no_tangents(x, weight, bias)
-    save = torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias,))
+    save = torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in (x, weight, bias,)))
     out, mean, rstd = _forward_op(x, weight, bias, eps, save)
     return out

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a7ed454f07289d11
-# body: 1590ce42ada9c542
+# inputs: 9b36c61cc9d77c31
+# body: 56e249a0cf0b7796
 """The output step of chunked linear attention without decay.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,9 +62,20 @@ _runs_cute_sm90._dynamo_marked_constant = True
 def linear_attention_output(q, k, v, h, *, scale=None):
     """The output step of chunked linear attention without decay.
 
-    The files say what the arguments are.
+    K is 128, V is 128.
+
+    q, k: [B, T, H, K] bfloat16, any strides; HV is 1 * H.
+    v: [B, T, HV, V] bfloat16, any strides.
+    h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
+    NT is ceil(T / 64).
+    scale: multiplies q; 1 / sqrt(128) by default.
+
+    Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
-    gradients = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, h))
+    # Inside torch.func a tensor may have a gradient that it does not tell of.
+    transformed = torch._C._are_functorch_transforms_active()
+    gradients = torch.is_grad_enabled() and (transformed or any(x.requires_grad for x in (q, k, v, h)))
     if not gradients and _runs_cute_sm90(q.device):
         from .cute_sm90 import linear_attention_output as function
     else:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c6d7c5ebc378fab5
+# inputs: 698a072e93a64699
 # body: 108706662c1e03ec
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

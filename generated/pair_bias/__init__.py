@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5ebe866c15bcfee3
+# inputs: a07e2f57654abf61
 # body: 9c572472ad0ab4ef
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 80b14d564523c9a3
+# inputs: 544ee3d6770c2760
 # body: ae2595bb209ebc4b
 """Full attention within a prefix whose length is given at launch, causal after it.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: aee2bd8b546b1697
-# body: 43c0116b23fdc797
+# inputs: 60a2b0b20849a8a8
+# body: b85727e853476a8d
 """RMS norm of queries or keys, with a weight for each head.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,13 @@ _runs_cuda._dynamo_marked_constant = True
 def qk_norm(x, weight, *, eps=1e-06):
     """RMS norm of queries or keys, with a weight for each head.
 
-    The files say what the arguments are.
+    x: [..., H, D] bfloat16, the rows to norm, D one of 64, 128.
+    weight: [H, D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns out [..., H, D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import qk_norm as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d631ebbdb99d5fe7
-# body: 52ab28a171fc1d13
+# inputs: 1de8a69086a3cf53
+# body: 43dc17d57ada8ec5
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -236,7 +236,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6d2cc6c9bccfd006", "retention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_dfc58e206546cc76", "retention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -248,6 +248,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -280,17 +284,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"retention_output: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"retention_output: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -314,6 +333,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("retention_output", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -423,6 +456,7 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
     """
+    _dense("q k v h g_gamma", q, k, v, h, g_gamma)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g_gamma", g_gamma, 1, torch.float32)
     ):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3921e69b1da574cb
-# body: d9bb827666821da2
+# inputs: 1520dd81204d27cc
+# body: 4d826a89279f8433
 """RMS norm over the last dimension.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,13 @@ _runs_cuda._dynamo_marked_constant = True
 def rms_norm(x, weight, *, eps=1e-06):
     """RMS norm over the last dimension.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import rms_norm as function

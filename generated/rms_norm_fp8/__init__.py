@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9662da953e4cfd91
-# body: 36561aa9bc7416b1
+# inputs: 449e0c4faaacfaa1
+# body: b91f2231a9bb64d3
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,13 @@ _runs_cuda._dynamo_marked_constant = True
 def rms_norm_fp8(x, weight, *, eps=1e-06):
     """RMS norm whose output is quantized to eight bits with a scale for each row.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by). Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     if _runs_cuda(x.device):
         from .cuda import rms_norm_fp8 as function

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ceb5bad23a649434
-# body: 94fd4b0f8033f63f
+# inputs: 0097c443f3f16a57
+# body: 33a433bef53310f1
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -16,7 +16,7 @@
 The kernels are in the .cu file of the same name beside this one. Usage:
 
     from rms_norm_fp8 import rms_norm_fp8
-    out = rms_norm_fp8(x, weight)
+    out, scale = rms_norm_fp8(x, weight)
 """
 
 import collections
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_49f5ba12fd75853f", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b4a7d9dde4008e09", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):
@@ -195,6 +195,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -223,17 +227,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"rms_norm_fp8: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"rms_norm_fp8: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -280,13 +299,14 @@ def _(x: Tensor, weight: Tensor, eps: float):
 def rms_norm_fp8(x, weight, *, eps=1e-06):
     """RMS norm whose output is quantized to eight bits with a scale for each row.
 
-    x [..., width] bfloat16
-    weight [width] bfloat16
-    eps: added to the mean of squares.
+    x: [..., width] bfloat16, the rows to norm.
+    weight: [width] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
-    Returns out and scale [..., 1], what out is to be multiplied by, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
+    Returns (out, shaped as x; scale [..., 1] float32, what out is to be multiplied by). Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    _dense("x weight", x, weight)
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_fp8: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

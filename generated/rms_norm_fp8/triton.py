@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 582d518b50b6fee3
-# body: 66b779d3104dfcd6
+# inputs: 9d79f52d184e3452
+# body: 6a750e987fb15fff
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -217,7 +217,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e61f728f101f7baf", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6e356bed3f7989d9", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):
@@ -229,6 +229,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -257,17 +261,32 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"rms_norm_fp8: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
         _look_for_tangents(*tensors)
 
 
+def _learns(x):
+    """True if a tensor requires grad at any level of torch.func."""
+    while not x.requires_grad and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return x.requires_grad
+
+
 def _no_gradients(why, /, **tensors):
     """Raise RuntimeError where a tensor requires a gradient that it would not get."""
     if torch.is_grad_enabled():
         for label, x in tensors.items():
-            if x is not None and x.requires_grad:
+            if x is not None and (x.requires_grad or (_transformed() and _learns(x))):
                 raise RuntimeError(f"rms_norm_fp8: {label} requires grad, {why} pass {label}.detach()")
 
 
@@ -308,14 +327,15 @@ def _(x: Tensor, weight: Tensor, eps: float, save: bool):
 def rms_norm_fp8(x, weight, *, eps=1e-06):
     """RMS norm whose output is quantized to eight bits with a scale for each row.
 
-    x: [..., D] bfloat16, D at most 262144.
-    weight: [D] bfloat16.
-    eps: added to the mean of squares.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
 
     Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
     Returns (out [..., D] float8_e4m3fn; scale [..., 1] float32, what out is to be multiplied by). Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    _dense("x weight", x, weight)
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
         raise TypeError("rms_norm_fp8: x must be a bfloat16 tensor")
     if x.dim() < 1:

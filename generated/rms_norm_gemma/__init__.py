@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9dce8838c2cd5778
-# body: c6b5af068d8dd4d9
+# inputs: 64996f18f5e95db5
+# body: 59d5a6a75b8a3582
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -62,7 +62,13 @@ _runs_cuda._dynamo_marked_constant = True
 def rms_norm_gemma(x, weight, *, eps=1e-06):
     """RMS norm whose weights are stored around zero, as Gemma's are.
 
-    The files say what the arguments are.
+    x: [..., D] bfloat16, the rows to norm, D at most 262144.
+    weight: [D] bfloat16, multiplies the normed rows.
+    eps: added to the mean of squares; 1e-06 by default.
+
+    Any strides; rows whose elements do not lie side by side, or that do not follow one stride, are copied first.
+    Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
+    and RuntimeError for derivatives of second order and in forward mode.
     """
     if _runs_cuda(x.device):
         from .cuda import rms_norm_gemma as function

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4a551b27e08d11d8
+# inputs: 96affe245dc10fe5
 # body: 0795193ac56409a8
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bfda6451c9f96c82
+# inputs: 64f65fbf78f919da
 # body: 339045d88ac0a182
 """Causal attention whose scores saturate smoothly at 30.
 

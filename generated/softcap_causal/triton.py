@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcc8eabf39aa39d0
-# body: 37b20f4cdc68f8b6
+# inputs: a2f9fa877b672d7f
+# body: a46a89d1bfc9da30
 """Causal attention whose scores saturate smoothly at 30.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -596,7 +596,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3ce024a4c1f3c8ea", "softcap_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_af8ee2332ae7cfd2", "softcap_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -608,6 +608,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -640,6 +644,14 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"softcap_causal: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
@@ -666,6 +678,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("softcap_causal", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -743,7 +769,7 @@ def _compile_backward(q, k, v, scale):
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad):
         _compile_backward(q, k, v, scale)
     return _forward(q, k, v, scale, True)
 
@@ -848,6 +874,7 @@ def softcap_causal(q, k, v, *, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    _dense("q k v", q, k, v)
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"softcap_causal: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -872,7 +899,7 @@ def softcap_causal(q, k, v, *, scale=None, return_lse=False):
     scale = 128 ** -0.5 if scale is None else _real("scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"softcap_causal: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
         out, lse = _out_and_lse_op(q, k, v, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, scale)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b82dd651f669d607
-# body: 2a1c6507e1605ddc
+# inputs: 712588cf6db3d605
+# body: 21e7585164bf7d27
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -640,7 +640,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d9dcf25116c34c41", "varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_8a35462a43103cbd", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -652,6 +652,10 @@ def _operator(name):
         return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
     return register
+
+
+# True inside torch.func.grad, vmap and the like, where a tensor may have a gradient that it does not tell of.
+_transformed = torch._C._are_functorch_transforms_active
 
 
 class _NoDerivative(torch.autograd.Function):
@@ -684,6 +688,14 @@ def _look_for_tangents(*tensors):
 _look_for_tangents._torchdynamo_disable = True
 
 
+def _dense(names, *tensors):
+    """Raise TypeError for a sparse or nested tensor: kernels read memory by strides."""
+    for number, x in enumerate(tensors):
+        if isinstance(x, Tensor) and (x.layout is not torch.strided or x.is_nested):
+            kind = "nested" if x.is_nested else f"one of layout {x.layout}"
+            raise TypeError(f"varlen_alibi: {names.split()[number]} must be a dense tensor, not {kind}")
+
+
 def _no_tangents(*tensors):
     """Raise NotImplementedError where forward-mode differentiation asks for a derivative."""
     if torch.autograd.forward_ad._current_level >= 0:
@@ -710,6 +722,20 @@ def _register_autograd(operator, backward, setup_context):
         return function.apply(*args) if derived else below(*args)
 
     _LIBRARY.impl(operator, call, "Autograd")
+
+    def in_turn(info, in_dims, *args):
+        rows = (
+            [x if dim is None else x.select(dim, row) for x, dim in zip(args, in_dims)] for row in range(info.batch_size)
+        )
+        outputs = [transformed.apply(*row) for row in rows]
+        if isinstance(outputs[0], Tensor):
+            return torch.stack(outputs), 0
+        return tuple(map(torch.stack, zip(*outputs))), (0,) * len(outputs[0])
+
+    # What transforms of torch.func need: they come before autograd, and each takes its own turn.
+    methods = {"forward": operator, "setup_context": setup_context, "backward": backward, "vmap": in_turn}
+    transformed = type("varlen_alibi", (torch.autograd.Function,), {k: staticmethod(method) for k, method in methods.items()})
+    _LIBRARY.impl(operator, lambda *args: transformed.apply(*args), "FuncTorchDynamicLayerFrontMode")
 
 
 def _once(operator, *args):
@@ -785,7 +811,7 @@ def _compile_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale):
 def _out_and_lse_op(
     q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, slopes: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
-    if not _COMPILED and q.is_cuda and (q.requires_grad or k.requires_grad or v.requires_grad or slopes.requires_grad):
+    if not _COMPILED and q.is_cuda and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad or slopes.requires_grad):
         _compile_backward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)
     return _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, True)
 
@@ -891,13 +917,14 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     the keys from cu_seqlens_k[i] to cu_seqlens_k[i + 1]. They begin with 0, ascend, and may end before TQ and TK: tokens
     after the last sequence give what a row without a key gives, and gradients of zero. On the device, and not checked: other
     numbers give results that mean nothing, but read and write nothing outside of the tensors.
-    slopes: [HQ] float32.
+    slopes: [HQ] float32, used by score_mod.
     scale: multiplies q @ k^T, positive; 1 / sqrt(64) by default.
 
     Returns out [TQ, HQ, 64], or (out, lse) with lse [HQ, TQ] float32, the natural log-sum-exp of each row's scores, if
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    _dense("q k v cu_seqlens_q cu_seqlens_k slopes", q, k, v, cu_seqlens_q, cu_seqlens_k, slopes)
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 3:
             raise TypeError(f"varlen_alibi: {arg_name} must be a 3-d tensor [T, H, D]")
@@ -936,7 +963,7 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     scale = 64 ** -0.5 if scale is None else _real("scale", scale)
     if not 0.0 < scale <= 2.0**127:
         raise ValueError(f"varlen_alibi: scale must be positive, and finite in float32 even times log2(e), got {scale}")
-    if return_lse or (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad or slopes.requires_grad)):
+    if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad or slopes.requires_grad)):
         out, lse = _out_and_lse_op(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)
         return (out, lse * math.log(2)) if return_lse else out
     return _out_op(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale)

@@ -1,6 +1,7 @@
 """The `kgen` command: the only place that prints or exits. Verbs import what is heavy when they run."""
 
 import kgen.cli.adapting
+import kgen.cli.benching
 import kgen.cli.building
 import kgen.cli.explaining
 import kgen.cli.importing

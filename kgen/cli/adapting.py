@@ -29,7 +29,7 @@ def adapt(
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write what others call kernels by: a package for models of transformers, a repository for the kernel hub."""
+    """Write packages for transformers or for the kernel hub."""
     from kgen.render import checking, project, writer
 
     kinds = [one.value for one in kind]

@@ -78,7 +78,7 @@ def build(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Compile emitted kernels to packages of machine code, which need neither a compiler nor Triton."""
+    """Compile kernels to machine code that needs no compiler."""
     from kgen.build.package import ARCHS, COLUMNS, SIZES, build_specs
     from kgen.build.stale import stale
     from kgen.render.current import of_the_same_text

@@ -6,11 +6,15 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 HINT = "missing: pip install 'kgen-kernels[verify]'"
+CUDA_HINT = "missing: pip install 'kgen-kernels[cuda]'"
+NVRTC = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+"""The packages that bring NVRTC, of CUDA 13 and of CUDA 12."""
 
 
 def examine() -> list[dict[str, object]]:
@@ -22,11 +26,14 @@ def examine() -> list[dict[str, object]]:
         _row("triton", triton, HINT),
         _row("CUDA device", _device() if torch else None, "missing: only `bench` needs one"),
         _row("ptxas", _ptxas(), HINT),
+        _row("NVRTC", _first(NVRTC), CUDA_HINT),
+        _row("cuda-core", _package("cuda-core"), CUDA_HINT),
         _row("z3-solver", _package("z3-solver"), "missing: pip install 'kgen-kernels[prove]'"),
         _row("ray", _package("ray"), "missing: pip install 'kgen-kernels[ray]'"),
         _row(
             "nvidia-cutlass-dsl", _package("nvidia-cutlass-dsl"), "missing: pip install 'kgen-kernels[cute]'"
         ),
+        _row("transformers", _package("transformers"), "missing: pip install transformers"),
     ]
 
 
@@ -39,6 +46,10 @@ def _package(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _first(names: Sequence[str]) -> str | None:
+    return next((found for name in names if (found := _package(name)) is not None), None)
 
 
 def _device() -> str | None:

@@ -69,7 +69,7 @@ def explain(
         As, typer.Option("--format", help="A page to show (md, html), the tiles alone (svg), text or data.")
     ] = As.TEXT,
 ) -> int:
-    """Show what becomes of a spec's expressions, step by step: as text, or as a page with pictures."""
+    """Show what becomes of a spec, step by step; draw its tiles."""
     loaded, *others = load_specs([spec])
     if any(other.path != loaded.path for other in others):
         message = f"the directory has {1 + len(others)} specs, and one is explained at a time"
@@ -84,11 +84,17 @@ def explain(
         text = flex_code(loaded)
     else:
         text = _explained(loaded, wanted, generated or settings().generated, form)
-    if form is As.JSON:
-        text = terminal.as_json({"spec": loaded.spec.name, "text": text})
+    if flex and form is As.JSON:
+        text = terminal.as_json({"spec": loaded.spec.name, "flex": text})
     if others and form is As.TEXT and not flex:
         text = f"Of {1 + len(others)} variants, {loaded.variant}.\n\n{text}"
-    _write(text.rstrip("\n") + "\n", output, spec)
+    text = text.rstrip("\n") + "\n"
+    if output is not None:
+        _write(text, output, spec)
+    elif flex or form in PAGES:
+        terminal.exact(text)
+    else:
+        terminal.line(text.rstrip("\n"))
     return 0
 
 
@@ -113,12 +119,14 @@ def _explained(loaded: Loaded, wanted: Drawing | None, generated: Path, form: As
     from kgen.pages.model import Drawing
     from kgen.pages.svg import grids
     from kgen.pages.text import text
-    from kgen.reports.explained import explained, said
+    from kgen.reports.explained import explained, facts, said
 
     drawing = wanted or (Drawing() if form in PAGES else None)
     page = explained(loaded, drawing, generated) if form in (As.MD, As.HTML) else said(loaded, drawing)
     if wanted is not None or form is As.SVG:
         _check_drawn(page, loaded)
+    if form is As.JSON:
+        return terminal.as_json(facts(loaded, drawing, generated))
     if form is As.SVG:
         return grids(page.grids(), page.title)
     if form is As.MD:
@@ -137,10 +145,7 @@ def _check_drawn(page: Page, loaded: Loaded) -> None:
         raise KgenError(Diagnostic("no-picture", message, file=str(loaded.path), hint=hint))
 
 
-def _write(text: str, output: Path | None, spec: Path) -> None:
-    if output is None:
-        terminal.line(text.rstrip("\n"))
-        return
+def _write(text: str, output: Path, spec: Path) -> None:
     if os.path.realpath(output) == os.path.realpath(spec):
         raise KgenError(Diagnostic("usage", "the output is the spec itself", file=str(output)))
     write_new(output, text, "name another file", force=True)

@@ -47,7 +47,10 @@ def import_(
     force: Annotated[bool, typer.Option("--force", help="Overwrite a spec that is there.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write a spec of FlexAttention's score_mod and mask_mod; their source is read, and nothing is run."""
+    """Write a spec from FlexAttention's score_mod and mask_mod.
+
+    Their source is read; nothing is run.
+    """
     from kgen.flex.importing import Options, imported
     from kgen.flex.writing import settled
 

@@ -13,7 +13,7 @@ from kgen.cli.terminal import Format
 from kgen.cli.verbs import app, verb
 from kgen.settings import settings
 
-ledger = typer.Typer(no_args_is_help=True, help="Put together what several machines found.")
+ledger = typer.Typer(no_args_is_help=True, help="Merge the records of several machines.")
 app.add_typer(ledger, name="ledger")
 
 

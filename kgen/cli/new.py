@@ -10,7 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from kgen.cli import terminal
-from kgen.cli.options import Form, output_to
+from kgen.cli.options import Form, completed_spec, output_to
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import verb
 from kgen.diagnostics import Diagnostic, KgenError
@@ -26,7 +26,12 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Of the spec and of its function.")],
     source: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--from", metavar="SPEC", help="Copy this spec: a file, or the name of one."),
+        typer.Option(
+            "--from",
+            metavar="SPEC",
+            help="Copy this spec: a file, or the name of one.",
+            autocompletion=completed_spec,
+        ),
     ] = None,
     kernel: Annotated[
         Optional[Kernel],  # noqa: UP045
@@ -35,7 +40,7 @@ def new(
     output: Annotated[Optional[Path], output_to("specs/, or what pyproject.toml says")] = None,  # noqa: UP045
     form: Form = Format.TEXT,
 ) -> int:
-    """Write a commented spec that renders as it is, and beside it the schema that editors read."""
+    """Write a commented spec to start from, and the schema for editors."""
     from kgen.render.project import find_specs
     from kgen.render.rendering import render_variants
     from kgen.spec import schema, starting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Annotated, Any, Optional
@@ -13,6 +14,20 @@ from kgen.cli.terminal import Format
 
 JOBS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
+
+def completed_spec(incomplete: str) -> list[str]:
+    """Return the names of specs that begin so, for a shell. Where there are none, the shell completes files."""
+    from kgen.diagnostics import KgenError
+    from kgen.render.builtin import builtin_specs
+    from kgen.settings import settings
+
+    try:
+        own = [path.stem for path in settings().specs.glob("*.yaml")]
+    except (KgenError, OSError):  # a shell has no place for an error
+        own = []
+    return sorted(name for name in {*own, *builtin_specs()} if name.startswith(incomplete))
+
+
 # Typer reads annotations at run time, on the oldest Python too: hence Optional.
 Specs = Annotated[
     Optional[list[Path]],  # noqa: UP045
@@ -20,9 +35,13 @@ Specs = Annotated[
         metavar="SPEC",
         help="Spec files, directories of *.yaml, or names of specs, of the project or of the box. "
         "Default: specs/, or what pyproject.toml says.",
+        autocompletion=completed_spec,
     ),
 ]
-Spec = Annotated[Path, typer.Argument(metavar="SPEC", help="A spec file, or the name of a spec.")]
+Spec = Annotated[
+    Path,
+    typer.Argument(metavar="SPEC", help="A spec file, or the name of a spec.", autocompletion=completed_spec),
+]
 Targets = Annotated[
     Optional[list[str]],  # noqa: UP045
     typer.Option("--target", help="Only the files of this target. Repeatable."),
@@ -53,11 +72,11 @@ Generated = Annotated[
 ]
 
 
-class OnRay(TyperCommand):
-    """A command whose `--ray` may have no address: what follows then is another argument."""
+class Command(TyperCommand):
+    """A verb. Its `--ray` may have no address: what follows then is another argument."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """With the address that stands for none."""
+        """Parse with the address that stands for none. Refuse an empty word: as a path it would mean this folder."""
         from kgen.verify.farm.address import AUTO, is_address
 
         given: list[str] = []
@@ -68,6 +87,8 @@ class OnRay(TyperCommand):
                 break
             if word == "--ray" and not (args[place + 1 :] and is_address(args[place + 1])):
                 given.append(AUTO)
+        if any(word == "" and before != "--against" for before, word in itertools.pairwise(["", *given])):
+            ctx.fail("an argument is empty")
         return super().parse_args(ctx, given)
 
 

@@ -25,7 +25,7 @@ def prove(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Prove what kernels do with indices: which tiles they visit, what they load, that no integer overflows."""
+    """Prove which tiles kernels visit and that no index overflows."""
     from kgen.prove.proving import prove_specs
 
     loaded, generated = load_specs(specs), generated or settings().generated

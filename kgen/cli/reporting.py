@@ -27,7 +27,7 @@ def report(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Write what is verified and what was measured as one HTML file, with plots, that needs no network."""
+    """Write one HTML file of what is verified and measured."""
     from kgen.reports.html import html
     from kgen.reports.record import record
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import itertools
 import json
 import math
 import os
@@ -15,7 +18,7 @@ from enum import Enum
 from typing import TextIO
 
 from kgen import diagnostics
-from kgen.diagnostics import EXIT_BUG, Diagnostic, KgenError, MissingError
+from kgen.diagnostics import EXIT_BUG, Diagnostic, KgenError, MissingError, shortened
 
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
@@ -28,6 +31,14 @@ EXTRAS = {
     "ray": "ray",
 }
 """Packages that only some verbs need, and the extra that brings each."""
+
+REFUSALS = frozenset(
+    {
+        *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.ELOOP, errno.EMFILE, errno.ENAMETOOLONG),
+        *(errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EPERM, errno.EROFS),
+    }
+)
+"""Errors of the system that no program avoids: no bug of kgen."""
 
 Row = Mapping[str, object]
 Progress = Callable[[float, float, str], None]
@@ -52,9 +63,10 @@ def guarded(work: Callable[[], int], form: Format) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has seen enough. The interpreter flushes once more at exit: let it succeed.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return EXIT_PIPE
+    except OSError as error:
+        return _show_os_error(error, form)
     except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
@@ -64,6 +76,51 @@ def guarded(work: Callable[[], int], form: Format) -> int:
         return show_error(MissingError(missing), form)
     except Exception as error:
         return _show_bug(error)
+
+
+def settle() -> None:
+    """Make the standard streams safe to write to.
+
+    A closed stream becomes the null device; else the next file that kgen opens would get its descriptor. A character
+    that the encoding of a stream lacks is written as an escape.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def asked_format(words: Sequence[str]) -> Format:
+    """The format that a command line asks for, which may be wrong otherwise."""
+    asked = "--format=json" in words or ("--format", "json") in itertools.pairwise(words)
+    return Format.JSON if asked else Format.TEXT
+
+
+def _drop(stream: TextIO) -> None:
+    """Send what the stream still holds to the null device: the interpreter flushes once more at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def _show_os_error(error: OSError, form: Format) -> int:
+    """Show what the system refused; another error is a bug."""
+    if error.errno not in REFUSALS:
+        return _show_bug(error)
+    if error.filename is None:  # a stream: files are opened by their names
+        _drop(sys.stdout)
+        message, hint = f"cannot write to stdout: {error.strerror}", "send it elsewhere"
+        return show_error(KgenError(Diagnostic("cannot-write", message, hint=hint)), form)
+    name, message = shortened(os.fsdecode(error.filename)), f"the system refused: {error.strerror}"
+    return show_error(
+        KgenError(Diagnostic("refused", message, name, hint="check disk and permissions")), form
+    )
 
 
 @contextmanager
@@ -103,13 +160,26 @@ def _show_bug(error: Exception) -> int:
 
 
 def line(text: str, stream: TextIO | None = None) -> None:
-    """One line, on stdout unless told otherwise."""
-    print(text, file=stream or sys.stdout)
+    """Print one line, on stdout by default. A stderr that takes nothing is no error: the exit code still tells."""
+    if stream is None or stream is not sys.stderr:
+        print(text, file=stream or sys.stdout)
+        return
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        _drop(stream)
+
+
+def exact(text: str) -> None:
+    """Write the text of a file to stdout, in UTF-8 as a file is, whatever the encoding of the terminal."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    sys.stdout.write(text)
 
 
 def summary(text: str, form: Format, *, aside: bool = False) -> None:
     """The last line. It keeps out of stdout where stdout is for another program (`aside`, JSON)."""
-    line(text, sys.stderr if aside or form is Format.JSON else sys.stdout)
+    line(diagnostics.escaped(text), sys.stderr if aside or form is Format.JSON else sys.stdout)
 
 
 def data(value: object) -> None:

@@ -32,7 +32,7 @@ def tune(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Time the tile shapes of attention kernels on this GPU, and enter the fastest in kgen's table."""
+    """Time tile shapes on this GPU; enter the fastest in kgen's table."""
     from kgen.tuning import tune_specs
     from kgen.verify.farm.sharding import Shard
     from kgen.verify.farm.tasks import hands

@@ -16,12 +16,13 @@ import typer
 from kgen import __version__
 from kgen.cli import terminal
 from kgen.cli.current import AsIs, difference, note, require_current
+from kgen.cli.helping import InOrder
 from kgen.cli.options import (
     JOBS,
+    Command,
     Form,
     Generated,
     Jobs,
-    OnRay,
     PartOf,
     Ray,
     Specs,
@@ -31,7 +32,7 @@ from kgen.cli.options import (
 )
 from kgen.cli.proofs import proof_cell
 from kgen.cli.terminal import Format, Row
-from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
+from kgen.diagnostics import EXIT_USAGE, EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
 from kgen.settings import settings
 
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from kgen.spec.load import Loaded
 
 app = typer.Typer(
+    cls=InOrder,
+    context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Plain help: rich costs a third of the start-up and is imported where there is a table to draw.
@@ -60,7 +63,26 @@ BENCHMARKS = Path("benchmarks")
 
 def main() -> None:
     """Run the command."""
-    app(prog_name="kgen")
+    terminal.settle()
+    form = terminal.asked_format(sys.argv)
+    raise SystemExit(terminal.guarded(lambda: _parsed(form), form))
+
+
+def _parsed(form: Format) -> int:
+    """Let Typer find the verb and call it, and return the exit code; a wrong command line is shown as `form` says."""
+    try:
+        return int(app(prog_name="kgen", standalone_mode=False) or 0)
+    except SystemExit as end:
+        return terminal.EXIT_PIPE if isinstance(end.__context__, BrokenPipeError) else int(end.code or 0)
+    except Exception as error:
+        # Typer's class of errors has moved between its versions; all of them show themselves.
+        if not hasattr(error, "format_message"):
+            raise
+        if form is Format.TEXT:
+            error.show()  # type: ignore[attr-defined]
+            return EXIT_USAGE
+        usage = Diagnostic("usage", error.format_message(), hint="`--help` lists the options")
+        return terminal.show_error(KgenError(usage), form)
 
 
 def _version(asked: bool) -> None:
@@ -96,7 +118,7 @@ def verb(name: str, group: typer.Typer = app) -> Callable[[Callable[..., int]], 
             form = Format.JSON if arguments["form"] == Format.JSON else Format.TEXT
             raise SystemExit(terminal.guarded(lambda: function(**_checked(arguments)), form))
 
-        group.command(name, cls=OnRay)(run)
+        group.command(name, cls=Command)(run)
         return function
 
     return register
@@ -116,7 +138,7 @@ def render(
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
     form: Form = Format.TEXT,
 ) -> int:
-    """Emit the kernels of specs into generated/, and delete those that no spec makes any more."""
+    """Write the kernels of specs to generated/; delete orphaned files."""
     from kgen.render import checking, project, writer
 
     output = output or settings().generated
@@ -145,15 +167,19 @@ def render(
     states = Counter(
         _effect(change, forced=force and not dry) for change in changes if not change.is_manifest
     )
+    remarks = project.remarks(rendered, output, (change.path for change in drift))
     total = writer.wanted(changes)
     differ = states["new"] + states["changed"]
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        terminal.data({"rendered": total, "changes": rows} | ({"diff": patch} if diff else {}))
+        found = {"rendered": total, "changes": rows, "remarks": remarks}
+        terminal.data(found | ({"diff": patch} if diff else {}))
     else:
-        sys.stdout.write(patch)
+        terminal.exact(patch) if patch else None
         for change in drift if check or not diff else []:
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
+        for remark in remarks:
+            terminal.line(remark, sys.stderr if dry else sys.stdout)
     if dry:
         last = f"{total} checked, {differ} differ, {states['pruned']} orphaned, {states['edited']} edited"
     else:
@@ -170,7 +196,7 @@ def _render_to_stdout(files: dict[str, str], form: Format) -> int:
         terminal.data({"files": files})
     else:
         for name, text in files.items():
-            sys.stdout.write((f"{comment(text)} ---- {name}\n" if len(files) > 1 else "") + text)
+            terminal.exact((f"{comment(text)} ---- {name}\n" if len(files) > 1 else "") + text)
     terminal.summary(f"{len(files)} rendered", form, aside=True)
     return 0
 
@@ -215,7 +241,7 @@ def compile_(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Compile emitted kernels without a GPU; report registers, spills and shared memory."""
+    """Compile kernels without a GPU; show registers and spills."""
     from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, compile_specs
 
     loaded, generated = load_specs(specs), generated or settings().generated
@@ -231,7 +257,18 @@ def compile_(
             record,
             target,
         )
-    return judge(rows, COLUMNS, "compiled", form)
+    spilling = [row for row in rows if row["spills"]]
+    shown = [row | {"ok": "spills"} if row["spills"] and row["ok"] else row for row in rows]
+    terminal.table(shown if form is Format.TEXT else rows, COLUMNS, form)
+    for row in sorted(spilling, key=lambda row: -row["spills"]):
+        where = " ".join(
+            filter(None, (row["spec"], row["target"], row["kernel"], row["variant"], row["arch"]))
+        )
+        terminal.line(f"spills: {where}: {row['spills']} bytes for each thread", sys.stderr)
+    wrong = sum(not row["ok"] for row in rows)
+    spills = f", {len(spilling)} with spills" if spilling else ""
+    terminal.summary(f"{len(rows) - wrong} compiled, {wrong} failed{spills}", form)
+    return EXIT_WRONG if wrong else 0
 
 
 @verb("verify")
@@ -271,7 +308,7 @@ def verify(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Run emitted kernels against a float64 reference on hard inputs, and record that they are right."""
+    """Run kernels on hard inputs and compare with a float64 reference."""
     from kgen.cli.results import run_sanitizers, run_verify
     from kgen.verify.farm.sharding import Shard
 
@@ -287,63 +324,6 @@ def verify(
     return run_verify(
         loaded, generated, form, jobs, ray, quick=quick, cases=case or None, built=built, **common
     )
-
-
-@verb("bench")
-def bench(
-    specs: Specs = None,
-    against: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Peers, with commas, as flex,sdpa. Default: those of the kernel family."),
-    ] = None,
-    shape: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="Attention: BxHxS, as 2x16x8192, or several, with commas; norms: ROWSxWIDTH; "
-            "chunk output: T, or BxTxHxHV."
-        ),
-    ] = None,
-    first_call: Annotated[
-        bool, typer.Option("--first-call", help="Attention: the first call in a fresh process instead.")
-    ] = False,
-    output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
-    jobs: Jobs = 1,
-    ray: Ray = None,
-    shard: PartOf = None,
-    as_is: AsIs = False,
-    generated: Generated = None,
-    form: Form = Format.TEXT,
-) -> int:
-    """Time emitted kernels against their peers, interleaved in one run."""
-    from kgen.bench.running import bench_specs
-    from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
-
-    part = Shard.parse(shard)
-    peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
-    loaded, generated = load_specs(specs), generated or settings().generated
-    require_current(loaded, generated, as_is, form)
-    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = bench_specs(
-            loaded,
-            generated,
-            peers,
-            shape,
-            output or BENCHMARKS,
-            progress,
-            jobs=jobs,
-            first_call=first_call,
-            hands=who,
-            shard=part,
-        )
-    rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
-    shapes = ["shape"] * any("shape" in row for row in rows)
-    columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *elsewhere(rows))
-    terminal.table(rows, columns, form)
-    failed = [row for row in rows if row["error"]]
-    terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
-    # A peer that cannot run is its own affair.
-    return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
 
 
 def elsewhere(rows: Sequence[Row]) -> list[str]:
@@ -394,7 +374,7 @@ def status(
     generated: Generated = None,
     form: Form = Format.TEXT,
 ) -> int:
-    """Show which emitted files are verified as they are; exit 1 if any is not, or differs from its spec."""
+    """Show which emitted files are verified; exit 1 if any is not."""
     if why:
         from kgen.cli.why import why as say
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,7 +87,7 @@ class Evaluator:
 
     def module(self, path: Path) -> modules.Module:
         """A file, read once."""
-        key = path.resolve()
+        key = Path(os.path.realpath(path))  # unlike `resolve`, it takes a loop of links
         if key not in self.loaded:
             if len(self.loaded) >= modules.MAX_MODULES:
                 Place(Source(path.as_posix(), ""), ast.Pass()).refuse(

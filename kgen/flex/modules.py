@@ -147,13 +147,13 @@ class Module:
         outside = External(".".join(parts))
         if self.path is None:
             return outside
-        folder = self.path.resolve().parent
+        folder = Path(os.path.realpath(self.path)).parent
         if level:
             for _ in range(level - 1):
                 folder = folder.parent
         else:
             package = None
-            while (folder / "__init__.py").is_file():
+            while os.path.isfile(folder / "__init__.py"):
                 folder, package = folder.parent, folder.name
             # What lies beside a package is another one, as all that is installed.
             if package is not None and parts[0] != package:
@@ -162,7 +162,7 @@ class Module:
             path: Path | None = folder / "__init__.py"
         else:
             path = _located(parts, [str(folder)])
-        if path is None or not path.is_file():
+        if path is None or not os.path.isfile(path):
             return outside
         return self.evaluator.module(path)
 

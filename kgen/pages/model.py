@@ -7,7 +7,8 @@ a printer decides what its format needs of it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ class Page:
     title: str
     summary: str
     sections: tuple[Section, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """The same for programs: numbers, flags and expressions under their names."""
 
     def grids(self) -> tuple[Grid, ...]:
         """The grids of all sections."""

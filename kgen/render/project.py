@@ -76,6 +76,8 @@ class Rendered:
     outputs: tuple[Output, ...]
     spec_text: str | None
     started: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+    """Sentences for the person who renders it, each once."""
 
 
 def render_all(
@@ -93,16 +95,18 @@ def render_all(
         if cached and targets is None and not single and (hit := cache.lookup(path, generated)):
             return Rendered(hit, None)
         variants, whole = load(path), targets is None and not single
-        folders = render_variants(variants, targets, single=single)
+        remarks: list[str] = []
+        folders = render_variants(variants, targets, single=single, remark=remarks.append)
+        said = tuple(f"{variants[0].spec.name}: {remark}" for remark in dict.fromkeys(remarks))
         outputs = [Output(path, folder, files, whole=whole) for folder, files in folders.items()]
         if single:
-            return Rendered(tuple(outputs), variants[0].text)
+            return Rendered(tuple(outputs), variants[0].text, remarks=said)
         beside = adapted(variants, listed(variants))
         # An adapter is of all targets at once: where some are asked for, it stays as it is.
         outputs += [
             Output(path, folder, files if whole else {}, whole) for folder, files in beside.folders.items()
         ]
-        return Rendered(tuple(outputs), variants[0].text, beside.started if whole else {})
+        return Rendered(tuple(outputs), variants[0].text, beside.started if whole else {}, said)
 
     rendered = each(paths, render)
     if targets is not None:
@@ -127,6 +131,22 @@ def together(rendered: Iterable[Rendered]) -> tuple[list[Output], dict[str, str]
     made = list(rendered)
     outputs = [output for one in made for output in one.outputs]
     return outputs, {name: text for one in made for name, text in one.started.items()}
+
+
+def remarks(rendered: Iterable[Rendered], generated: Path, changed: Iterable[Path]) -> list[str]:
+    """The remarks of the specs that have one of the `changed` files."""
+    paths = {path.as_posix() for path in changed}
+    return [
+        remark
+        for one in rendered
+        if any(
+            path.as_posix() in paths
+            for o in one.outputs
+            for name in o.files
+            for path in (generated / o.name / name, generated / name)  # the second of `--single`
+        )
+        for remark in one.remarks
+    ]
 
 
 def remember(rendered: Iterable[Rendered], generated: Path) -> None:

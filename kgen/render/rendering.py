@@ -49,9 +49,16 @@ def render_spec(
 
 
 def render_variants(
-    variants: Sequence[Loaded], targets: Collection[str] | None = None, *, single: bool = False
+    variants: Sequence[Loaded],
+    targets: Collection[str] | None = None,
+    *,
+    single: bool = False,
+    remark: Callable[[str], None] = lambda said: None,
 ) -> dict[str, dict[str, str]]:
-    """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one."""
+    """The same by folder for every variant of a spec, and with all targets the folder that has them: it chooses one.
+
+    `remark` is called with each remark of each source.
+    """
     first = variants[0]
     if single and len(variants) > 1:
         message = f"`{first.spec.name}` has variants, and one file is one of them"
@@ -59,6 +66,10 @@ def render_variants(
         raise KgenError(Diagnostic("no-single-file", message, file=str(first.path), hint=hint))
     made = {one.folder: _rendered(one, targets, single) for one in variants}
     folders = {folder: texts for folder, (_, texts) in made.items()}
+    for found, _ in made.values():
+        for source in found.values():
+            for said in source.remarks:
+                remark(said)
     if first.variant and targets is None:
         with _blaming(first):
             folders[first.spec.name] = _choice([(one, made[one.folder][0].values()) for one in variants])
@@ -214,7 +225,10 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(env: Environment, source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    text = _tidy(env.get_template(source.template).render(source.context))
+    context = source.context
+    if source.borrowed is not None:
+        context = context | {"argument_lines": env.get_template(source.borrowed).render(context).splitlines()}
+    text = _tidy(env.get_template(source.template).render(context))
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
@@ -243,5 +257,7 @@ def _inputs_hash(env: Environment, loaded: Sequence[Loaded], source: Source) -> 
     The model keeps its order: that of buffers is the order of the launcher's arguments.
     """
     texts = environment.template_texts(env, source.template)
+    if source.borrowed is not None:
+        texts = texts | environment.template_texts(env, source.borrowed)
     models = (one.spec.model_dump_json() for one in loaded)
     return digest("\0".join([*models, *(f"{name}\0{text}" for name, text in texts.items())]))

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from kgen.diagnostics import escaped
 from kgen.family import family
-from kgen.pages.model import Code, Drawing, Listing, Page, Prose, Section, Table, Words, quoting, words
+from kgen.pages.model import (
+    FULL,
+    MASKED,
+    SKIPPED,
+    Code,
+    Drawing,
+    Grid,
+    Listing,
+    Page,
+    Prose,
+    Section,
+    Table,
+    Words,
+    quoting,
+    words,
+)
 from kgen.render.rendering import excerpts
 from kgen.spec.load import Loaded
 from kgen.spec.too_large import too_large
@@ -39,6 +54,32 @@ def explained(loaded: Loaded, drawing: Drawing | None, generated: Path) -> Page:
         Section("The spec", (spec,), for_pages=True),
     )
     return replace(page, sections=(*page.sections, *(s for s in found if s.blocks)))
+
+
+def facts(loaded: Loaded, drawing: Drawing | None, generated: Path) -> dict[str, Any]:
+    """The same as data; docs/commands.md lists the fields."""
+    page = said(loaded, drawing)
+    return {
+        "spec": loaded.spec.name,
+        "kernel": loaded.spec.kernel,
+        "variant": loaded.variant or None,
+        "summary": loaded.spec.summary.on_terminal(),
+        "path": loaded.path.as_posix(),
+        "passes": list(loaded.spec.passes),
+        "targets": asked_targets(loaded),
+        **page.facts,
+        "files": [
+            {name: row[name] for name in ("file", "state", "device", "error", "proof")}
+            for row in status([loaded], generated)
+        ],
+        "grids": [asdict(grid) | {"shares": _shares(grid)} for grid in page.grids()],
+    }
+
+
+def _shares(grid: Grid) -> dict[str, float]:
+    """The share of tiles of each kind, by what the kind is called."""
+    shares = grid.shares()
+    return {"skipped": shares[SKIPPED], "masked": shares[MASKED], "full": shares[FULL]}
 
 
 def _files(loaded: Loaded, generated: Path) -> Table:

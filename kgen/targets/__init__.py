@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family, known_targets
+from kgen.pages.markdown import said
 from kgen.spec.too_large import too_large
 
 if TYPE_CHECKING:
@@ -34,8 +35,14 @@ class Source:
     forward_only: bool = False
     comment: Literal["#", "//"] = "#"
     alone: dict[str, object] | None = None
+    remarks: tuple[str, ...] = ()
+    """Sentences for the person who renders it, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """What there is for users beside the spec's function."""
+    docstring: str | None = None
+    """The template of what the function's docstring says of arguments and results, under the same names."""
+    borrowed: str | None = None
+    """Such a template of another file: its lines are `argument_lines` in the template of this one."""
     reserved: frozenset[str] = frozenset()
     """What the spec's function cannot be called. Of a file of Python that is found out."""
 
@@ -48,7 +55,15 @@ def callable_files(sources: Iterable[Source]) -> list[Source]:
 def opening(spec: Any, *, in_comment: bool = False) -> str:
     """The sentence that docstrings of emitted files open with, or a comment: the summary, or what the spec is where it
     says nothing."""
-    summary = spec.summary.in_comment() if in_comment else spec.summary.in_docstring()
+    return _sentence(spec, spec.summary.in_comment() if in_comment else spec.summary.in_docstring())
+
+
+def opening_in_markdown(spec: Any) -> str:
+    """The same sentence as a paragraph of Markdown, in which no character is markup."""
+    return said((_sentence(spec, spec.summary.on_terminal()),))
+
+
+def _sentence(spec: Any, summary: str) -> str:
     words = summary.strip().rstrip(".") or f"The {spec.kernel.replace('_', ' ')} `{spec.name}`"
     return words if words.endswith(("?", "!")) else f"{words}."
 

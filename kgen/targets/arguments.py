@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from kgen.expr.nodes import Call, Const, Node, Var, distinct, substitute, variables
+from kgen.expr.show import show
 from kgen.spec.common import ParamSpec
 
 NO_BACKWARD = "but there is no backward pass:"
@@ -34,14 +36,17 @@ def derivative_fields(
 
 
 def number_fields(
-    params: Mapping[str, ParamSpec], called: Mapping[str, str] = {}, names: Iterable[str] = ()
+    params: Mapping[str, ParamSpec],
+    called: Mapping[str, str] = {},
+    names: Iterable[str] = (),
+    divisors: Iterable[str] = (),
 ) -> dict[str, object]:
     """What `_operators.j2` uses for `scale` or `eps` and run-time parameters, and the lines that check the latter."""
     return {
         "numbers": {
             "there": True,
             "integers": any(p.type == "int" for p in params.values()),
-            "lines": number_lines(params, called, names),
+            "lines": [*number_lines(params, called, names), *divisors],
         }
     }
 
@@ -54,6 +59,61 @@ def number_lines(
     taken = [f"{n} = {called[n]}" for n in names if n in called and n not in params]
     given = {n: called.get(n, n) for n in params}
     return taken + [f'{n} = {kinds[p.type]}("{given[n]}", {given[n]})' for n, p in params.items()]
+
+
+_DIVISIONS = ("div", "floordiv", "mod")
+_IN_PYTHON = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "neg": "(-{0})",
+    "float": "float({0})",
+}
+
+
+def divisor_lines(
+    name: str, trees: Iterable[Node | None], params: Iterable[str], called: Mapping[str, str] = {}
+) -> list[str]:
+    """The checks of divisors that consist of run-time parameters and numbers: none may be zero."""
+    known = frozenset(params)
+    found = {
+        node.args[1]: None
+        for tree in trees
+        if tree is not None
+        for node in distinct(tree)
+        if isinstance(node, Call) and node.fn in _DIVISIONS and variables(node.args[1]) & known
+    }
+    lines = []
+    for divisor in found:
+        if (spelled := _in_python(divisor, known)) is not None:
+            words = show(
+                substitute(divisor, {v: Var(called[v.name], v.type) for v in _taken(divisor, called)})
+            )
+            message = f"{name}: {words} is a divisor in the spec, and must not be 0"
+            lines.append(f'if {spelled} == 0:\n    raise ValueError("{message}")')
+    return lines
+
+
+def _taken(node: Node, called: Mapping[str, str]) -> list[Var]:
+    return [one for one in distinct(node) if isinstance(one, Var) and one.name in called]
+
+
+def _in_python(node: Node, known: Collection[str]) -> str | None:
+    """The node over parameters and numbers; None where it has anything else."""
+    if isinstance(node, Const):
+        return repr(node.value)
+    if isinstance(node, Var):
+        return node.name if node.name in known else None
+    if not isinstance(node, Call) or node.fn not in _IN_PYTHON:
+        return None
+    operands = [_in_python(one, known) for one in node.args]
+    return None if None in operands else _IN_PYTHON[node.fn].format(*operands)
+
+
+def dense(tensors: Iterable[str]) -> str:
+    """The check that none of some tensors is sparse or nested."""
+    names = list(tensors)
+    return f'_dense("{" ".join(names)}", {", ".join(names)})'
 
 
 NO_NUMBERS = {"numbers": {"there": False, "integers": False, "lines": []}}

@@ -40,8 +40,9 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
         "choices": [],
     }
     if choices:
-        fields |= _choice(spec, choices, last)
-    return Source("__init__.py", "package.j2", fields)
+        # The last file serves everything that the others do, so its words hold for the whole folder.
+        fields = tried[-1].context | fields | _choice(spec, choices, last)
+    return Source("__init__.py", "package.j2", fields, borrowed=tried[-1].docstring if choices else None)
 
 
 def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | None:
@@ -63,7 +64,8 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
     return Source(
         "__init__.py",
         "variants.j2",
-        {
+        files[0][0].context
+        | {
             "name": spec.name,
             "summary": opening(spec),
             "words": [f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
@@ -75,7 +77,9 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
             "refusal": f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
             "signature": signature,
             "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
+            "first": variants[0][0].variant,
         },
+        borrowed=files[0][0].docstring,
     )
 
 

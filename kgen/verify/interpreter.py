@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -40,7 +41,45 @@ def mend() -> None:
     _calculate_with_constants()
     _splat_truth_values(interpreter)
     _keep_layouts()
+    _widen(interpreter)
     _quicken(interpreter)
+
+
+class _Wide(int):
+    """A launch argument that the kernel takes as int64."""
+
+
+def _widen(interpreter: Any) -> None:
+    """Give a parameter that is annotated as `tl.int64` 64 bits, as a GPU does.
+
+    The interpreter gives every number below 2**31 32 bits, so that products with strides overflow. It also holds a
+    number between 2**31 and 2**32 as unsigned, though its type is int64.
+    """
+    import numpy
+    import triton.language as tl
+
+    convert, executor = interpreter._implicit_cvt, interpreter.GridExecutor
+    copied, names = executor._init_args_hst, cache(_wide_parameters)
+
+    def converted(arg: Any) -> Any:
+        if isinstance(arg, _Wide) or (type(arg) is int and 2**31 <= arg < 2**32):
+            return tl.tensor(interpreter.TensorHandle(numpy.array([arg], numpy.int64), tl.int64), tl.int64)
+        return convert(arg)
+
+    def marked(self: Any, args_dev: Any, kwargs: Any) -> Any:
+        args, keywords = copied(self, args_dev, kwargs)
+        wide = names(self.fn)
+        args = [_Wide(x) if name in wide and type(x) is int else x for name, x in zip(self.arg_names, args)]  # noqa: B905
+        return args, {k: _Wide(x) if k in wide and type(x) is int else x for k, x in keywords.items()}
+
+    interpreter._implicit_cvt = converted
+    executor._init_args_hst = marked
+
+
+def _wide_parameters(kernel: Any) -> frozenset[str]:
+    """The parameters of a kernel that are annotated as `tl.int64`, by a type or by its name."""
+    annotations = kernel.__annotations__.items()
+    return frozenset(name for name, of in annotations if str(of).removeprefix("tl.") in ("int64", "i64"))
 
 
 def _keep_layouts() -> None:

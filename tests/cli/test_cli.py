@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import typer.main
 from conftest import ROOT, Project
 
 from kgen.cli import app, terminal
+from kgen.cli.helping import ORDER
 from kgen.render.header import AS_IT_IS
 
 
@@ -379,3 +381,30 @@ def test_shells_complete(project: Project) -> None:
     assert "--install-completion" in project.kgen("--help").out
     env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kgen ren", "COMP_CWORD": "1"}
     assert project.kgen(env=env).out.split() == ["render"]
+
+
+def test_shells_complete_names_of_specs(project: Project) -> None:
+    """Those of the project and the stock specs; the shell itself completes files."""
+    project.spec("causal_of_mine")
+    for verb in ("render", "explain", "verify", "new x --from"):
+        words = f"kgen {verb} causal_"
+        env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        assert {"causal_of_mine", "causal_alibi"} <= {*project.kgen(env=env).out.split()}, verb
+    env = {"_KGEN_COMPLETE": "complete_bash", "COMP_WORDS": "kgen render specs/", "COMP_CWORD": "2"}
+    assert project.kgen(env=env).out.split() == []
+
+
+def test_help(project: Project) -> None:
+    """`-h` is help everywhere; verbs are in the order of use, each on one line of 80 columns."""
+    group = typer.main.get_command(app)
+    assert {*ORDER} == {*group.commands}  # type: ignore[attr-defined]
+    said = project.kgen("-h", env={"COLUMNS": "80"})
+    assert said == project.kgen("--help", env={"COLUMNS": "80"})
+    verbs = said.out.partition("Commands:\n")[2].splitlines()
+    assert [line.split()[0] for line in verbs] == [*ORDER]
+    assert max(map(len, verbs)) <= 80
+    assert all(line.endswith(".") and not line.endswith("...") for line in verbs)
+    documented = re.findall(r"^\| `kgen (\w+)` \|", (ROOT / "docs/commands.md").read_text(), re.MULTILINE)
+    assert documented == [*ORDER]
+    for words in (["ledger", "-h"], ["ledger", "merge", "-h"], ["render", "-h"]):
+        assert project.kgen(*words).out.startswith(f"Usage: kgen {' '.join(words[:-1])} ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 from apart import interpreted
 
@@ -40,3 +41,39 @@ def _described() -> list[str]:
 
 def _own(x: object) -> dict[str, str]:
     return {name: str(value) for name, value in vars(x).items()}
+
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def products(out, wide: tl.int64, narrow, large, N: tl.constexpr):
+    i = tl.arange(0, N) - 1
+    tl.store(out + tl.arange(0, N), i * wide)
+    tl.store(out + N + tl.arange(0, N), i * narrow)
+    tl.store(out + 2 * N + tl.arange(0, N), i * large)
+"""
+
+
+def test_integers_are_as_wide_as_on_a_gpu(tmp_path: Path) -> None:
+    """64 bits where a parameter is annotated so, or the number needs them; else 32 bits, which wrap."""
+    path = tmp_path / "kernel.py"
+    path.write_text(KERNEL)
+    wide, narrow, large = interpreted(_products, path)
+    assert wide == [-(2**30), 0, 2**30, 2**31]
+    assert narrow == [-(2**30), 0, 2**30, -(2**31)]
+    assert large == [-(2**31), 0, 2**31, 2**32]
+
+
+def _products(path: Path) -> list[list[int]]:
+    import torch
+
+    from kgen.verify.interpreter import mend
+    from kgen.verify.toolchain import import_file
+
+    mend()
+    out = torch.zeros(3, 4, dtype=torch.int64)
+    import_file(path, "kgen_test_products").products[(1,)](out, 2**30, 2**30, 2**31, N=4)
+    return out.tolist()

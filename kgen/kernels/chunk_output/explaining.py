@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from kgen.expr.operations import READ, operations
 from kgen.expr.show import show
@@ -28,7 +30,27 @@ def explain_chunk_output(loaded: Loaded, _drawing: Drawing | None = None) -> Pag
         plan.spec.name,
         plan.spec.summary.on_terminal(),
         tuple(Section(title, tuple(blocks)) for title, blocks in sections.items()),
+        _facts(plan),
     )
+
+
+def _facts(plan: ChunkOutputPlan) -> dict[str, Any]:
+    """The fields that docs/commands.md lists for chunk_output."""
+    tables = dataclasses.asdict(tile_tables(plan.spec)).items()
+    shown = {"exponent": plan.decay, "with_values": plan.exponent, "slope": plan.slope}
+    return {
+        "decay": None
+        if plan.decay is None
+        else {"base": plan.spec.gate_base} | {n: t if t is None else show(t) for n, t in shown.items()},
+        "gates": list(plan.gates),
+        "tiles": [
+            {"kernel": kernel, "chip": f"sm_{chip}" if chip else None}
+            | {name.lower(): value for name, value in tile.items()}
+            for kernel, table in tables
+            if kernel == "forward" or plan.backward
+            for chip, tile in sorted(table.items(), reverse=True)
+        ],
+    }
 
 
 def _formula(plan: ChunkOutputPlan) -> Iterator[Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from kgen.expr.nodes import Node
 from kgen.expr.operations import operations
@@ -28,7 +29,23 @@ def explain_norm(loaded: Loaded, _drawing: Drawing | None = None) -> Page:
         plan.spec.name,
         plan.spec.summary.on_terminal(),
         tuple(Section(title, tuple(blocks)) for title, blocks in sections.items()),
+        _facts(plan),
     )
+
+
+def _facts(plan: NormPlan) -> dict[str, Any]:
+    """The fields that docs/commands.md lists for norms."""
+    values = [plan.forward.h, *plan.forward.normed, plan.forward.out]
+    gradients = plan.backward.gradients if plan.backward is not None else ()
+    return {
+        "operands": [{"name": o.name, "dtype": o.dtype, "along": o.along} for o in plan.operands],
+        "forward": [{"name": v.name, "value": show(v.tree), "rounded_to": v.rounded} for v in values],
+        "saved": list(plan.saves),
+        "gradients": [
+            {"of": g.of, "value": show(g.tree), "along": g.along, "dtype": g.dtype, "same_as": g.same_as}
+            for g in gradients
+        ],
+    }
 
 
 def _forward(plan: NormPlan) -> Iterator[Block]:

@@ -13,11 +13,12 @@ from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.flex.flexcode import mod_functions
 from kgen.kernels.attention.adapt.derived import Variant
 from kgen.kernels.attention.spec import ANY, AttentionSpec, Buffer
+from kgen.pages.markdown import fenced
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_text, render_variants
 from kgen.spec.load import Loaded
 from kgen.spec.user_text import UserText
-from kgen.targets import Source, opening
+from kgen.targets import Source, opening, opening_in_markdown
 from kgen.targets.triton.text import TORCH_DTYPES
 
 SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
@@ -99,12 +100,15 @@ def _context(variant: Variant) -> dict[str, object]:
     return {
         "name": spec.name,
         "summary": opening(spec),
+        "paragraph": opening_in_markdown(spec),
         "repository": spec.name.replace("_", "-"),
         "license": spec.license.in_comment(),
         "license_id": spec.license.in_comment().lower(),
         "call": ", ".join([*operands, *(f"{n}={n}" for n in keywords)]),
         "keywords": keywords,
-        "yaml": "\n".join(line.in_comment() for line in UserText(variant.loaded.text).lines()),
+        "yaml": fenced(
+            "\n".join(line.in_comment() for line in UserText(variant.loaded.text).lines()), "yaml"
+        ),
         "head": spec.head_dim,
         "dtype": f"torch.{TORCH_DTYPES[spec.dtype]}",
         "group": 1 if spec.gqa == "any" else spec.gqa,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from kgen.kernels.attention.explaining.chips import kernels, tiles
 from kgen.kernels.attention.explaining.expressions import as_read, formula, places, softmax
+from kgen.kernels.attention.explaining.facts import facts
 from kgen.kernels.attention.explaining.gradients import gradients
 from kgen.kernels.attention.explaining.operations import operations
 from kgen.kernels.attention.explaining.ranks import over_ranks
@@ -20,6 +21,7 @@ from kgen.spec.load import Loaded
 def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
     """The steps from a spec to its kernels; with grids of the tiles that are visited, where a drawing is asked for."""
     plan, written = plan_attention(loaded), positioned(loaded).trees
+    decode = plan_decode(loaded) if decodes(loaded) else None
     sections: Mapping[str, Iterable[Block]] = {
         "Formula": formula(plan, written),
         "As read": as_read(plan, written),
@@ -29,7 +31,7 @@ def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
         "Tiles that are visited": visits(plan),
         **({"Tiles of queries (down) by keys (across)": drawn(plan, drawing)} if drawing else {}),
         **({"Over several ranks": over_ranks(plan, drawing)} if drawing and drawing.ranks else {}),
-        **({"Decoding": decoding(plan_decode(loaded))} if decodes(loaded) else {}),
+        **({"Decoding": decoding(decode)} if decode is not None else {}),
         "Gradients": gradients(plan),
         "Sizes of tiles": tiles(plan),
         "Kernels by chip": kernels(plan),
@@ -38,4 +40,5 @@ def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
         plan.spec.name,
         plan.spec.summary.on_terminal(),
         tuple(Section(title, tuple(blocks)) for title, blocks in sections.items()),
+        facts(plan, written, decode),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -164,3 +165,19 @@ def imported(folder: Path) -> ModuleType:
     interpreter.mend()
     sys.path.insert(0, str(folder / "own_hub" / "torch-ext"))
     return importlib.import_module("own")
+
+
+def test_the_card_shows_what_users_wrote_as_text() -> None:
+    """A summary is a paragraph without markup, and no line of the spec ends the block that quotes it."""
+    summary = "<script>x</script> # [a](javascript:b) ![c](http://d/e.png) `f` **g** &lt; | ``` ---"
+    text = f"kernel: attention\nname: own\nsummary: '{summary}'\ndtype: bf16\nhead_dim: 64\n# ``` <b>\n"
+    card = adapter([loads(text, "own.yaml")]).started["own_hub/README.md"]
+    said = next(line for line in card.splitlines() if "script" in line)
+    plain = re.sub(r"\\([!-/:-@\[-`{-~])", "\0", said)
+    assert plain.replace("\0", "") != plain
+    for markup in ("<script", "</script", "](", "[a", "`", "**", "&lt;", "|", "://"):
+        assert markup not in plain, said
+    assert re.sub(r"\\([!-/:-@\[-`{-~])", r"\1", said) == f"{summary}."
+    fence = next(line for line in card.splitlines() if line.endswith("yaml") and line.startswith("`"))
+    assert fence == "````yaml"
+    assert card.splitlines().count("````") == 1

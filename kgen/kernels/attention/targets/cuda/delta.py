@@ -5,7 +5,7 @@ from __future__ import annotations
 from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.spec.load import Loaded
 from kgen.targets import Source
-from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, derivative_fields
+from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, dense, derivative_fields
 from kgen.targets.cuda.elements import ELEMENTS, used
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -39,6 +39,7 @@ def _context(loaded: Loaded) -> dict[str, object]:
         "divisible": "" if spec.head_dim.v % plan.vector == 0 else "False and ",
         **derivative_fields(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
         **NO_NUMBERS,
+        "dense_check": dense(TENSORS),
         "dynamic_shared": False,
         "shared_argument": "0",
         "config_arguments": "grid, block",

@@ -15,7 +15,7 @@ from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, buffer_arguments
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
 from kgen.kernels.attention.targets.triton.ranges import lists_of
-from kgen.targets.arguments import number_lines
+from kgen.targets.arguments import dense, number_lines
 from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, printed, row, uses_of
 from kgen.targets.triton.printer import Printer
 
@@ -63,9 +63,13 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "device": device,
         "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
         "argument_words": launcher.argument_words(buffers, scalars),
-        "numbers": number_lines(
-            {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
-        ),
+        "dense_check": [dense(map(launcher.called, buffers))] if buffers else [],
+        "numbers": [
+            *number_lines(
+                {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
+            ),
+            *launcher.divisor_lines(scalars),
+        ],
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),

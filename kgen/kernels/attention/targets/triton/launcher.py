@@ -16,7 +16,9 @@ from kgen.targets.arguments import (
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     NOT_LEARNED,
+    dense,
     derivative_fields,
+    divisor_lines,
     number_fields,
 )
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -77,8 +79,7 @@ class LauncherFields:
         scalars = ["scale", *self.runtime]
         op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
         op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
-        keywords += [*["block_mask=None"] * listed, "scale=None", "return_lse=False"]
+        keywords = [*self.required(), *["block_mask=None"] * listed, "scale=None", "return_lse=False"]
         # In the order in which the score reads them; then those of which nothing is left in it.
         asked = (*(g.buffer for g in plan.gradients), *(n for n, b in spec.buffers.items() if b.grad))
         learned = [*dict.fromkeys(asked), *sinks] if plan.backward else []
@@ -88,7 +89,7 @@ class LauncherFields:
         problem_args = [a for n, b in spec.buffers.items() for a in buffer_arguments(n, b.shape)]
         problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
         problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
-        needs = " or ".join(f"{x}.requires_grad" for x in sources_of_gradient)
+        needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in sources_of_gradient)])
         return {
             "tensors": ", ".join(operands),
             "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
@@ -127,10 +128,24 @@ class LauncherFields:
                 ]
             ),
             **self._derivatives(sources_of_gradient),
-            **number_fields(self.runtime, plan.called, [*spec.buffers, *self.runtime]),
+            "dense_check": dense([*operands, *tables, *map(self.called, spec.buffers), *sinks]),
+            **number_fields(
+                self.runtime, plan.called, [*spec.buffers, *self.runtime], self.divisor_lines(self.runtime)
+            ),
             "scatters": bool(scattered),
             "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
         }
+
+    def divisor_lines(self, params: Iterable[str]) -> list[str]:
+        """The checks of divisors of both expressions."""
+        trees = [self._folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
+        return divisor_lines(self.spec.name, trees, params, self.plan.called)
+
+    def required(self) -> list[str]:
+        """The keywords without a default, as callers say them."""
+        spec = self.spec
+        tables, sinks = ["block_table"] * (spec.paged_kv is not None), ["sinks"] * spec.sinks
+        return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
 
     def _derivatives(self, learned: list[str]) -> dict[str, object]:
         spec, plan = self.spec, self.plan
@@ -201,8 +216,19 @@ class LauncherFields:
             b = self.spec.buffers[name]
             shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            role += self._used_by(name) * (name != KV_LENS)
             words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
-        return words + [f"{self.called(n)}: {self.runtime[n].type}." for n in scalars]
+        return words + [f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars]
+
+    def _used_by(self, name: str) -> str:
+        """The expressions that use a buffer or a parameter, for docstrings."""
+        trees = {"score_mod": self.plan.score_mod, "mask_mod": self.plan.mask_mod}
+        users = [
+            field
+            for field, tree in trees.items()
+            if tree is not None and name in variables(tree) | {read.buffer for read in reads(tree)}
+        ]
+        return f", used by {' and '.join(users)}" if users else ", used by no expression"
 
     def _checks(self) -> list[Check]:
         spec = self.spec

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from kgen.expr.functions import in_order
@@ -47,11 +47,21 @@ def sources(loaded: Loaded) -> list[Source]:
     offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
     offers += [f"{plan.spec.name}_begin", f"{plan.spec.name}_end"] * bool(context["shares"])
     template = "attention/triton/attention.j2"
-    files = [Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))]
+    remarks = tuple(_not_on_hopper(plan.spec, without_kernels(hopper)))
+    file = Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))
+    files = [replace(file, docstring="attention/triton/_docstring.j2", remarks=remarks)]
     if context["hopper"] is not None:
         beside = apart | {"gdc": waits}
         files.append(Source("hopper.py", "attention/triton/hopper.j2", beside, arch="sm_90a"))
     return files
+
+
+def _not_on_hopper(spec: AttentionSpec, missing: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each reason why passes have no kernels for Hopper."""
+    asked = {name: missing[name] for name in spec.passes if name in missing}
+    for reason in dict.fromkeys(asked.values()):
+        passes = " and ".join(name for name, why in asked.items() if why == reason)
+        yield f"no kernels for Hopper in {passes}: {reason}"
 
 
 def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -73,10 +83,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "head_dim": spec.head_dim,
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "usage_args": [
-            f"{n}={n}"
-            for n in map(launcher.called, (*spec.buffers, *("sinks",) * spec.sinks, *kernels.runtime))
-        ],
+        "usage_args": [f"{name}={name}" for name in launcher.required()],
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
         "bf16": spec.dtype == "bf16",

@@ -10,6 +10,7 @@ from kgen.targets import Source, opening
 from kgen.targets.arguments import (
     IN_ANOTHER_FILE,
     NOT_ASKED_FOR,
+    dense,
     derivative_fields,
     number_fields,
 )
@@ -44,6 +45,7 @@ def sources(loaded: Loaded) -> list[Source]:
             arch,
             rank=RANKS[arch],
             needs="cutlass",
+            docstring="chunk_output/cute/_docstring.j2",
         )
         for arch in loaded.spec.targets.cute.arch
     ]
@@ -105,6 +107,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "signature": ", ".join(
             [*inputs, "*", *(["cu_seqlens", "chunk_indices=None"] if spec.varlen else []), "scale=None"]
         ),
+        "dense_check": dense([*inputs, *(["cu_seqlens", "chunk_indices"] if spec.varlen else [])]),
         "usage_args": ", ".join([*inputs, *(f"{name}={name}" for name in indices[:1])]),
     }
     refused = dict.fromkeys(inputs, IN_ANOTHER_FILE if "backward" in spec.passes else NOT_ASKED_FOR)

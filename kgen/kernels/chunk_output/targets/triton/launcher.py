@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
-from kgen.targets.arguments import NO_DERIVATIVE, NOT_ASKED_FOR, derivative_fields, number_fields
+from kgen.targets.arguments import NO_DERIVATIVE, NOT_ASKED_FOR, dense, derivative_fields, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -57,6 +57,7 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         ),
         **_derivatives(plan),
         **number_fields({}),
+        "dense_check": dense(tensors),
         "checks": _checks(plan),
         "varlen_lines": _varlen_lines() if spec.varlen else [],
         "gradient_types": f"tuple[{', '.join(['Tensor'] * len(fakes))}]",

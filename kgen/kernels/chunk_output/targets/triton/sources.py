@@ -76,6 +76,7 @@ def sources(loaded: Loaded) -> list[Source]:
             _context(plan_chunk_output(loaded)),
             rank=1,
             alone={},
+            docstring="chunk_output/triton/_docstring.j2",
         )
     ]
 

@@ -9,9 +9,9 @@ from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan.planning import Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
-from kgen.kernels.norm.targets.triton.launcher import FP8, norm_derivatives
+from kgen.kernels.norm.targets.triton.launcher import FP8, meaning, norm_derivatives, norm_divisors
 from kgen.targets import opening
-from kgen.targets.arguments import number_fields
+from kgen.targets.arguments import dense, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -68,8 +68,12 @@ class LauncherFields:
                 *((n, "float32", "()") for n in scale),
             ],
             "argument_words": [
-                *(f"{o.name} {self._words(o)} {TORCH_DTYPES[o.dtype]}" for o in plan.operands),
-                *(f"{n}: one float32, what the output is divided by" for n in scale),
+                *(
+                    f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
+                    for o in plan.operands
+                ),
+                *(f"{n}: one float32, what the output is divided by." for n in scale),
+                *(f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()),
             ],
             "checks": self._checks(),
             "x_words": "[..., H, width]" if spec.heads else "[..., width]",
@@ -85,9 +89,11 @@ class LauncherFields:
             "forward_prepared": _prepared(self.forward["loads"]),
             "forward_elements": _along(self.forward["loads"], "element"),
             "forward_vectors": ["out", *_along(self.forward["loads"], "column")],
+            "eps_default": repr(spec.eps),
             "variance_words": "variance" if plan.layer else "mean of squares",
             **norm_derivatives(plan),
-            **number_fields(self.runtime),
+            "dense_check": dense(tensors),
+            **number_fields(self.runtime, divisors=norm_divisors(plan)),
             **self._outputs(),
             **(self._backward() if plan.backward else {}),
         }
@@ -142,12 +148,12 @@ class LauncherFields:
         }
 
     def _returns(self, per_row: bool) -> str:
-        words = ["out"]
+        words = ["out, shaped as x"]
         if per_row:
-            words.append("scale [..., 1], what out is to be multiplied by")
+            words.append("scale [..., 1] float32, what out is to be multiplied by")
         if self.plan.stores_h:
-            words.append("h, what was normed")
-        return " and ".join(words) if len(words) < 3 else f"{words[0]}, {words[1]}, and {words[2]}"
+            words.append("h, the normed sum, shaped as x")
+        return words[0] if len(words) == 1 else f"({'; '.join(words)})"
 
     def _backward(self) -> dict[str, object]:
         plan, b, spec = self.plan, self.plan.backward, self.spec

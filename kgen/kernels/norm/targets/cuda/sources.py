@@ -32,7 +32,14 @@ def sources(loaded: Loaded) -> list[Source]:
     context = _context(plan_norm(loaded))
     return [
         Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//", reserved=FUNCTIONS),
-        Source("cuda.py", "norm/cuda/norm.py.j2", context, rank=2, needs="cuda.core"),
+        Source(
+            "cuda.py",
+            "norm/cuda/norm.py.j2",
+            context,
+            rank=2,
+            needs="cuda.core",
+            docstring="norm/cuda/_docstring.j2",
+        ),
     ]
 
 

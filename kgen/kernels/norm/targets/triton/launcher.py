@@ -4,14 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kgen.expr.nodes import Type
+from kgen.expr.nodes import Const, Node, Type, Var, substitute
 from kgen.kernels.norm.plan.planning import NormPlan, Operand
-from kgen.targets.arguments import NO_BACKWARD, NOT_ASKED_FOR, NOT_LEARNED, derivative_fields, number_fields
+from kgen.targets.arguments import (
+    NO_BACKWARD,
+    NOT_ASKED_FOR,
+    NOT_LEARNED,
+    dense,
+    derivative_fields,
+    divisor_lines,
+    number_fields,
+)
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
 HEADS_WIDTH = 2**14
 """The widest row with heads: it is never shared by programs."""
+
+
+MEANINGS = {
+    "x": "the rows to norm",
+    "residual": "added to x before the norm",
+    "weight": "multiplies the normed rows",
+    "bias": "added to the normed rows",
+}
+
+
+def meaning(operand: Operand) -> str:
+    """The use of a tensor, for docstrings."""
+    return MEANINGS.get(operand.name, "a buffer of the expressions")
+
+
+def norm_divisors(plan: NormPlan) -> list[str]:
+    """The checks of divisors of both expressions."""
+    params = plan.spec.params
+    numbers: dict[Node, Node] = {
+        Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params.items() if p.value is not None
+    }
+    trees = [substitute(value.tree, numbers) for value in (plan.forward.h, plan.forward.out)]
+    return divisor_lines(plan.spec.name, trees, [n for n, p in params.items() if p.runtime])
 
 
 class NormLauncher:
@@ -34,7 +65,9 @@ class NormLauncher:
         outputs = self._outputs()
         returned = [o["name"] for o in outputs if o["name"] not in plan.saves]
         learned = ", ".join(o.name for o in plan.operands if o.grad)
-        needs_grad = f"torch.is_grad_enabled() and any(t.requires_grad for t in ({learned},))"
+        needs_grad = (
+            f"torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in ({learned},)))"
+        )
         fields: dict[str, object] = {
             "signature": ", ".join([*positional, "*", *keywords]),
             "usage_args": ", ".join([*positional, *(f"{n}={n}" for n in keywords[:-1])]),
@@ -60,12 +93,14 @@ class NormLauncher:
             "fp8": bool(spec.quantize),
             "forward_rows": self._prepare(plan.forward.loads),
             "rows_words": "[positions, heads, width]" if self.heads else "[rows, width]",
+            "eps_default": repr(spec.eps),
             "eps_words": "the variance" if plan.layer else "the mean of squares",
             "save": needs_grad if plan.saves else "False",
             "flags": ["SAVE=save"] if plan.saves else [],
             "dh_out": False,
             **norm_derivatives(plan),
-            **number_fields(self.runtime),
+            "dense_check": dense(tensors),
+            **number_fields(self.runtime, divisors=norm_divisors(plan)),
         }
         stored = [n for n in ("h", "scale") if n in (*returned, *tensors)]
         pointers = [o.name for o in plan.forward.loads] + ["out", *stored, *plan.saves]
@@ -108,11 +143,14 @@ class NormLauncher:
         return "x.shape", "[..., H, D]" if self.heads else "[..., D]"
 
     def _words(self) -> list[str]:
-        words = [f"{o.name}: {self._shape(o)[1]} {TORCH_DTYPES[o.dtype]}." for o in self.plan.operands]
+        words = [
+            f"{o.name}: {self._shape(o)[1]} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
+            for o in self.plan.operands
+        ]
         words[0] = f"{words[0][:-1]}, {self._width_words()}."
         if self.scale:
             words.append("scale: one float32, what the output is divided by.")
-        return words + [f"{n}: {p.type}." for n, p in self.runtime.items()]
+        return words + [f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()]
 
     def _width_words(self) -> str:
         width = self.spec.width

@@ -39,7 +39,16 @@ ROW_VALUES = ("mean", "rstd", "c1", "c2")
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     plan = plan_norm(loaded)
-    return [Source("triton.py", "norm/triton/norm.j2", printed(_Fields(plan).context()), rank=1, alone={})]
+    return [
+        Source(
+            "triton.py",
+            "norm/triton/norm.j2",
+            printed(_Fields(plan).context()),
+            rank=1,
+            alone={},
+            docstring="norm/triton/_docstring.j2",
+        )
+    ]
 
 
 class _Fields:

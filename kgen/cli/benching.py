@@ -1,0 +1,73 @@
+"""The verb `bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from kgen.cli import terminal
+from kgen.cli.current import AsIs, require_current
+from kgen.cli.options import Form, Generated, Jobs, PartOf, Ray, Specs, output_to
+from kgen.cli.terminal import Format
+from kgen.cli.verbs import BENCHMARKS, elsewhere, load_specs, verb
+from kgen.diagnostics import EXIT_WRONG
+from kgen.settings import settings
+
+
+@verb("bench")
+def bench(
+    specs: Specs = None,
+    against: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Peers, with commas, as flex,sdpa. Default: those of the kernel family."),
+    ] = None,
+    shape: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Attention: BxHxS, as 2x16x8192, or several, with commas; norms: ROWSxWIDTH; "
+            "chunk output: T, or BxTxHxHV."
+        ),
+    ] = None,
+    first_call: Annotated[
+        bool, typer.Option("--first-call", help="Attention: the first call in a fresh process instead.")
+    ] = False,
+    output: Annotated[Optional[Path], output_to("benchmarks/")] = None,  # noqa: UP045
+    jobs: Jobs = 1,
+    ray: Ray = None,
+    shard: PartOf = None,
+    as_is: AsIs = False,
+    generated: Generated = None,
+    form: Form = Format.TEXT,
+) -> int:
+    """Time kernels against their peers, interleaved in one run."""
+    from kgen.bench.running import bench_specs
+    from kgen.verify.farm.sharding import Shard
+    from kgen.verify.farm.tasks import hands
+
+    part = Shard.parse(shard)
+    peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
+    loaded, generated = load_specs(specs), generated or settings().generated
+    require_current(loaded, generated, as_is, form)
+    with hands(jobs, ray) as who, terminal.progress_bar() as progress:
+        rows = bench_specs(
+            loaded,
+            generated,
+            peers,
+            shape,
+            output or BENCHMARKS,
+            progress,
+            jobs=jobs,
+            first_call=first_call,
+            hands=who,
+            shard=part,
+        )
+    rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
+    shapes = ["shape"] * any("shape" in row for row in rows)
+    columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *elsewhere(rows))
+    terminal.table(rows, columns, form)
+    failed = [row for row in rows if row["error"]]
+    terminal.summary(f"{len(rows) - len(failed)} measured, {len(failed)} failed", form)
+    # A peer that cannot run is its own affair.
+    return EXIT_WRONG if any(str(row["peer"]).startswith("kgen") for row in failed) else 0
