@@ -21,12 +21,14 @@ and the slope.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import sympy as sp
 
 from kgen.expr.algebra import LOG2E, Algebra, call, expanded, vanishes
+from kgen.expr.finiteness import is_open_ended
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, children, substitute, variables
 from kgen.expr.rows import Finite
@@ -112,32 +114,62 @@ def _form(score_mod: Node, algebra: Algebra, finite: bool) -> SoftmaxForm:
 
 def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     """Split what is added to the score into what the loop adds and what only the log-sum-exp sees."""
-    kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
+    kv, q = algebra.symbol(KV_IDX), algebra.symbol(Q_IDX)
     if bias.has(algebra.symbol(INF)):
         return bias, sp.Integer(0)  # minus infinity on a whole row hides it, and softmax does see that
     if not bias.has(kv):
         return sp.Integer(0), bias
     # Separable as the user wrote it: keep that form, at the tile's first row.
-    if bias.has(q) and (rest := _separated(bias, algebra)) is not None:
-        return bias.subs(q, q_start), algebra.collected(rest)
+    if bias.has(q) and (found := _separated(bias, algebra)) is not None:
+        return found[0], algebra.collected(found[1])
     # Or term by term, as they are written: products of sums that are multiplied out, (kv_idx - q_idx)**2, would be
     # squares of positions, in whose difference fp32 has no digits left.
     kept, dropped = [], []
     for term in _terms(bias, algebra):
-        rest = _separated(term, algebra)
-        kept.append(term if rest is None else term.subs(q, q_start))
-        dropped.append(0 if rest is None else rest)
+        first, rest = _separated(term, algebra) or (term, 0)
+        kept.append(first)
+        dropped.append(rest)
     row_rest = sp.Add(*dropped)
     return (
         (bias, row_rest) if row_rest == 0 else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
     )
 
 
-def _separated(bias: Any, algebra: Algebra) -> Any | None:
-    """By how much a value changes from the tile's first row, where that is the same for all keys."""
-    kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
-    rest = expanded(bias - bias.subs(q, q_start))
-    return None if rest is None or rest.has(kv) else rest
+def _separated(bias: Any, algebra: Algebra) -> tuple[Any, Any] | None:
+    """A value at the tile's first row, and by how much it changes from there, where that is the same for all keys."""
+    first = _at_first_row(bias, algebra)
+    rest = expanded(bias - first)
+    return None if rest is None or rest.has(algebra.symbol(KV_IDX)) else (first, rest)
+
+
+def _at_first_row(bias: Any, algebra: Algebra) -> Any:
+    """A value at the tile's first row, with zero for parts that are infinite or NaN there.
+
+    The first row may see no key. Its infinity must not reach the other rows.
+    """
+    first = bias.subs(algebra.symbol(Q_IDX), algebra.symbol(Q_START))
+    return first.xreplace(
+        {algebra.to_sympy(n): algebra.to_sympy(_finite(n)) for n in _open_ended(first, algebra)}
+    )
+
+
+def _open_ended(first: Any, algebra: Algebra) -> list[Node]:
+    """The largest parts that depend on the tile's first row and may be infinite or NaN there."""
+
+    def visit(node: Node) -> Iterator[Node]:
+        if Q_START.name not in variables(node):
+            return
+        if is_open_ended(node):
+            yield node
+            return
+        for child in children(node):
+            yield from visit(child)
+
+    return list(visit(algebra.to_tree(first))) if first.has(algebra.symbol(Q_START)) else []
+
+
+def _finite(node: Node) -> Node:
+    return call("where", call("lt", call("abs", node), INF), node, Const(0.0, Type.FLOAT))
 
 
 def _terms(bias: Any, algebra: Algebra) -> list[Any]:

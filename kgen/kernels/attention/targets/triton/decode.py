@@ -124,7 +124,7 @@ def _row_rest(plan: DecodePlan, kernels: KernelFields) -> Code | None:
     if rest is None:
         return None
     alone = kernels.printer(plan.attention.forward, hoist({}, {}))
-    return op("{0}", alone.own(call("mul", LOG2E, rest)), operand=MUL)
+    return kernels.returned(call("mul", LOG2E, rest), alone)
 
 
 def _page_lines(plan: DecodePlan) -> list[Statement]:
