@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bbfe73888807e571
+# inputs: ef27da45af3252ce
 # body: e503ed669c306bbd
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a069d4a529d7dfde
+# inputs: a3786c8fecb36e9c
 # body: c970983881cec59c
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6d4493ea1fe9c808
+# inputs: 11dd91bf0c7821d5
 # body: e57ab8209188ed01
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

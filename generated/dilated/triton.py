@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 84b6cd98673c511e
+# inputs: 82398be6b49cac60
 # body: 2310b223876d17c4
 """Causal attention to every fourth position back from the query.
 

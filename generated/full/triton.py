@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d01a4de54115bbd6
+# inputs: f9b36d439baab9b9
 # body: 4f5d3e03ce11a554
 """Attention of every query to every key.
 

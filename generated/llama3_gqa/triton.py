@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3b3a048cedfc5f99
+# inputs: 6970b8351aa4c6e7
 # body: 81f1c2143796044f
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b82dd651f669d607
-# body: 2a1c6507e1605ddc
+# inputs: 1e5de034ca95c10e
+# body: 58b1875924b25b4e
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -222,7 +222,7 @@ def _forward_kernel(
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
-        lse = m_i + tl.log2(l_safe) + bias_h * (q_start - q_idx)
+        lse = m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
         tl.store(lse_ptr + h.to(tl.int64) * TQ + q_begin + q_idx, lse, mask=q_live)
 
 
@@ -640,7 +640,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d9dcf25116c34c41", "varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5df797d26d031743", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):
