@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 12cb1b9301237fbe
+# inputs: 94ed0426d2b11771
 # body: b7ca44915532c03b
 """Causal attention with ALiBi slopes computed from the head's index.
 

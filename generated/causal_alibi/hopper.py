@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d4c518bf42ac1d4
-# body: 3788a3dac7e95710
+# inputs: f07aa9f0f3387f9a
+# body: 9380061d5bb58544
 """Causal attention with ALiBi slopes read from a tensor.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -401,7 +401,7 @@ def _hopper_consumer(operands, CONSUMER: tl.constexpr, STORE_LSE: tl.constexpr, 
         # Rows that saw no key: zeros, and a log-sum-exp of -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
-            lse = m_i + gl.log2(l_safe) + bias_h * (q_start - q_idx)
+            lse = m_i + gl.log2(l_safe) + gl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
             gl.store(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, lse, mask=q_idx < SQ)
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)

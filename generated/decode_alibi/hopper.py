@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ae7e96c132147119
-# body: 8025d56d1715305b
+# inputs: 46eee40c378a4ffa
+# body: 2e8b07feb5cbd705
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -404,7 +404,7 @@ def _hopper_consumer(operands, GQA: tl.constexpr, CONSUMER: tl.constexpr, STORE_
         # Rows that saw no key: zeros, and a log-sum-exp of -inf.
         l_safe = gl.where(l_i == 0.0, 1.0, l_i)
         if STORE_LSE:
-            lse = m_i + gl.log2(l_safe) + bias_h * (q_start - q_idx)
+            lse = m_i + gl.log2(l_safe) + gl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
             gl.store(lse_ptr + b_h.to(gl.int64) * SQ + q_idx, lse, mask=q_idx < SQ)
         acc = warpgroup_mma_wait(0, deps=[acc_async])
         _consumer_release(kv_ring, n_used)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cb25410d42fcf4c9
+# inputs: 11295f037ee07e5b
 # body: bac9fc572a8f162e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

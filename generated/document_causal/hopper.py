@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c501f078b810b18a
+# inputs: 035c13eff9bccacc
 # body: 1c431670589d432d
 """Causal self-attention within each document of a packed sequence.
 

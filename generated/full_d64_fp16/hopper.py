@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 003232a6fb057334
+# inputs: f9fb17ca2e5da0fb
 # body: f2cb2d736ea1c50d
 """Attention of every query to every key, heads of 64 in fp16.
 

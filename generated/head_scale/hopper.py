@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78e4e1936b6b370d
-# body: 45cfaa45c834609d
+# inputs: 7d79893e0b6ff250
+# body: c1313800f91d270e
 """Attention with a learned temperature for each head.
 
 The kernels for Hopper, compute capability 9.0, in Gluon. triton.py beside this file calls them where they serve.
@@ -499,7 +499,7 @@ def _dq_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexpr,
         _consumer_release(do_ring, 2 * i + CONSUMER)
         gl.store(d_temperature_ptr + b_h.to(gl.int64) * SQ + q_idx, d_temperature * scale, mask=q_live)
         # Q is not needed any more: dq leaves from its place.
-        _store_tile(dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, dq * (scale * temperature_h))
+        _store_tile(dq_desc, [b, h, q_start, 0], q_ring.slots, (2 * i + CONSUMER) % 2, gl.where(dq == 0.0, 0.0, dq * (scale * temperature_h)))
         tma.store_wait(0)
         _consumer_release(q_ring, 2 * i + CONSUMER)
         i += 1
@@ -659,7 +659,7 @@ def _dkdv_hopper_consumer(operands, CONSUMER: tl.constexpr, BLOCK_M: tl.constexp
         i += 1
         next_start, b_h, n_masked, n_tiles = _next_tile(scheduler, i, 4)
         # K and V are not needed any more: dk and dv leave from their places.
-        _store_tile(dk_desc, [b, h, kv_start, 0], kv_ring.slots, at_k % 8, dk * (scale * temperature_h))
+        _store_tile(dk_desc, [b, h, kv_start, 0], kv_ring.slots, at_k % 8, gl.where(dk == 0.0, 0.0, dk * (scale * temperature_h)))
         _store_tile(dv_desc, [b, h, kv_start, 0], kv_ring.slots, at_v % 8, dv)
         tma.store_wait(0)
         _consumer_release(kv_ring, at_k)

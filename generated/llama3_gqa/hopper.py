@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 567d9a51e84029bf
+# inputs: 06819deef56484c0
 # body: 5a5bf258c8dbc4a9
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

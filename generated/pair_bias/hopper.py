@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 02b5d8147c58b584
+# inputs: 68fbd11c51cdbc0d
 # body: a4c4295667d33aeb
 """Attention with a learned bias for each head and each pair of positions.
 

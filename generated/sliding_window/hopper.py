@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6368bd5e3568fd5a
+# inputs: 77d00486eb1fa93e
 # body: 90bbf122a4307f8e
 """Causal attention to the last 1024 positions.
 

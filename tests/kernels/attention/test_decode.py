@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from apart import interpreted
+from some_cases import emitted, failures
 
 from kgen.expr.nodes import Read, Type, Var, reads, variables
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.positions import positioned
 from kgen.kernels.attention.verify.cache import NO_PAGE, lengths
+from kgen.kernels.attention.verify.inputs import Case
 from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.families import problem_of
@@ -161,3 +164,22 @@ def test_programs_are_shared_out(tmp_path: Path, verdict: Any) -> None:
         [sys.executable, str(script), str(path)], capture_output=True, text=True, env=environment, check=False
     )
     assert done.stdout.strip() == "fine", done.stderr[-2000:]
+
+
+EMPTY_RANGES = [
+    ("where(q_idx >= 512, kv_idx < 16, kv_idx >= 16) and (kv_idx < 20 or q_idx - kv_idx < 32)", "end", 200),
+    ("((q_idx < 32) != (kv_idx < 16)) and (kv_idx % 2 == 0 or q_idx >= kv_idx)", "start", 40),
+]
+"""Masks of several ranges: for one query an earlier one is empty, and with so many keys a later one is not."""
+
+
+@pytest.mark.parametrize(("mask", "align", "keys"), EMPTY_RANGES)
+def test_an_empty_range_hides_no_later_one(
+    mask: str, align: str, keys: int, tmp_path: Path, verdict: Any
+) -> None:
+    text = HEAD.replace("bf16", "fp32").replace("128", "16")
+    text += f"mask_mod: {mask}\nalign: {align}\npasses: [forward, decode]\n"
+    path = emitted(text, tmp_path)
+    assert "first_2" in path.read_text()
+    verdict(problem_of(loads(text, "sample.yaml")), path)
+    assert not interpreted(failures, text, path, [Case("ranges", 1, keys, batch=2, lse=True)])

@@ -9,6 +9,7 @@ from standins import CAUSAL, INT, PADDING, B, K, Q, buffer, call, causal_alibi, 
 from kgen.expr.nodes import Read, Var
 from kgen.kernels.attention.verify.inputs import Case, cases, draw
 from kgen.kernels.attention.verify.problem import problem_of
+from kgen.spec.load import loads
 from kgen.verify.compare import changed, same_bits, snapshot
 from kgen.verify.tensors import LAYOUTS, arrange
 
@@ -157,3 +158,16 @@ def test_operands_have_strides_and_places_of_their_own():
         assert not inputs.dlse.is_contiguous()
     starts = [arrange(torch.zeros(2, 3, 4, 5), "offset", place).storage_offset() for place in range(4)]
     assert len(set(starts)) == 4
+
+
+def test_what_no_visible_pair_reads_is_anything():
+    lines = "kernel: attention\nname: x\ndtype: fp32\nhead_dim: 16\nbuffers: {a: {shape: [HQ], dtype: fp32}, "
+    lines += "c: {shape: [B, SK], dtype: fp32}, on: {shape: [HQ], dtype: bool}}\n"
+    lines += "score_mod: score * a[h] + c[b, kv_idx]\nmask_mod: on[h] and kv_idx < 60 and q_idx >= kv_idx\n"
+    problem = problem_of(loads(lines, "x.yaml"))
+    case = next(case for case in cases(problem, True) if case.unread)
+    buffers = draw(problem, case, "cpu").buffers
+    assert not buffers["on"].all()
+    assert (buffers["a"].isfinite() == buffers["on"]).all()
+    assert buffers["c"][:, :60].isfinite().all()
+    assert not buffers["c"][:, 60:].isfinite().any()

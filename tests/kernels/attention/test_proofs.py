@@ -39,7 +39,7 @@ from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Decision, Verdict, decide
-from kgen.spec.load import Loaded, load
+from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import Name, Statement, renamed, row
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,6 +90,30 @@ def test_facts_can_be_true(name: str) -> None:
         solver = z3.Solver()
         solver.add(*obligation.facts)
         assert solver.check() == z3.sat, (obligation.kernel, obligation.what)
+
+
+RANGES = (
+    "where(q_idx >= 512, kv_idx < 16, kv_idx >= 16) and (kv_idx < 20 or q_idx - kv_idx < 32)",
+    "((q_idx < 32) != (kv_idx < 16)) and (kv_idx % 2 == 0 or q_idx >= kv_idx)",
+)
+CACHES = (
+    "passes: [forward, decode]",
+    "passes: [forward, decode]\nlengths: {kv: {per_batch: true}}",
+    "passes: [forward]\npaged_kv: {page_size: 64}",
+)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("mask", RANGES)
+def test_ranges_of_which_an_earlier_one_is_empty(mask: str, cache: str) -> None:
+    """Every tile of keys that the mask allows is visited, in decoding, too."""
+    text = f"kernel: attention\nname: ranges\ndtype: bf16\nhead_dim: 64\nmask_mod: {mask}\n{cache}\n"
+    loaded = loads(text, "ranges.yaml")
+    plan = plan_decode(loaded)
+    assert len(plan.attention.forward.spans) > 1
+    found = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
+    assert {found[what] for what in (SKIPPED, ONCE)} == {Verdict.PROVED}
+    assert Verdict.REFUTED not in found.values()
 
 
 # --- planted errors ------------------------

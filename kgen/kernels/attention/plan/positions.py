@@ -1,4 +1,4 @@
-"""Pass: positions of queries and numbers of keys become part of the expressions.
+"""Pass: positions of queries, numbers of keys and of heads become part of the expressions.
 
 Kernels know rows: query `i` of a call is `q_idx = i`, and there are SK keys. What a spec says beyond that is put into
 its expressions, so that every later step (tile ranges, guards, gradients) sees it without knowing of it:
@@ -6,6 +6,7 @@ its expressions, so that every later step (tile ranges, guards, gradients) sees 
     align: end                   q_idx is row + SK - SQ: the last query stands at the last key
     lengths: {kv: {per_batch}}   a buffer kv_lens [B], `kv_idx < kv_lens[b]` in the mask, and kv_lens[b] in place of
                                  SK above
+    gqa: 1                       HKV is HQ, in expressions and in shapes of buffers
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from kgen.kernels.attention.spec import KV_LENS, OF_TILES, AttentionSpec, Buffer
 from kgen.spec.load import Loaded
 from kgen.spec.renaming import inside
 
+HQ, HKV = Var("HQ", Type.INT), Var("HKV", Type.INT)
+
 
 def named_apart(loaded: Loaded) -> Loaded:
     """The same attention, whose buffers and params are not called what plans call parts of a tile."""
@@ -27,7 +30,8 @@ def named_apart(loaded: Loaded) -> Loaded:
 
 
 def positioned(loaded: Loaded) -> Loaded:
-    """The same attention with plain rows and lengths: `align` and `per_batch` written out."""
+    """The same attention with plain rows and lengths: `align`, `per_batch` and `gqa: 1` written out."""
+    loaded = _with_one_number_of_heads(loaded) if loaded.spec.gqa == 1 else loaded
     spec = loaded.spec
     end: Node = Read(KV_LENS, (Var("b", Type.INT),), Type.INT) if spec.per_batch else Var("SK", Type.INT)
     trees = dict(loaded.trees)
@@ -39,6 +43,16 @@ def positioned(loaded: Loaded) -> Loaded:
         trees["mask_mod"] = call("and", exists, trees["mask_mod"]) if "mask_mod" in trees else exists
         spec = _with_lengths(spec)
     return replace(loaded, spec=spec, trees=trees)
+
+
+def _with_one_number_of_heads(loaded: Loaded) -> Loaded:
+    """The same attention over HQ alone: kernels of equal numbers of heads do not take HKV."""
+    trees = {field: substitute(tree, {HKV: HQ}) for field, tree in loaded.trees.items()}
+    buffers = {
+        name: buffer.model_copy(update={"shape": tuple("HQ" if s == "HKV" else s for s in buffer.shape)})
+        for name, buffer in loaded.spec.buffers.items()
+    }
+    return replace(loaded, spec=loaded.spec.model_copy(update={"buffers": buffers}), trees=trees)
 
 
 def _with_lengths(spec: AttentionSpec) -> AttentionSpec:

@@ -20,6 +20,7 @@ from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
 from kgen.kernels.attention.verify.deciding import shapes_that_decide
 from kgen.kernels.attention.verify.problem import Buffer, Problem
+from kgen.kernels.attention.verify.unread import candidates, with_anything
 from kgen.verify.deciding import edges
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
@@ -39,7 +40,7 @@ class Case:
     their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
     `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
     gradient through it. `packed` are the lengths (queries, keys) of packed sequences, whose longest are `sq` and
-    `sk`; `tail` the numbers of tokens after them.
+    `sk`; `tail` the numbers of tokens after them. `unread` puts NaN and infinities into what no visible pair reads.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Case:
     """As few heads as the spec allows: the case is for its lengths."""
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
+    unread: bool = False
 
     @property
     def cu_seqlens(self) -> tuple[list[int], list[int]]:
@@ -179,6 +181,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case(
             "stepped-again", 70, 34, layout="stepped", few=True
         )  # past the queries that kernels for few take
+    if candidates(problem) and (problem.mask_mod is not None or problem.per_batch):
+        yield Case("unread", 70, 90, batch=2, heads_kv=2, lse=True, unread=True)
     if "backward" in problem.passes:
         yield Case("lse-alone", 40, 50, dout="none", lse=True, few=True)
         yield Case("k-alone", 50, 40, learned=("k",), few=True)
@@ -259,6 +263,8 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
+    if candidates(problem):
+        yield case("unread", (40, 40), (0, 23), (17, 0), (33, 50), heads_kv=2, lse=True, unread=True)
     if "backward" in problem.passes:
         yield case("lse-alone", (20, 30), (9, 7), dout="none", lse=True, few=True)
         yield case("k-alone", (30, 20), (9, 7), learned=("k",), few=True)
@@ -340,6 +346,10 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     if problem.per_batch:
         cache["kv_lens"] = kv_lens(case)
         hidden = hidden | beyond(cache["kv_lens"], case.sk)
+    if case.unread:
+        keys = cache["kv_lens"].tolist() if problem.per_batch else [case.sk] * size["B"]
+        lengths = [(sq, sk, sk) for sq, sk in case.packed] or [(case.sq, case.sk, own) for own in keys]
+        buffers = with_anything(problem, buffers, {**size, **params, **cache}, lengths)
     clean = k, v
     if hidden.any():
         clean = k.masked_fill(hidden[..., None], 0.0), v.masked_fill(hidden[..., None], 0.0)
@@ -421,7 +431,10 @@ def _buffer(
         return torch.randint(low, high, shape, generator=random, dtype=dtype)
     if dtype == torch.bool:
         chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
-        return torch.rand(shape, generator=random) < chance
+        found = torch.rand(shape, generator=random) < chance
+        if case.unread and not per_token:
+            found.view(-1)[0], found.view(-1)[-1] = True, False  # one head or sequence sees nothing
+        return found
     choice = torch.tensor(sorted({*range(4 if per_token else longest + 9), *compared}))
     values = choice[torch.randint(0, len(choice), shape, generator=random)]
     if not per_token and values.numel() > 1:

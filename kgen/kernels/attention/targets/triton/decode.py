@@ -15,7 +15,9 @@ from kgen.kernels.attention.plan.model import Chunk
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.kernels.attention.targets.triton.loads import streamed_columns
 from kgen.kernels.attention.targets.triton.placement import strides
+from kgen.kernels.attention.targets.triton.ranges import end_of
 from kgen.targets.code import (
+    Assign,
     Code,
     Name,
     Statement,
@@ -24,6 +26,7 @@ from kgen.targets.code import (
     cdiv,
     load,
     maximum,
+    minimum,
     op,
     over,
     row,
@@ -88,23 +91,26 @@ def _live_tiles(
         tag = f"_{number}" if several else ""
         first, end, before = f"first{tag}", f"end{tag}", spans[-1]["end"] if spans else "0"
         start: Code = Name(before)
+        stop: Code = cdiv("kv_hi", "BLOCK_N")
         if span.lo != ZERO:
             lines.append(assign("kv_lo", printer.position(span.lo)))
             start = over("kv_lo", "BLOCK_N")
             start = maximum(start, before) if spans else start
-        lines += [
-            assign("kv_hi", printer.position(span.hi)),
-            assign(first, start),
-            assign(end, maximum(cdiv("kv_hi", "BLOCK_N"), first)),
-        ]
+        lines.append(assign("kv_hi", printer.position(span.hi)))
+        if span.lo == ZERO or number == len(loop.spans):
+            lines += [assign(first, start), assign(end, maximum(stop, first))]
+        else:
+            lo, hi = Name("kv_lo"), Name("kv_hi")
+            lines.append(Assign((lo.name, hi.name), (start, stop), note="in tiles"))
+            lines += [assign(end, end_of(lo, hi, hi, Name(before))), assign(first, minimum(lo, end))]
         tiles = f"{end} - {first}"
-        begin, stop = ("tl.maximum(begin, 0)", f"tl.minimum(stop, {tiles})") if several else ("begin", "stop")
+        share = ("tl.maximum(begin, 0)", f"tl.minimum(stop, {tiles})") if several else ("begin", "stop")
         spans.append(
             {
                 "first": first,
                 "end": end,
-                "lo": f"({first} + {begin}) * BLOCK_N",
-                "hi": f"({first} + {stop}) * BLOCK_N",
+                "lo": f"({first} + {share[0]}) * BLOCK_N",
+                "hi": f"({first} + {share[1]}) * BLOCK_N",
                 "rest": f"begin, stop = begin - ({tiles}), stop - ({tiles})" * (number < len(loop.spans)),
             }
         )
@@ -118,7 +124,7 @@ def _row_rest(plan: DecodePlan, kernels: KernelFields) -> Code | None:
     if rest is None:
         return None
     alone = kernels.printer(plan.attention.forward, hoist({}, {}))
-    return op("{0}", alone.own(call("mul", LOG2E, rest)), operand=MUL)
+    return kernels.returned(call("mul", LOG2E, rest), alone)
 
 
 def _page_lines(plan: DecodePlan) -> list[Statement]:

@@ -22,7 +22,7 @@ from kgen.kernels.attention.targets.triton.hopper_operands import (
     start_of_queries,
 )
 from kgen.kernels.attention.targets.triton.hopper_queries import MASKED_TILES
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, scaled
 from kgen.targets.code import (
     Assign,
     Code,
@@ -87,6 +87,7 @@ def keys_loop(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: se
     of_tiles = uses_of([q_start])
     offs_n = offsets("BLOCK_N" if hopper.split_dkdv else "OWN_N", 1)
     return loop | {
+        "stored": {x: scaled(fields, x) for x in ("dk", "dk_rope")},
         "used": used,
         "offs_n": offs_n if "kv_idx" in used else [],
         "late_consumer": {

@@ -139,7 +139,6 @@ def _tile(fields: Fields, before: list[Statement], own: list[str], problem: list
         "lse_lines": fields["lse_lines"],
         **_factor(fields),
         **{name: fields.get(name, []) for name in ("products", "masked_late", "sums")},
-        "dqk_scale": fields.get("dqk_scale"),
         "passed": passed,
     }
 

@@ -26,7 +26,7 @@ from kgen.kernels.attention.targets.triton.hopper_reads import (
     documents,
     from_first_key,
 )
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, scaled
 from kgen.targets.code import (
     Assign,
     Code,
@@ -204,16 +204,19 @@ def queries_loop(
 def rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:
     """Where dq has K and V, and what its loop carries: the dS of the tile before too, where there is room for its K."""
     sums = fields.get("accumulators", [])
+    stored = [(x, scaled(fields, f"d{x}")) for x in ("q", *("q_rope",) * (hopper.rope > 0))]
     if hopper.wide:
         return {
+            "stored": stored,
             "rings": ["k_ring", "v_ring"],
             "ring": "v_ring",
             "beside": [{"name": "k_ring", "at": "n_used"}],
             "held": ["q_ring", "do_ring", "CONSUMER"],
             "carried": ", ".join(["dq", "n_used", *sums]),
         }
-    own = ["dq", *["dq_rope"] * (hopper.rope > 0)]
+    own = [f"d{x}" for x, _ in stored]
     return {
+        "stored": stored,
         "rings": ["kv_ring"],
         "ring": "kv_ring",
         "beside": [],

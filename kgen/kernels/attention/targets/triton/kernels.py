@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import Any
 
+from kgen.expr import finiteness
 from kgen.expr.differentiate import is_one
-from kgen.expr.functions import TABLE
 from kgen.expr.hoist import Binding, Program, hoist
 from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, substitute, walk
-from kgen.expr.rows import Finite
+from kgen.expr.nodes import Node, Read, Type, Var, substitute, walk
 from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.plan.model import OFFS_N, AttentionPlan, ReadGradient, TileLoop
@@ -59,6 +58,7 @@ class KernelFields:
         self.packed = self.spec.varlen
         self.kv_head = "h_kv" if plan.grouped else "h"
         self.sizes = ("B", "HQ", "TQ", "TK") if self.packed else ("B", "HQ", "SQ", "SK")
+        self.not_zero = finiteness.NOT_ZERO | {n for n, p in self.spec.params.items() if p.value}
         self.problem = self._problem()
 
     def _problem(self) -> dict[str, str]:
@@ -140,13 +140,17 @@ class KernelFields:
             "outer_v": [load_of(c, guard, store) for c in plan.v_chunks],
             "vector_guard": vector,
             "vector_load": row_guard,
-            "row_rest": self._row_rest(loop, printer, "{0}") if forward else None,
-            "sink": self._row_rest(loop, printer, "sink - {0}") or Name("sink"),
+            "row_rest": self._row_rest(loop, printer) if forward else None,
+            "sink": self._sink(loop, printer),
         }
         held = ("q",) if forward else ("q", "do") if outer == "q" else ("k", "v")
         fields |= tile_loads(plan, self.kv_head, streamed, held, {inner: inner_guard, outer: guard})
         if not forward:
             fields |= self._gradient_fields(loop, printer)
+            of = "dq" if outer == "q" else "dk"
+            fields["outer_qk"] = [
+                replace(x, scaled=atom(scaled(fields, f"{of}{x.tag}"))) for x in fields["outer_qk"]
+            ]
         names, values = self._tile_arguments(loop, fields, streamed, before, descriptors)
         annotations = {"stride_kd": "", "GQA": ": tl.constexpr"}
         bounds = [statement for span in spans for statement in span["bounds"]]
@@ -217,11 +221,11 @@ class KernelFields:
             if not is_one(g.derivative):
                 parts[g.name] = f"part_{g.name}"
                 products[f"part_{g.name}"] = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
-                open_ended += [f"part_{g.name}"] * (loop.masked and self._may_be_nan(g.derivative))
+                open_ended += [f"part_{g.name}"] * (loop.masked and self.may_be_nan(g.derivative))
         dqk = "ds" if is_one(loop.dscore) else "dqk"
         if dqk != "ds":
             products[dqk] = times("ds", printer.tile(loop.program.results["dscore"]))
-            open_ended += [dqk] * (loop.masked and self._may_be_nan(loop.dscore))
+            open_ended += [dqk] * (loop.masked and self.may_be_nan(loop.dscore))
         # A part that is not masked once more needs no name.
         inline = {p: v for p, v in products.items() if p not in (*open_ended, dqk)}
         lines: list[Statement] = [line for g in scattered for line in self._scattered(loop, printer, g)]
@@ -250,13 +254,12 @@ class KernelFields:
             "dqk": dqk,
             "dqk_product": dqk_product,
             "dqk_scale": atom(dqk_product),
+            "dqk_may_be_nan": self.may_be_nan(loop.dscore_factor),
             "accumulators": [f"d_{g.name}" for g in kept],
             "row_gradients": [
                 {
                     "name": f"d_{g.name}",
-                    "value": Name(f"d_{g.name}")
-                    if is_one(g.factor)
-                    else times(f"d_{g.name}", self.scalar(g.factor, printer)),
+                    "value": self.scaled(f"d_{g.name}", g, printer),
                 }
                 for g in kept
             ],
@@ -289,7 +292,7 @@ class KernelFields:
         if is_one(g.derivative):
             return [], Name("ds")
         part = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
-        if not (loop.masked and self._may_be_nan(g.derivative)):
+        if not (loop.masked and self.may_be_nan(g.derivative)):
             return [], part
         return [assign("part", part), If(Name("MASKED"), (_where_masked("part"),))], Name("part")
 
@@ -379,38 +382,47 @@ class KernelFields:
     def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[Statement]:
         return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
 
-    def _row_rest(self, loop: TileLoop, printer: Printer, form: str) -> Code | None:
+    def _row_rest(self, loop: TileLoop, printer: Printer) -> Code | None:
+        """What the log-sum-exp of a row gets back."""
         rest = loop.program.results.get("row_rest")
-        return None if rest is None else op(form, printer.own(rest), operand=MUL)
+        return None if rest is None else self.returned(rest, printer)
+
+    def returned(self, rest: Node, printer: Printer) -> Code:
+        """What a row gets back, a number also in rows that see no key, whose own value may be infinite or NaN."""
+        value = printer.own(rest)
+        assert self.plan.form.row_rest is not None
+        if not self.may_be_nan(self.plan.form.row_rest):
+            return op("{0}", value, operand=MUL)
+        if self.spec.sinks:
+            # The sum of a row with a sink is never zero, and begins with the sink less this.
+            return row("where", row("lt", row("abs", value), _INFINITY), value, _ZERO)
+        return row("where", row("eq", "l_i", _ZERO), _ZERO, value)
+
+    def _sink(self, loop: TileLoop, printer: Printer) -> Code:
+        """The sink among the logits of a row."""
+        rest = loop.program.results.get("row_rest") if self.spec.sinks else None
+        return Name("sink") if rest is None else row("sub", "sink", self.returned(rest, printer))
 
     def _lse_lines(self, loop: TileLoop, printer: Printer) -> list[Statement]:
         """What turns the stored log-sum-exp into the one of the loop's logits."""
         rest = loop.program.results.get("row_rest")
-        lines: list[Statement] = [] if rest is None else [assign("lse", row("sub", "lse", printer.own(rest)))]
+        value: Code = Name("lse") if rest is None else row("sub", "lse", printer.own(rest))
         if not self.plan.form.finite:
             # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
             nothing = row("eq", "lse", text('float("-inf")'))
-            lines.append(assign("lse", row("where", nothing, text('float("inf")'), "lse")))
-        return lines
+            value = row("where", nothing, _INFINITY, value)
+        return [] if value == Name("lse") else [assign("lse", value)]
 
-    def _may_be_nan(self, node: Node) -> bool:
-        """Whether a value may be infinite or NaN at a position that does not count; zero times it would be NaN."""
-        params = self.spec.params
+    def may_be_nan(self, node: Node) -> bool:
+        """True if a value may be infinite or NaN where no pair is visible."""
+        return finiteness.may_be_nan(node, self.not_zero)
 
-        def divides_by_zero(n: Call) -> bool:
-            divisor = n.args[-1]
-            if isinstance(divisor, Var) and divisor.name in params:
-                return not params[divisor.name].value
-            return not (isinstance(divisor, Const) and divisor.value)
-
-        def open_ended(n: Node) -> bool:
-            if isinstance(n, Call):
-                if n.fn == "div":
-                    return divides_by_zero(n)
-                return TABLE[n.fn].finite is not Finite.EVERYWHERE
-            return (isinstance(n, Read) and n.type is Type.FLOAT) or (isinstance(n, Var) and n.name == "inf")
-
-        return any(open_ended(n) for n in walk(node))
+    def scaled(self, x: Code | str, g: ReadGradient, printer: Printer) -> Code:
+        """A sum times the factor of a gradient."""
+        if is_one(g.factor):
+            return op("{0}", x)
+        product = times(x, self.scalar(g.factor, printer))
+        return unless_zero(x, product) if self.may_be_nan(g.factor) else product
 
     def scalar(self, node: Node, printer: Printer) -> Code:
         """A number of one (b, h), written in full where it is used once, after a loop, but for what was read before."""
@@ -430,6 +442,20 @@ def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
 def buffer_arguments(buffer: str, shape: Sequence[int | str]) -> list[str]:
     """What a launch is given of a buffer, as the kernels' parameters have it."""
     return [buffer, f"*{buffer}.stride()", *(f"{buffer}.shape[{axis}]" for axis in _open(buffer, shape))]
+
+
+_ZERO, _INFINITY = text("0.0"), text('float("inf")')
+
+
+def unless_zero(x: Code | str, product: Code) -> Code:
+    """A product whose other factor may be infinite or NaN where no pair is visible: zero stays zero."""
+    return row("where", row("eq", x, _ZERO), _ZERO, product)
+
+
+def scaled(fields: Mapping[str, Any], x: str) -> Code:
+    """A sum of dq or dk times what its loop leaves out."""
+    product = times(x, fields["dqk_scale"])
+    return unless_zero(x, product) if fields["dqk_may_be_nan"] else product
 
 
 def _where_masked(name: str) -> Assign:

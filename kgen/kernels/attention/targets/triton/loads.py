@@ -25,6 +25,8 @@ class Load:
     guard: Code | None = None
     store_guard: Code | None = None
     do_guard: Code | None = None
+    scaled: Code | None = None
+    """What is stored of a sum."""
 
 
 def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> Load:

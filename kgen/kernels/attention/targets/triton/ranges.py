@@ -78,8 +78,8 @@ def span_loops(
     lines.append(assign(hi.name, printer.position(span.hi)))
     if not last:
         behind: Code = in_tiles(cdiv(hi, block), block)
-        if lo == lo_name:  # which may be beyond the end of nothing
-            behind = row("where", row("lt", lo, hi), behind, text("0") if first else done)
+        if lo == lo_name:
+            behind = end_of(lo, hi, behind, text("0") if first else done)
         lines.append(assign(done.name, behind))
     if not span.has_full or not loop.masked:
         return {"bounds": lines, "loops": [{"lo": lo, "hi": hi, "masked": loop.masked}]}
@@ -101,6 +101,14 @@ def span_loops(
     lines.append(assign(gap.name, maximum(row("sub", full_hi, full_lo), 0)))
     ends = {"lo": lo, "hi": hi, "masked": True, "gap": (full_lo, gap)}
     return {"bounds": lines, "loops": [ends, full]}
+
+
+def end_of(lo: Code, hi: Code, end: Code, before: Code) -> Code:
+    """The first tile that a later span may visit: `end`, or `before` if this span is empty.
+
+    The start of an empty span can be any position, also one behind the tiles of later spans.
+    """
+    return row("where", row("lt", lo, hi), end, before)
 
 
 def in_tiles(number: Code, block: Code) -> Code:

@@ -57,6 +57,7 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
     unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
     stored = conjunction(b.guard for b in bounds)
     return fields | {
+        "scaled_part": kernels.scaled(fields["part"], g, printer),
         "stride_params": ", ".join(f"stride_{name}_{d}: tl.int64" for d in range(len(g.indices))),
         "inside": conjunction(op("({0})", b.whole) for b in bounds),
         "bounded": bool(bounds),
@@ -81,11 +82,16 @@ def pair_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
 def diagonal_fields(kernels: KernelFields, loop: TileLoop) -> dict[str, Any]:
     """The kernel for a gradient with an element for each distance of each (b, h)."""
     program, printer = loop.program, kernels.printer(loop)
-    allowed = program.results.get("allowed")
-    return _recomputed(kernels, loop, printer) | {
+    allowed, (g,) = program.results.get("allowed"), loop.gradients
+    fields = _recomputed(kernels, loop, printer)
+    sums = f"{fields['name']}_sums"
+    selected = kernels.may_be_nan(g.factor)
+    return fields | {
         "prologue": at_first_use(
             kernels.lines_of(program.before_loop(), printer), _conditions(loop, printer, in_loop=False)
         ),
+        "factor": None if selected or is_one(g.factor) else atom(kernels.scalar(g.factor, printer)),
+        "scaled_sums": [assign(sums, kernels.scaled(sums, g, printer))] * selected,
         "bounded": allowed is not None,
         "allowed": "" if allowed is None else printer.tile(allowed),
     }
@@ -119,7 +125,6 @@ def _recomputed(kernels: KernelFields, loop: TileLoop, printer: Printer) -> dict
         "vector_load": None if q_live == TRUE else Name("q_live"),
         "gradient_lines": lines,
         "part": part,
-        "factor": None if is_one(g.factor) else atom(kernels.scalar(g.factor, printer)),
     }
 
 
