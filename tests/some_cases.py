@@ -26,20 +26,14 @@ def emitted(text: str, folder: Path) -> Path:
 
 def failures(text: str, path: Path, cases: Sequence[Case | str], hopper: bool = False) -> list[str]:
     """The wrong outputs and gradients in some cases, which are drawn, or names of those that `kgen verify` has."""
-    import gluon_interpreter
-
     from kgen.kernels.attention.verify import cases as verification
     from kgen.verify import interpreter
     from kgen.verify.families import Subject
+    from kgen.verify.gluon.interpreter import imported
 
     torch.set_num_threads(1)
     interpreter.mend()
-    if hopper:
-        with gluon_interpreter.installed():
-            module = import_file(path, "kgen_test_cases")
-        gluon_interpreter.prepare(module)
-    else:
-        module = import_file(path, "kgen_test_cases")
+    module = (imported if hopper else import_file)(path, "kgen_test_cases")
     problem = problem_of(loads(text, "spec.yaml"))
     own = [case for case in cases if isinstance(case, Case)]
     known = verification.cases

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f22130a504cf72c6
+# inputs: b58724ddf228a906
 # body: 1aede3d38440cccc
 """Causal attention with ALiBi slopes computed from the head's index.
 

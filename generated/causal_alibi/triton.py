@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b30fdc1af10f19ad
-# body: 2f19a6d38b6889aa
+# inputs: 129e822f0435bbf8
+# body: 44651bd6daccc18e
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -191,7 +191,7 @@ def _forward_kernel(
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
-        lse = m_i + tl.log2(l_safe) + bias_h * (q_start - q_idx)
+        lse = m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
         tl.store(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, lse, mask=q_live)
 
 
@@ -596,7 +596,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_7120d3f5c1f14d8d", "causal_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3f9e174a08293b35", "causal_alibi"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7fe1c1719cc26567
+# inputs: 99e98aa807016443
 # body: 7032f99db7305683
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d36665f5531dc6ea
+# inputs: f186bac2edd7518f
 # body: 8110ff8c24208c0e
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

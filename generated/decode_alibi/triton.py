@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 75f101eb2d4ef079
-# body: bcfd290bbca598da
+# inputs: e34a54e94935cb04
+# body: 390cc1857eba2c5f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -199,7 +199,7 @@ def _forward_kernel(
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
-        lse = m_i + tl.log2(l_safe) + bias_h * (q_start - q_idx)
+        lse = m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
         tl.store(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, lse, mask=q_live)
 
 
@@ -313,7 +313,7 @@ def _decode_kernel(
         tl.store(o_rows + offs_e[None, :] * stride_od, out, mask=q_live[:, None])
         if STORE_LSE:
             lse_rows = lse_ptr + (b * HQ + h).to(tl.int64) * SQ + q_idx
-            tl.store(lse_rows, lse + LOG2E * ((q_start - q_idx) * slopes_h), mask=q_live)
+            tl.store(lse_rows, lse + tl.where(l_i == 0.0, 0.0, LOG2E * ((q_start - q_idx) * slopes_h)), mask=q_live)
 
 
 @triton.jit(do_not_specialize=["B", "HQ", "SQ", "SK", "splits"])
@@ -356,7 +356,7 @@ def _combine_kernel(
     out = (acc / l_safe).to(o_ptr.dtype.element_ty)
     tl.store(o_row + offs_e * stride_od, out)
     if STORE_LSE:
-        tl.store(lse_ptr + row.to(tl.int64), m_i + tl.log2(l_safe) + LOG2E * ((q_start - q_idx) * tl.load(slopes_ptr + h * stride_slopes_0)))
+        tl.store(lse_ptr + row.to(tl.int64), m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, LOG2E * ((q_start - q_idx) * tl.load(slopes_ptr + h * stride_slopes_0))))
 
 
 @triton.jit(do_not_specialize=["HQ", "SQ"])
@@ -822,7 +822,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3b605fbb3ab86886", "decode_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_aadd6fede0eb856b", "decode_alibi"), "FRAGMENT")
 
 
 def _operator(name):

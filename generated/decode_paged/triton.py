@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a77264e3bf844508
+# inputs: d2ec1a38c785813a
 # body: 42756e73954c5bdf
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3f0e2444faf2b65e
+# inputs: 436a64fda5b32e4d
 # body: e2acf7baba628741
 """Causal attention to every fourth position back from the query.
 

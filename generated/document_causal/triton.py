@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cf1bf37dec2d6a1c
+# inputs: 397d9545eb815a05
 # body: 03394aa461052ed9
 """Causal self-attention within each document of a packed sequence.
 

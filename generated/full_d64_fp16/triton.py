@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2b15b170043f88c6
+# inputs: f87529c72afce009
 # body: 7c00e2dd9f308e2d
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ce1a774adcfdec09
+# inputs: 40f533704ee604b5
 # body: cf771b4647f85a1d
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

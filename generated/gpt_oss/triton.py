@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: eba44ea6b69dbfb5
+# inputs: 8d9286c3a2078d3d
 # body: 54e563956f53d1b3
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0f5f52e6acf2ae1a
-# body: fd8a9a9bf2b15429
+# inputs: 19dc4d384c686f1a
+# body: da43ec04ff1d9dc1
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -322,7 +322,7 @@ def _dq_kernel(
     )
 
     dq_rows = dq_ptr + offs_m[:, None] * stride_os + offs_d[None, :] * stride_od
-    tl.store(dq_rows, (dq * (scale * temperature_h)).to(dq_ptr.dtype.element_ty), mask=q_live[:, None])
+    tl.store(dq_rows, tl.where(dq == 0.0, 0.0, dq * (scale * temperature_h)).to(dq_ptr.dtype.element_ty), mask=q_live[:, None])
     tl.store(d_temperature_ptr + b_h.to(tl.int64) * SQ + q_idx, d_temperature * scale, mask=q_live)
 
 
@@ -438,7 +438,7 @@ def _dkdv_kernel(
     )
 
     dk_rows = dk_ptr + offs_n[:, None] * stride_os + offs_d[None, :] * stride_od
-    tl.store(dk_rows, (dk * (scale * temperature_h)).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
+    tl.store(dk_rows, tl.where(dk == 0.0, 0.0, dk * (scale * temperature_h)).to(dk_ptr.dtype.element_ty), mask=kv_live[:, None])
     dv_rows = dv_ptr + offs_n[:, None] * stride_ws + offs_e[None, :] * stride_wd
     tl.store(dv_rows, dv.to(dv_ptr.dtype.element_ty), mask=kv_live[:, None])
 
@@ -579,7 +579,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3b21d0ec462ede73", "head_scale"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6666f1098cac2957", "head_scale"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 539fe19a314f8105
+# inputs: da831d0b94ebdb58
 # body: 56bce6ca6faf1653
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

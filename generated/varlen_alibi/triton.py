@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 712588cf6db3d605
-# body: 21e7585164bf7d27
+# inputs: 93df884fd93eaff5
+# body: ebf2b1121f0e4afa
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -222,7 +222,7 @@ def _forward_kernel(
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
-        lse = m_i + tl.log2(l_safe) + bias_h * (q_start - q_idx)
+        lse = m_i + tl.log2(l_safe) + tl.where(l_i == 0.0, 0.0, bias_h * (q_start - q_idx))
         tl.store(lse_ptr + h.to(tl.int64) * TQ + q_begin + q_idx, lse, mask=q_live)
 
 
@@ -640,7 +640,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_8a35462a43103cbd", "varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_28876b820d07a2e5", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1b48de459c528ecf
+# inputs: d2274f6f874bb604
 # body: 15fb807503f572cc
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
