@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9e6cbf617b4b59b
+# inputs: 717449a153944221
 # body: 77f88feb9bd217c5
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

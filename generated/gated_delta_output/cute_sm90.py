@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a4e6bb119a0c062f
+# inputs: b32e3d999b659395
 # body: 09db00158f05ac85
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

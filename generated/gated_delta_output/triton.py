@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8f316e5ced544d1c
+# inputs: 65c77c6a1e1c09f3
 # body: 12b71598b86f1132
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

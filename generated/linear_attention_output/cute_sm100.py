@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 06dfd247fe47d2b0
+# inputs: 95ad3feaf8897914
 # body: f169263dc168dd86
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e0e494a1831f0fb8
+# inputs: d3c237dc2bfa4a83
 # body: bdc6fe3e9d60fc9a
 """The output step of chunked linear attention without decay.
 

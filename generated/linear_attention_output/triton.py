@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc9d4365a74932ae
+# inputs: 2a737b53716c2fb0
 # body: fa745e06be9a7deb
 """The output step of chunked linear attention without decay.
 

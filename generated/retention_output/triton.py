@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d631ebbdb99d5fe7
+# inputs: a9825cf90f1e48a7
 # body: 52ab28a171fc1d13
 """The output step of chunked retention, where each head decays by a constant of its own.
 
