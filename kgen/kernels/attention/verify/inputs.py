@@ -60,6 +60,8 @@ class Case:
     """What gradients are asked for; empty for all."""
     few: bool = False
     """As few heads as the spec allows: the case is for its lengths."""
+    ties: bool = False
+    """q and k are whole multiples of `magnitude`, so that scores are exact, and tie or lie far apart."""
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
 
@@ -155,6 +157,11 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     for place in range(3):  # what TMA cannot load is one operand, for one stride
         yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # more queries than are decoded
     yield Case("scale", 67, 67, scale=0.37, lse=True)
+    if problem.exact_scores:
+        yield Case("ties", 130, 130, heads_kv=2, magnitude=256.0, ties=True, lse=True)
+        yield Case("far-ties", 66, 130, magnitude=2.0**16, ties=True, lse=True, few=True)
+        if problem.decodes:
+            yield Case("decode-ties", 3, 300, batch=2, magnitude=2.0**12, ties=True, lse=True)
     ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted]
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
@@ -256,6 +263,8 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     for place in range(3):
         yield case(f"odd-{place}", (20, 30), layout=f"odd-{place}", few=True)
     yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
+    if problem.exact_scores:
+        yield case("ties", (130, 130), (20, 70), heads_kv=2, magnitude=256.0, ties=True, lse=True)
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
@@ -298,15 +307,16 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     dtype = DTYPES[problem.dtype]
     size = case.sizes
 
-    def normal(*shape: int, magnitude: float = 1.0) -> Tensor:
-        return (torch.randn(shape, generator=random) * magnitude).to(dtype)
+    def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
+        numbers = torch.randn(shape, generator=random)
+        return ((numbers.round().clamp(-2, 2) if whole else numbers) * magnitude).to(dtype)
 
     rows, columns = (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
     if case.packed:
         ends = [cu[-1] for cu in case.cu_seqlens]
         rows, columns = (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])  # type: ignore[assignment]
-    q = normal(*rows, problem.head_qk, magnitude=case.magnitude)
-    k = normal(*columns, problem.head_qk, magnitude=case.magnitude)
+    q = normal(*rows, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
+    k = normal(*columns, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
     v = normal(*columns, problem.head_v)
     dout = normal(*rows, problem.head_v)
     if case.dout == "none":

@@ -29,6 +29,7 @@ from kgen.targets.code import (
     Name,
     Run,
     Statement,
+    as_type,
     assign,
     at_first_use,
     atom,
@@ -328,7 +329,8 @@ class KernelFields:
         held = ("q",) if loop is plan.forward else ("q", "do") if outer == "q_idx" else ("k", "v")
         chunks = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
         names = [f"{x}{c.tag}" for x in held for c in chunks[x]]
-        names += ["lse", "delta"] if backward and outer == "q_idx" else []
+        if backward and outer == "q_idx":
+            names += ["lse", *["lse_low"] * plan.exact, "delta"]
         values = {n: n for n in names}
         for x in streamed:
             names.append(f"{x}_ptr")
@@ -391,6 +393,12 @@ class KernelFields:
             # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
             nothing = row("eq", "lse", text('float("-inf")'))
             lines.append(assign("lse", row("where", nothing, text('float("inf")'), "lse")))
+        if self.plan.exact:
+            high = as_type("lse", "float32")
+            low = as_type(row("sub", "lse", high), "float32")
+            # Of an infinite one nothing is left: inf - inf would be NaN.
+            lines.append(assign("lse_low", row("where", row("eq", high, "lse"), text("0.0"), low)))
+            lines.append(assign("lse", high))
         return lines
 
     def _may_be_nan(self, node: Node) -> bool:

@@ -173,7 +173,7 @@ class _Fields:
         """What backward alone is given: `do`, and gradients by whose strides' names they have."""
         dq, dk = (self._of_tokens(x, "H", self.K, "written", contiguous=True) for x in ("dq", "dk"))
         dv = self._of_tokens("dv", "HV", self.V, "written", contiguous=True)
-        found = {
+        found: Fields = {
             "do": self._of_tokens("do", "HV", self.V),
             "of_keys": [dq | {"stride": "stride_xb"}, dk | {"stride": "stride_yb"}],
             "of_values": [
