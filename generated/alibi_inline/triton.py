@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bbfe73888807e571
+# inputs: c6c39a4834d7d61a
 # body: e503ed669c306bbd
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f8553f921d467e66
+# inputs: 2cda55f16b11482e
 # body: cf371f93f4d4c02d
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b7cc7773f8d52d0b
+# inputs: ee4905332d6baeed
 # body: ef7d27f82b8629f7
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a5d4ae62adf85374
+# inputs: f40f9e7813f0ca0a
 # body: 33c98dc8fea77281
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8261bec8476ae116
+# inputs: 2c330ecab2617b2e
 # body: 87dbcc1061a48936
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 97f9b74c9ffbff60
+# inputs: 4dc78146a29e5a1f
 # body: fb76602c05967fb2
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

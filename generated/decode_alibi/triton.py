@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 55de8d78e82f3b53
+# inputs: 65ddb7cc770fe1c9
 # body: 52f30269f1622680
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6d4493ea1fe9c808
+# inputs: b4e4230175c2642b
 # body: e57ab8209188ed01
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6517f27c981c1dce
+# inputs: c22ed2f7db5ff7ee
 # body: cd9c7d660fcef78e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4d1681082e51e92a
+# inputs: 3820dbbe54ba329e
 # body: be785f1b84e5feb3
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 84b6cd98673c511e
+# inputs: 9238ef6bfd9cd60e
 # body: 2310b223876d17c4
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c4f35b1cbd7f93ca
+# inputs: 88915bf61d0c382c
 # body: 9f8dd9a4f2c0d3e3
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d01a4de54115bbd6
+# inputs: 7a651a4997faccce
 # body: 4f5d3e03ce11a554
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 54412ec5f178d4f4
+# inputs: ff5254d4d6ec29b2
 # body: e6b0dcd67edd4bda
 """Attention of every query to every key, heads of 64 in fp16.
 

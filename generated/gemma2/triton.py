@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f92bb9804e826df0
+# inputs: f280808fb7b1f8fa
 # body: 6e581b7b51d9c2d1
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

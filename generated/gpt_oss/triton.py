@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f35aae858203f8ce
+# inputs: 89a3520d8e3087ad
 # body: 2f0c381c35e8fc41
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ebe08ab2d62ef8b6
+# inputs: 88e7b114ffe20bf6
 # body: 1987ca958b3b4948
 """Attention with a learned temperature for each head.
 

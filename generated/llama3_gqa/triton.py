@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3b3a048cedfc5f99
+# inputs: f26d2f4326219589
 # body: 81f1c2143796044f
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

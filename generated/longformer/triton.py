@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 922df1fea5b025fa
+# inputs: 5ecfefa9d7f695fa
 # body: 1ddbb776e035a04d
 """Attention to a symmetric window and to a few global tokens at the front.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1cb510eeea0dbd57
+# inputs: 16d75674558d480d
 # body: 52117878098b4a0c
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e4a5746fc555f3e
+# inputs: 9742f6978ed7b74a
 # body: 8c4a52ab70d1cd5b
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dbb528e3a3ce6933
+# inputs: 7db745d01d25a1fe
 # body: a3167cf8d9ceaeaa
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2256a38631869398
+# inputs: b6d118d32ac38417
 # body: 049f87b3877102b4
 """Full attention within a prefix whose length is given at launch, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78b0c0a63d0d5861
+# inputs: 48556fadc224b963
 # body: 1284651d5ef46e12
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c57ea18cf512845d
+# inputs: 9a006333313f1684
 # body: aa640e2d58eee90c
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

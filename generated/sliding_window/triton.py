@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0caccb89f3ccb3cb
+# inputs: ea36c425fb3eecd1
 # body: d59679e0b8811abe
 """Causal attention to the last 1024 positions.
 

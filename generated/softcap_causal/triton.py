@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcc8eabf39aa39d0
+# inputs: d5c715eda852624b
 # body: 37b20f4cdc68f8b6
 """Causal attention whose scores saturate smoothly at 30.
 

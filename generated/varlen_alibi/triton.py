@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b82dd651f669d607
+# inputs: 7804bb8010136013
 # body: 2a1c6507e1605ddc
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

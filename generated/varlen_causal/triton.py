@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 77b3e8f4c10a074b
+# inputs: 2f57a1d8e81c7a42
 # body: a0aa69321490b898
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
