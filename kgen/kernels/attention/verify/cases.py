@@ -143,8 +143,21 @@ def fits_other_chips(subject: Subject) -> None:
                     assert check.ok, f"tiles for {chip}, {group} {name}: {check.message}"
 
 
+def merges_many_splits(subject: Subject) -> None:
+    """Few queries are right in other splits of the keys than those that fill a device: two, and as many as can be."""
+    if not (subject.problem.decodes and hasattr(subject.module, "_splits")):
+        return
+    for wanted in (2, 128):
+        with mock.patch.object(
+            subject.module, "_splits", lambda programs, most, at_once, wanted=wanted: min(most, wanted)
+        ):
+            for check in run_case(subject, "forward", "decode-splits"):
+                assert check.ok, f"in {wanted} splits or fewer: {check.message}"
+
+
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "misuse": (refuses_misuse, False),
+    "splits": (merges_many_splits, False),
     "wrong-offsets": (keeps_to_its_tensors, False),
     "tiles": (fits_other_chips, False),
     "launches": (launches_what_it_compiled_for, False),
@@ -222,7 +235,8 @@ def _compare(
             # One entry is one row.
             values = value[..., None], truth.lse[..., None], yardstick.lse[..., None]
             natural = torch.ones_like(truth.lse)
-            found.append(compare.check(name, *values, allowed, natural=natural, dtype=torch.float32))
+            limit = compare.of_log_sums(allowed, problem.fast_math, reach)
+            found.append(compare.check(name, *values, limit, natural=natural, dtype=torch.float32))
         else:
             source = name[1:]
             empty = {"q": dead, "k": unseen, "v": unseen}.get(source)
