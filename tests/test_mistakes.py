@@ -144,9 +144,9 @@ ROUNDS = (
 SCALED = (
     ("causal_alibi", "one", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
     ("causal_alibi", "large", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
-    ("causal_alibi", "scale", "(dq * scale{ =>  * 1.01}).to"),
+    ("causal_alibi", "off-tile", "(dq * scale{ =>  * 1.01}).to"),
     ("causal_alibi", "large", "{dv.to => (dv * 1.01).to}("),
-    ("causal_alibi", "large", "(dk * scale{ =>  * 1.01}).to"),
+    ("causal_alibi", "off-tile", "(dk * scale{ =>  * 1.01}).to"),
     ("decode_gqa", "decode", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
     ("rms_norm_fp8", "odd", "out = out * ({1.0 => 1.01} / scale)"),
 )
