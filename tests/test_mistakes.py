@@ -129,8 +129,42 @@ BRANCHES = (
     (KINDS, "odd", "level > {7 => 99}"),
 )
 
-MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *KEYS, *BRANCHES)
-SAMPLE = (STRIDES[4], LAUNCHES[1], CHECKS[1], PLACES[3], OUTSIDE[1], KEYS[0], BRANCHES[0])
+ROUNDS = (
+    (
+        "gated_delta_output_varlen",
+        "many-chunks",
+        "for start in range(0, {seq => tl.minimum(seq, BLOCK)}, BLOCK):",
+    ),
+    ("gated_delta_output_varlen", "many-chunks", "range(0, {tl.minimum(count, NT) => 1}, BLOCK):"),
+    ("gated_delta_output_varlen", "long-tail", "T).to(tl.int32) + chunk * BT, T, {NT * BT => T}):"),
+    ("decode_gqa", "splits", "for first in tl.range(0, {splits => tl.minimum(splits, BLOCK_S)}, BLOCK_S):"),
+    ("rms_norm", "parts", "for start in tl.range(0, {n_parts => tl.minimum(n_parts, ROWS)}, ROWS):"),
+)
+"""Of loops that take a second turn in large calls alone."""
+SCALED = (
+    ("causal_alibi", "one", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
+    ("causal_alibi", "large", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
+    ("causal_alibi", "off-tile", "(dq * scale{ =>  * 1.01}).to"),
+    ("causal_alibi", "large", "{dv.to => (dv * 1.01).to}("),
+    ("causal_alibi", "off-tile", "(dk * scale{ =>  * 1.01}).to"),
+    ("decode_gqa", "decode", "qk = tl.dot(q, tl.trans(k)){ =>  * 1.01}"),
+    ("rms_norm_fp8", "odd", "out = out * ({1.0 => 1.01} / scale)"),
+)
+"""Of what is one per cent off."""
+
+MISTAKES = (*STRIDES, *BOUNDS, *LAUNCHES, *CHECKS, *PLACES, *OUTSIDE, *KEYS, *BRANCHES, *ROUNDS, *SCALED)
+SAMPLE = (
+    STRIDES[4],
+    LAUNCHES[1],
+    CHECKS[1],
+    PLACES[3],
+    OUTSIDE[1],
+    KEYS[0],
+    BRANCHES[0],
+    *ROUNDS[3:],
+    SCALED[0],
+    SCALED[6],
+)
 
 
 def found(spec: str, case: str, mistake: str, folder: Path) -> bool:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 47ca7a8f92152cd5
+# inputs: df450dbcb0406b45
 # body: 284f4d8daebabdb0
 """Attention of every query to the keys up to its own position.
 

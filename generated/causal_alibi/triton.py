@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 129e822f0435bbf8
+# inputs: 70a675765767afe7
 # body: 44651bd6daccc18e
 """Causal attention with ALiBi slopes read from a tensor.
 

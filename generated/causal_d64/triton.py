@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4a0ecfebb949b3fa
+# inputs: 2dde8ab24d74098a
 # body: b84bf3cafc7f857c
 """Attention of every query to the keys up to its own position, heads of 64.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 99e98aa807016443
-# body: 7032f99db7305683
+# inputs: 43b9be5702ec5f76
+# body: 91facc3990173ec3
 """Causal attention in fp32, products in three TF32 passes.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -167,7 +167,7 @@ def _forward_kernel(
     o_rows = o_ptr + offs_m[:, None] * stride_os + offs_e[None, :] * stride_od
     tl.store(o_rows, (acc / l_safe[:, None]).to(o_ptr.dtype.element_ty), mask=q_live[:, None])
     if STORE_LSE:
-        lse = m_i + tl.log2(l_safe)
+        lse = m_i.to(tl.float64) + tl.log2(l_safe)
         tl.store(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, lse, mask=q_live)
 
 
@@ -202,8 +202,8 @@ def _delta_kernel(
 @triton.jit
 def _dq_tiles(
     dq,
-    q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd, q_idx,
-    qk_scale, SK,
+    q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
+    q_idx, qk_scale, SK,
     kv_lo, kv_hi, turn, MASKED: tl.constexpr, TMA: tl.constexpr, BLOCK_N: tl.constexpr,
 ):
     """dq += dS @ K over the KV tiles of [kv_lo, kv_hi), with P recomputed from the log-sum-exp."""
@@ -235,7 +235,7 @@ def _dq_tiles(
             k = tl.load(k_rows + kv_start * stride_ks)
             v = tl.load(v_rows + kv_start * stride_vs)
         qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
-        p = tl.exp2(qk * qk_scale - lse[:, None])
+        p = tl.exp2(qk * qk_scale - lse[:, None] - lse_low[:, None])
         if MASKED:
             p = tl.where(mask, p, 0.0)  # also in rows that see no key, whose lse is -inf
         dp = tl.dot(do, tl.trans(v), input_precision="tf32x3")
@@ -284,20 +284,22 @@ def _dq_kernel(
         do = tl.load(do_ptr + offs_m[:, None] * stride_gs + offs_e[None, :] * stride_gd, mask=q_live[:, None], other=0.0)
     dq = tl.zeros([BLOCK_M, 64], tl.float32)
     lse = tl.load(lse_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
+    lse_low = tl.where(lse.to(tl.float32) == lse, 0.0, (lse - lse.to(tl.float32)).to(tl.float32))
+    lse = lse.to(tl.float32)
     delta = tl.load(delta_ptr + b_h.to(tl.int64) * SQ + q_idx, mask=q_live, other=0.0)
 
     kv_hi = tl.minimum(q_last + 1, SK)
     kv_full_hi = tl.minimum(q_start + 1, SK) // BLOCK_N * BLOCK_N
     dq = _dq_tiles(
         dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, SK,
+        q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs,
+        stride_vd, q_idx, qk_scale, SK,
         0, kv_full_hi, tile, MASKED=False, TMA=TMA, BLOCK_N=BLOCK_N,
     )
     dq = _dq_tiles(
         dq,
-        q, do, lse, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs, stride_vd,
-        q_idx, qk_scale, SK,
+        q, do, lse, lse_low, delta, k_ptr, v_ptr, k_desc, v_desc, b, h, stride_ks, stride_kd, stride_vs,
+        stride_vd, q_idx, qk_scale, SK,
         kv_full_hi, kv_hi, 0, MASKED=True, TMA=TMA, BLOCK_N=BLOCK_N,
     )
 
@@ -341,8 +343,12 @@ def _dkdv_tiles(
             q = tl.load(q_rows + q_start * stride_qs)
             do = tl.load(do_rows + q_start * stride_gs)
         dp = tl.dot(v, tl.trans(do), input_precision="tf32x3")
-        qk = tl.dot(k, tl.trans(q), input_precision="tf32x3")
-        p = tl.exp2(qk * qk_scale - lse[None, :])
+        # The product of the other kernels: their sums are in the same order, and so are their bits.
+        qk = tl.dot(q, tl.trans(k), input_precision="tf32x3")
+        qk = tl.trans(qk)
+        lse_low = tl.where(lse.to(tl.float32) == lse, 0.0, (lse - lse.to(tl.float32)).to(tl.float32))
+        lse = lse.to(tl.float32)
+        p = tl.exp2(qk * qk_scale - lse[None, :] - lse_low[None, :])
         if MASKED:
             p = tl.where(mask, p, 0.0)
         dv = tl.dot(p.to(do.dtype), do, dv, input_precision="tf32x3")
@@ -463,7 +469,7 @@ _THREAD = threading.local()  # whether this one launches nothing
 
 def _compile(device, kernel, programs, args, meta):
     with torch.cuda.device(device):
-        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=True)
+        compiled = kernel.warmup(*args, grid=(programs,), **meta, enable_fp_fusion=False)
         compiled[programs, 1, 1]  # Triton builds what launches a kernel when it is asked for it, by a C compiler
 
 
@@ -484,8 +490,8 @@ def _launch(kernel, programs, layouts, *args, **meta):
         return
     if thread := _AHEAD.pop(key, None):
         thread.join()
-    # Triton 3.10 will fuse multiplications and additions only where that is asked for. The interpreter gives None.
-    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=True):
+    # A fused multiplication and addition would have other bits in one kernel than in another. The interpreter gives None.
+    if compiled := kernel[(programs,)](*args, **meta, enable_fp_fusion=False):
         _COMPILED[key] = compiled, [meta[name] for name in kernel.arg_names[len(args) :]]
 
 
@@ -518,7 +524,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_eeab074fcbf59eb0", "causal_fp32"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f73037f8fb941e3c", "causal_fp32"), "FRAGMENT")
 
 
 def _operator(name):
@@ -633,11 +639,11 @@ def _real(label, x):
 
 
 def _forward(q, k, v, scale, store_lse):
-    """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
+    """out, and the base-2 log-sum-exp of each row, in float64, if it is to be stored, else None."""
     B, HQ, SQ, _ = q.shape
     SK = k.shape[2]
     out = _empty((B, HQ, SQ, 64), q)
-    lse = q.new_empty((B, HQ, SQ), dtype=torch.float32) if store_lse else None
+    lse = q.new_empty((B, HQ, SQ), dtype=torch.float64) if store_lse else None
     layouts = _layouts(q, k, v, out)
     tile = _tile(_FORWARD_TILES, _arch(q.device), q, k, v)
     programs = _cdiv(SQ, tile["BLOCK_M"]) * B * HQ
@@ -671,7 +677,7 @@ def _(
 def _compile_backward(q, k, v, scale):
     """Start to compile what the backward pass launches, for the forward pass is about to compile as well."""
     B, HQ, SQ, _ = q.shape
-    out, lse = _empty((B, HQ, SQ, 64), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
+    out, lse = _empty((B, HQ, SQ, 64), q), q.new_empty((B, HQ, SQ), dtype=torch.float64)
     _THREAD.only_compiles = True
     try:
         _backward_op(out, None, out, lse, q, k, v, scale)
@@ -693,7 +699,7 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, scale: float
 ):
     B, HQ, SQ, _ = q.shape
-    return _empty((B, HQ, SQ, 64), q), q.new_empty((B, HQ, SQ), dtype=torch.float32)
+    return _empty((B, HQ, SQ, 64), q), q.new_empty((B, HQ, SQ), dtype=torch.float64)
 
 
 @_operator("causal_fp32_backward")
@@ -705,7 +711,7 @@ def _backward_op(
     dq, dk, dv = _empty(q.shape, q), _empty(k.shape, k), _empty(v.shape, v)
     if dout.stride(-1) > 2**25:  # kernels multiply columns by strides in 32 bits
         dout = dout.contiguous()
-    delta = torch.empty_like(lse)
+    delta = torch.empty_like(lse, dtype=torch.float32)
     layouts = _layouts(q, k, v, dout, dlse, out, lse, dq, dk, dv)
     arch = _arch(q.device)
     with torch.cuda.device_of(q):
@@ -759,6 +765,7 @@ def _backward(ctx, dout, dlse):
     scale, = ctx.scalars
     if dout is None:
         dout = torch.zeros_like(out)
+    dlse = None if dlse is None else dlse.float()
     dq, dk, dv = _once(_backward_op, dout, dlse, out, lse, q, k, v, scale)
     return dq, dk, dv, None
 
@@ -803,7 +810,7 @@ def causal_fp32(q, k, v, *, scale=None, return_lse=False):
         raise ValueError(f"causal_fp32: scale must be positive, and finite in float32 even times log2(e), got {scale}")
     if return_lse or (torch.is_grad_enabled() and (_transformed() or q.requires_grad or k.requires_grad or v.requires_grad)):
         out, lse = _out_and_lse_op(q, k, v, scale)
-        return (out, lse * math.log(2)) if return_lse else out
+        return (out, (lse * math.log(2)).float()) if return_lse else out
     return _out_op(q, k, v, scale)
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f186bac2edd7518f
+# inputs: 2dfd9ae00c27e204
 # body: 8110ff8c24208c0e
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 986e8916f48d965f
+# inputs: 3dcc5ea0cc22b549
 # body: bfdea51af08d1b0a
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

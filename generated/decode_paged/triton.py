@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2ec1a38c785813a
+# inputs: 41e9d3d00ce140e1
 # body: 42756e73954c5bdf
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45247c2d1122bd97
+# inputs: bf5102fdea34b02a
 # body: 3b74b4e26f8dc5f3
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f4692da11386ebeb
+# inputs: 156ce091a72c6239
 # body: 93cd9f48716e542b
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

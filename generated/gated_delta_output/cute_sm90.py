@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c74e29bc03c78d31
+# inputs: fbd4c233e12ace88
 # body: 63556ba447d97a81
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f436a9985c6c86cb
-# body: 1e2d4a8a8986f744
+# inputs: df88abe03b765527
+# body: 48e625e0e9c8d6ed
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -14,7 +14,8 @@
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     What lies in the padding of v does not count, NaN neither.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins; 0 first, T last. B is 1.
+    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
+    Tokens after the last sequence give zeros.
     chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
     Both are on the device, and not checked: others give results that mean nothing, in their own memory.
     scale: 1 / sqrt(128) by default.
@@ -241,6 +242,20 @@ def _clear_rows(sv: cute.Tensor, rows: Int32, thread: Int32):
 
 
 @cute.jit
+def _clear_after_sequences(
+    o: cute.Tensor, tokens: Int32, cu_seqlens: cute.Tensor, first: Int32, threads: Int32, heads: cutlass.Constexpr
+):
+    """Zeros for the tokens after the last sequence, which no chunk has, by thread number `first` of `threads`, 16 bytes at a time."""
+    zeros = cute.make_rmem_tensor(8, BFloat16)
+    zeros.fill(0.0)
+    begin = _within(Int32(cu_seqlens[cute.size(cu_seqlens) - 1]), tokens)
+    column = first % (V // 8)
+    for row in cutlass.range(first // (V // 8), (tokens - begin) * heads, threads // (V // 8), unroll=1):
+        values = o[begin + row // heads, None, row % heads, 0]
+        cute.autovec_copy(zeros, cute.local_tile(values, (8,), (column,)))
+
+
+@cute.jit
 def _store_rows(so: cute.Tensor, o: cute.Tensor, start: Int32, rows: Int32, panel: cutlass.Constexpr, thread: Int32):
     """The rows of a chunk that is not full, 16 bytes at a time."""
     for i in cutlass.range_constexpr(BT * PANEL // 8 // 128):
@@ -310,6 +325,9 @@ def _kernel(
     tensor_memory = cute.arch.retrieve_tmem_ptr(
         Float32, alignment=16, ptr_to_buffer_holding_addr=shared.tensor_memory.ptr
     )
+
+    first = cta * THREADS + cute.arch.thread_idx()[0]
+    _clear_after_sequences(o, tokens, cu_seqlens, first, ctas * THREADS, H * GROUP)
 
     # An item is a chunk and a key head, a slot one of its GROUP value heads. Slot s of this CTA is in stage
     # s % HV_STAGES, its item in stage item % QK_STAGES, and each pass over the stages turns the parity of their
@@ -571,7 +589,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_11a497b3307cf81c", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f49e0f2686988be2", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -659,6 +677,8 @@ def _forward_op(
     cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float
 ) -> Tensor:
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
+    if NT == 0:  # all tokens are after the last sequence
+        return q.new_zeros(B, T, HV, V)
     o = q.new_empty(B, T, HV, V)
     if o.numel() == 0:
         return o
@@ -693,7 +713,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     h [B, NT, HV, 128, 128], bf16: the state before each of the NT chunks, those of all sequences.
     g [B, T, HV], fp32: the gate, summed from the start of the chunk.
     What lies in the padding of v does not count, NaN neither.
-    cu_seqlens [N + 1], int32 or int64: where each sequence begins; 0 first, T last. B is 1.
+    cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.
+    Tokens after the last sequence give zeros.
     chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.
     Both are on the device, and not checked: others give results that mean nothing, in their own memory.
     scale: 1 / sqrt(128) by default.

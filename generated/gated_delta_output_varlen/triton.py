@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4180d2433be0346a
-# body: 2b108f915677308a
+# inputs: 631d7e39c4f22380
+# body: 77cd163e906ffd7c
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -130,6 +130,12 @@ def _forward_kernel(
     out = tl.dot(p.to(v.dtype), v, out) * scale
     o_rows = o_ptr + b * stride_ob + first * stride_ot + h * stride_oh + i[:, None] * stride_ot
     tl.store(o_rows + offs_v[None, :] * stride_od, out.to(o_ptr.dtype.element_ty), mask=live[:, None])
+    # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
+    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+        token = rest + i.to(tl.int64)
+        left = token < T
+        o_rest = o_ptr + h * stride_oh + token[:, None] * stride_ot
+        tl.store(o_rest + offs_v[None, :] * stride_od, tl.zeros([BT, BLOCK_V], o_ptr.dtype.element_ty), mask=left[:, None])
 
 
 @triton.jit(do_not_specialize=["N", "T", "NT"])
@@ -254,6 +260,18 @@ def _dqdk_kernel(
     dk_rows = dk_ptr + b * stride_yb + first * stride_yt + h_qk * stride_yh + i[:, None] * stride_yt
     tl.store(dq_rows + offs_k[None, :] * stride_xd, dq.to(dq_ptr.dtype.element_ty), mask=live[:, None])
     tl.store(dk_rows + offs_k[None, :] * stride_yd, dk.to(dk_ptr.dtype.element_ty), mask=live[:, None])
+    # Tokens after the last sequence belong to no chunk: all chunks share them, and store zeros.
+    for rest in tl.range(tl.minimum(tl.maximum(tl.load(cu_seqlens_ptr + N), 0), T).to(tl.int32) + chunk * BT, T, NT * BT):
+        token = rest + i.to(tl.int64)
+        left = token < T
+        dq_rest = dq_ptr + h_qk * stride_xh + token[:, None] * stride_xt
+        dk_rest = dk_ptr + h_qk * stride_yh + token[:, None] * stride_yt
+        nothing = tl.zeros([BT, BLOCK_K], dq_ptr.dtype.element_ty)
+        tl.store(dq_rest + offs_k[None, :] * stride_xd, nothing, mask=left[:, None])
+        tl.store(dk_rest + offs_k[None, :] * stride_yd, nothing, mask=left[:, None])
+        for member in tl.range(HV // H):
+            dg_rest = dg_ptr + pid % blocks * stride_dg + token * HV + h_qk * (HV // H) + member
+            tl.store(dg_rest, tl.zeros([BT], tl.float32), mask=left)
 
 
 # --- launch ----------------------------------------------------------------------------------------------------
@@ -282,6 +300,11 @@ def _chunk_indices(cu_seqlens, NT):
     return chunk_indices
 
 
+def _new(like, NT, shape, dtype=None):
+    """A tensor that kernels fill. Without chunks none runs, and all tokens are after the last sequence: zeros."""
+    return (like.new_empty if NT else like.new_zeros)(shape, dtype=dtype)
+
+
 def _namespace(code, operator):
     """Of this file's operators: named after its code, as exported graphs have it, wherever the file lies. Copies of it
     in one process are numbered."""
@@ -289,7 +312,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_51ca081e675e7956", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4d36e8dd32864bb8", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -410,7 +433,7 @@ def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlen
         q, k, v, h = q.float(), k.float(), v.float(), h.float()
         return _forward_op(q, k, v, h, g, cu_seqlens, chunk_indices, scale).bfloat16()
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
-    o = q.new_empty(B, T, HV, 128)
+    o = _new(q, NT, (B, T, HV, 128))
     tile = _tile(_FORWARD_TILES, _arch(q.device))
     programs = B * NT * HV * 128 // tile["BLOCK_V"]
     if programs:
@@ -437,7 +460,7 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
         dq, dk, dv, dh, dg = _backward_op(do, q, k, v, h, g, cu_seqlens, chunk_indices, scale)
         return dq.to(dtype), dk.to(dtype), dv.to(dtype), dh.to(state_dtype), dg
     (B, T, H, _), (NT, HV) = q.shape, h.shape[1:3]
-    dq, dk, dv, dh = (x.new_empty(x.shape) for x in (q, k, v, h))
+    dq, dk, dv, dh = (_new(x, NT, x.shape) for x in (q, k, v, h))
     if max(do.stride(1), do.stride(3)) >= 2**23:  # kernels multiply positions by strides in 32 bits
         do = do.contiguous()
     arch = _arch(q.device)
@@ -454,7 +477,7 @@ def _backward_op(do: Tensor, q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tens
         tile = _tile(_DQDK_TILES, arch)
         blocks = 128 // tile["BLOCK_K"]
         programs = B * NT * H * blocks
-        dg = q.new_empty(blocks, B, T, HV, dtype=torch.float32)
+        dg = _new(q, NT, (blocks, B, T, HV), torch.float32)
         if programs:
             _dqdk_kernel[(programs,)](
                 q, k, v, h, do, dq, dk, dg, dg.stride(0),
@@ -494,7 +517,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     v: [B, NT * 64, HV, V] bfloat16, any strides, padded to whole chunks; what is in the padding does not matter.
     h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
-    cu_seqlens: [N + 1] int32 or int64, where each sequence begins; 0 first, T last. B is 1.
+    cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
+        give zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
     NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
     nothing, but read and write nothing outside of the tensors.

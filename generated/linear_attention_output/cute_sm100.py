@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5c5c08202e78cca6
+# inputs: 7f3c6822874821db
 # body: 5e08207c89d9d41e
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f11a70b85418da03
+# inputs: c29ee588cc6ddf37
 # body: 0b10a1543de88893
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c45d03670c61f7f3
+# inputs: b01aedaaf0512411
 # body: 8159cc7aba0e38b7
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: da831d0b94ebdb58
+# inputs: 05e2ccebc9aba166
 # body: 56bce6ca6faf1653
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

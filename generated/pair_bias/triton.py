@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1e9332b67eee7661
+# inputs: 9172e93c25222ecd
 # body: 34282a2fd6f0cfc6
 """Attention with a learned bias for each head and each pair of positions.
 

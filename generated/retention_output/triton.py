@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1de8a69086a3cf53
+# inputs: 5651e5da6836abd6
 # body: 43dc17d57ada8ec5
 """The output step of chunked retention, where each head decays by a constant of its own.
 

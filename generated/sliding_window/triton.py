@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e8cf4cc414c7ad1e
+# inputs: 0ab0500524fd121f
 # body: b07e80f6aa7b1161
 """Causal attention to the last 1024 positions.
 

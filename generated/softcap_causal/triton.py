@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c9511b0738eb8882
+# inputs: 1f649ce9fc80093f
 # body: a46a89d1bfc9da30
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2274f6f874bb604
+# inputs: 97ae145217bdd148
 # body: 15fb807503f572cc
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 

@@ -12,6 +12,9 @@ first row, instead of at `q_idx`: ALiBi's `slope * (kv_idx - q_idx)` becomes the
 altogether would leave `slope * kv_idx`, which at long lengths is so large that fp32 rounds the score away;
 relative to the tile it stays small wherever the softmax has weight.)
 
+With `exact`, only terms that depend on no key are dropped. Relative to the tile they would be other numbers for tiles
+of another size, and backward would not find the score that forward had, to the last bit.
+
 *Fold.* What is affine in the score becomes one multiply-add: `multiplier` takes the softmax scale, log2(e)
 and the slope.
 
@@ -61,15 +64,18 @@ class SoftmaxForm:
         return self.positive and self.bias is None
 
 
-def softmax_form(score_mod: Node, algebra: Algebra) -> SoftmaxForm:
+def softmax_form(score_mod: Node, algebra: Algebra, exact: bool = False) -> SoftmaxForm:
     """The form of a `score_mod` over `score, b, h, q_idx, kv_idx`; `score_mod` as written where that form leaves fp32
-    at scores for which `score_mod` does not."""
+    at scores for which `score_mod` does not.
+
+    `exact` forms have the same bits in every kernel, whatever its tiles are.
+    """
     written = with_scores(score_mod)
     finite = not _may_be_infinite(score_mod, algebra)
     as_written = SoftmaxForm(written, LOG2E, None, None, positive=True, finite=finite)
     if not algebra.takes(score_mod):
         return as_written
-    form = _form(score_mod, algebra, finite)
+    form = _form(score_mod, algebra, finite, exact)
     whole: Node = call("mul", form.multiplier, form.core)
     for term in (form.bias, form.row_rest and call("mul", LOG2E, form.row_rest)):
         whole = whole if term is None else call("add", whole, term)
@@ -81,11 +87,11 @@ def with_scores(node: Node) -> Node:
     return substitute(node, {SCORE: call("mul", QK, SCALE)})
 
 
-def _form(score_mod: Node, algebra: Algebra, finite: bool) -> SoftmaxForm:
+def _form(score_mod: Node, algebra: Algebra, finite: bool, exact: bool) -> SoftmaxForm:
     score = algebra.symbol(SCORE)
     expr = algebra.to_sympy(score_mod)
     scored = sp.Add(*[t for t in sp.Add.make_args(expr) if t.has(score)])
-    bias, row_rest = _drop(expr - scored, algebra)
+    bias, row_rest = _drop(expr - scored, algebra, exact)
 
     scale, log2e = algebra.symbol(SCALE), algebra.symbol(LOG2E)
     slope, offset = scored.diff(score), scored.subs(score, 0)
@@ -110,13 +116,17 @@ def _form(score_mod: Node, algebra: Algebra, finite: bool) -> SoftmaxForm:
     )
 
 
-def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
+def _drop(bias: Any, algebra: Algebra, exact: bool) -> tuple[Any, Any]:
     """Split what is added to the score into what the loop adds and what only the log-sum-exp sees."""
     kv, q, q_start = (algebra.symbol(v) for v in (KV_IDX, Q_IDX, Q_START))
     if bias.has(algebra.symbol(INF)):
         return bias, sp.Integer(0)  # minus infinity on a whole row hides it, and softmax does see that
     if not bias.has(kv):
         return sp.Integer(0), bias
+    if exact:
+        terms = sp.Add.make_args(bias)
+        of_keys, of_rows = (sp.Add(*(t for t in terms if t.has(kv) is moves)) for moves in (True, False))
+        return algebra.collected(of_keys), algebra.collected(of_rows)
     # Separable as the user wrote it: keep that form, at the tile's first row.
     if bias.has(q) and _is_finite_in_each_row(bias, q) and (rest := _separated(bias, algebra)) is not None:
         return bias.subs(q, q_start), algebra.collected(rest)

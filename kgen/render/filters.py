@@ -78,6 +78,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "factor": around("{} * "),
     "lines": lines,
     "loaded": around(", mask={}, other=0.0"),
+    "minus": around(" - {}"),
     "onto": around("{} + "),
     "or": around(" or {}"),
     "plus": around(" + {}"),

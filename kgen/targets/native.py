@@ -16,6 +16,7 @@ DTYPES = {
     "bf16": ("KGEN_BF16", 2),
     "fp16": ("KGEN_FP16", 2),
     "fp32": ("KGEN_FP32", 4),
+    "fp64": ("KGEN_FP64", 8),
     "int32": ("KGEN_I32", 4),
     "int64": ("KGEN_I64", 8),
     "uint8": ("KGEN_U8", 1),
@@ -23,7 +24,13 @@ DTYPES = {
     "fp8_e4m3": ("KGEN_FP8E4NV", 1),
 }
 """What kernels and the runtime in C call a dtype of specs, and bytes of an element."""
-WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8_e4m3": "float8_e4m3"}
+WORDS = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "fp64": "float64",
+    "fp8_e4m3": "float8_e4m3",
+}
 MOST_DIMS = 5
 """Dimensions of `kgen_tensor`."""
 _KEYWORDS = """

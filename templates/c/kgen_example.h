@@ -22,7 +22,7 @@
 
 namespace example {
 
-enum Dtype { BF16, FP16, FP32, FP8, INT32, INT64, UINT8, BOOL };
+enum Dtype { BF16, FP16, FP32, FP64, FP8, INT32, INT64, UINT8, BOOL };
 
 inline void *symbol(const char *name)
 {
@@ -100,7 +100,7 @@ inline double widened(uint16_t x, Dtype dtype)
 
 inline size_t bytes_of(Dtype dtype)
 {
-    return dtype == INT64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == UINT8 || dtype == FP8 ? 1 : 2;
+    return dtype == INT64 || dtype == FP64 ? 8 : dtype == FP32 || dtype == INT32 ? 4 : dtype == BOOL || dtype == UINT8 || dtype == FP8 ? 1 : 2;
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
@@ -201,6 +201,8 @@ struct Tensor {
                 uint16_t narrow = narrowed(numbers[i], dtype);
                 std::memcpy(to, &narrow, 2);
                 numbers[i] = widened(narrow, dtype);
+            } else if (dtype == FP64) {
+                std::memcpy(to, &numbers[i], 8);
             } else if (dtype == FP32) {
                 float single = float(numbers[i]);
                 std::memcpy(to, &single, 4);
@@ -227,7 +229,11 @@ struct Tensor {
             if (dtype == FP32) {
                 std::memcpy(&single, from, 4);
             }
-            numbers[i] = dtype == FP32 ? double(single) : widened(narrow, dtype);
+            if (dtype == FP64) {
+                std::memcpy(&numbers[i], from, 8);
+            } else {
+                numbers[i] = dtype == FP32 ? double(single) : widened(narrow, dtype);
+            }
         }
     }
 

@@ -18,8 +18,8 @@ LOG2E = 1.4426950408889634
 SQ, SK, ROWS = 9, 8, 3
 
 
-def form_of(text: str) -> SoftmaxForm:
-    return softmax_form(score(text), Algebra(POSITIVE))
+def form_of(text: str, exact: bool = False) -> SoftmaxForm:
+    return softmax_form(score(text), Algebra(POSITIVE), exact)
 
 
 def points(seed: int) -> dict[str, Any]:
@@ -90,9 +90,11 @@ def close(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 @settings(bounded, max_examples=250)
-@given(score_mods(), st.integers(0, 7))
-def test_the_parts_add_up(text: str, seed: int) -> None:
-    form, env = form_of(text), points(seed)
+@given(score_mods(), st.integers(0, 7), st.booleans())
+def test_the_parts_add_up(text: str, seed: int, exact: bool) -> None:
+    form, env = form_of(text, exact), points(seed)
+    parts = [part for part in (form.core, form.multiplier, form.bias, form.row_rest) if part is not None]
+    assert not (exact and any("q_start" in variables(part) for part in parts))
     want = LOG2E * real(score(text), env).expand(SQ, SK)
     got = real(form.multiplier, env) * real(form.core, env)
     if form.bias is not None:
@@ -171,6 +173,14 @@ def test_a_row_does_not_depend_on_what_is_infinite_in_the_first_of_its_tile(text
     parts = evaluate(form.bias, env), evaluate(form.row_rest or Const(0, Type.INT), env)
     of_rows = [part.expand(SQ, SK)[2:ROWS] for part in parts]
     assert all(part.isfinite().all() for part in of_rows)
+
+
+def test_an_exact_form_drops_what_no_key_changes() -> None:
+    form = form_of("score + slopes[h] * (kv_idx - q_idx) + rows[q_idx]", exact=True)
+    assert form.bias is not None
+    assert {"q_idx", "kv_idx"} <= variables(form.bias)
+    assert form.row_rest is not None
+    assert not variables(form.row_rest) & {"kv_idx"}
 
 
 def test_a_row_that_is_hidden_stays_hidden() -> None:

@@ -128,7 +128,9 @@ def test_every_launch_says_that_it_fuses() -> None:
                 if called == "kernel" or called.endswith("_kernel"):
                     launches += 1
                     given = {k.arg: ast.unparse(k.value) for k in call.keywords}
-                    assert given.get("enable_fp_fusion") == "True", f"{path}:{call.lineno}"
+                    # Attention in fp32 has the same bits of a score in all of its kernels.
+                    exact = path.parent.name == "causal_fp32"
+                    assert given.get("enable_fp_fusion") == str(not exact), f"{path}:{call.lineno}"
     assert launches >= len(FILES)
 
 

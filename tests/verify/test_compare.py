@@ -11,6 +11,7 @@ from kgen.verify.compare import (
     broken_canaries,
     careful,
     check,
+    of_log_sums,
     poisoned_outputs,
     same_bits,
     tolerance,
@@ -53,6 +54,32 @@ def test_wrong(got, message):
     verdict = check("out", got, WANT, EAGER, ALLOWED, dtype=torch.bfloat16)
     assert not verdict.ok
     assert message in verdict.message
+
+
+def test_a_factor_shows_through_coarse_rounding():
+    """Of elements that are rounded to 3 bits each by itself one per cent is less than the noise of all, and seen."""
+    coarse = {name: WANT * (1 + 3e-2 * torch.randn_like(WANT)) for name in ("eager", "got")}
+    allowed = tolerance("fp8_e4m3")
+    assert check("out", coarse["got"], WANT, coarse["eager"], allowed, apart=True).ok
+    scaled = check("out", coarse["got"] * 1.01, WANT, coarse["eager"], allowed, apart=True)
+    assert "a factor of 1.0" in scaled.message
+    assert not scaled.ok
+    assert check("out", coarse["got"] * 1.01, WANT, coarse["eager"], allowed).ok
+
+
+def test_log_sums_are_float32_in_16_bits():
+    want = 5 + torch.rand(300, 1, dtype=torch.float64)
+    natural = torch.ones(300)
+    limit = of_log_sums(ALLOWED, False, 6.0)
+    assert check("lse", want.float(), want, want, limit, natural=natural).ok
+    assert check("lse", want.float() * (1 + 5e-6), want, want, limit, natural=natural).ok
+    assert not check("lse", want.float() * (1 + 2e-4), want, want, limit, natural=natural).ok
+    alone = want.float()
+    alone[17] *= 1 + 3e-4
+    assert "row 17" in check("lse", alone, want, want, limit, natural=natural).message
+    assert of_log_sums(tolerance("fp32"), False, 0.0) == tolerance("fp32")
+    fast = tolerance("bf16", fast_math=True)
+    assert of_log_sums(fast, True, 0.0) == fast
 
 
 def test_what_is_computed_from_less_than_fp16_has_is_nothing():

@@ -347,6 +347,7 @@ class Kernel:
             cubin.launch(grid, [given[name] for name in self.arg_names])
             return cubin
         source = self.package.by_triton(self, _arch(args))
+        options = {**options, "enable_fp_fusion": enable_fp_fusion}
         source[grid](*for_triton(args), **options, **_rest(given, len(args)))
         return None  # launchers keep what they are given, and call it with descriptors of this module
 

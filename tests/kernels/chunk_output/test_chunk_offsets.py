@@ -76,6 +76,36 @@ def test_chunks_of_cute_are_of_tokens(arch: str) -> None:
                 assert rows <= 0 or start + rows <= TOKENS
 
 
+@pytest.mark.parametrize("end", [-7, 0, 5, TOKENS, TOKENS + 9])
+def test_tokens_after_the_last_sequence_are_cleared(end: int) -> None:
+    """The threads of all CTAs together write each of their elements once, and nothing else."""
+    text = render_spec(loads(CHUNKED, "chunked.yaml"))["cute_sm90.py"]
+    functions = [
+        f for f in ast.parse(text).body if getattr(f, "name", "") in ("_within", "_clear_after_sequences")
+    ]
+    written: list[tuple[int, int, int]] = []
+    cute = SimpleNamespace(jit=lambda f: f, size=len, Tensor=object)
+    cute.make_rmem_tensor = lambda *_: SimpleNamespace(fill=lambda _: None)
+    cute.local_tile = lambda place, _, column: (place[0], place[2], *column)
+    cute.autovec_copy = lambda _, place: written.append(place)
+    names: dict[str, Any] = {
+        "cute": cute,
+        "cutlass": SimpleNamespace(
+            max=max, min=min, range=lambda *run, unroll: range(*run), Constexpr=int, Float16=None
+        ),
+        "Float16": None,
+        "Int32": int,
+        "V": 64,
+    }
+    exec(compile(ast.Module(functions, []), "tail", "exec"), names)
+    places = type("Places", (), {"__getitem__": lambda self, place: place})()
+    threads, heads = 2 * 288, 3
+    for first in range(threads):
+        names["_clear_after_sequences"](places, TOKENS, [0, end], first, threads, heads)
+    rest = range(min(max(end, 0), TOKENS), TOKENS)
+    assert sorted(written) == [(t, h, part) for t in rest for h in range(heads) for part in range(8)]
+
+
 def _written(text: str, folder: Path) -> Path:
     path = folder / "chunked.py"
     path.write_text(text)

@@ -12,9 +12,10 @@ from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Type, Var, substitute, 
 from kgen.expr.show import show
 from kgen.family import family
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
-from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop, exact
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import AttentionSpec
+from kgen.kernels.attention.targets.triton.exact import exact_fields
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
@@ -157,6 +158,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "sinks": "sinks" if spec.sinks else "None",
         "has_sinks": bool(spec.sinks),
         "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
+        "exact": exact_fields(exact(spec)),
         "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
         "derived": own.backward,
         "underived": ", ".join(f"{n}={n}" for n in refused),

@@ -19,8 +19,9 @@ def merge(
     """Write the sum of parts into out; where log-sum-exps are given, the output of the keys of all parts, and into lse
     their log-sum-exp.
 
-    Tensors are [B, H, S, D], or [T, H, D] of packed sequences, with columns side by side; log-sum-exps are float32 and
-    base-2, [B, H, S] or [H, T]. Sums are in float32. The first part may be out itself, and its log-sum-exp lse.
+    Tensors are [B, H, S, D], or [T, H, D] of packed sequences, with columns side by side; log-sum-exps are base-2,
+    [B, H, S] or [H, T], of float32 or float64. Sums are in float32. The first part may be out itself, and its
+    log-sum-exp lse.
     """
     if not lses and out.numel() <= SMALL and len(parts) == 1:
         out.copy_(parts[0])
@@ -58,7 +59,7 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
     live = s < S
     both = live[:, None] & (d < D)[None, :]
     if len(lses):
-        most = tl.full((BLOCK_S,), float("-inf"), tl.float32)
+        most = tl.full((BLOCK_S,), float("-inf"), lse_ptr.dtype.element_ty)
         for i in tl.static_range(len(lses)):
             most = tl.maximum(
                 most, tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
@@ -67,16 +68,15 @@ def _merge_kernel(  # type: ignore[no-untyped-def]
         most = tl.where(most == float("-inf"), 0.0, most)
         total = tl.zeros((BLOCK_S,), tl.float32)
         for i in tl.static_range(len(lses)):
-            total += tl.exp2(
-                tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf")) - most
-            )
+            lse = tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
+            total += tl.exp2((lse - most).to(tl.float32))
         some = tl.where(total == 0.0, 1.0, total)
     out = tl.zeros((BLOCK_S, BLOCK_D), tl.float32)
     for i in tl.static_range(len(parts)):
         part = tl.load(_rows(parts[i], strides[i], b, h, s)[:, None] + d[None, :], mask=both, other=0.0)
         if len(lses):
             lse = tl.load(_rows(lses[i], lse_strides[i], b, h, s), mask=live, other=float("-inf"))
-            out += part.to(tl.float32) * (tl.exp2(lse - most) / some)[:, None]
+            out += part.to(tl.float32) * (tl.exp2((lse - most).to(tl.float32)) / some)[:, None]
         else:
             out += part.to(tl.float32)
     # A part may be what is written here.

@@ -108,25 +108,9 @@ class Call:
             for lo, hi in some:
                 yield replace(pair, q=(lo + ahead, hi + ahead)), (lo, hi), joined
 
-    def forward(
-        self, pair: Pair, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """out and the base-2 log-sum-exp of a pair."""
+    def operands(self, pair: Pair, module: Any, q: Tensor, k: Tensor, sinks: Tensor | None) -> list[Any]:
+        """The arguments that operators of a pair's kernels take after q, k and v."""
         packed, named = self.arguments(pair)
-        named |= {} if sinks is None else {"sinks": sinks}
-        function = getattr(self.kernels.module(q, v), self.kernels.name)
-        with torch.no_grad():
-            out, lse = function(q, k, v, *packed, **named, scale=self.given["scale"], return_lse=True)
-        return out, lse / LOG2
-
-    def backward(
-        self, part: Part, k: Tensor, v: Tensor, sinks: Tensor | None
-    ) -> tuple[Tensor | None, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
-        """dq, dk and dv of a pair, dq but where it is shared; and buffers with where in them a gradient is, and that
-        gradient. Sinks are one."""
-        pair, q = part.pair, part.q
-        packed, named = self.arguments(pair)
-        module = self.kernels.module(q, v)
         lists: Sequence[Tensor] = ()
         if self.kernels.listed:
             make = getattr(module, f"{self.kernels.name}_block_mask")
@@ -137,13 +121,30 @@ class Call:
             lists = make(**{n: x for n, x in {**sizes, **named}.items() if n in asked})[1:]
         tensors = [*(named[name] for name in self.kernels.tensors), *([] if sinks is None else [sinks])]
         numbers = [named[name] for name in self.kernels.numbers]
+        return [*packed, *tensors, *lists, self.given["scale"], *numbers]
+
+    def forward(
+        self, pair: Pair, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """out and the base-2 log-sum-exp of a pair."""
+        module = self.kernels.module(q, v)
+        operands = self.operands(pair, module, q, k, sinks)
+        with torch.no_grad():
+            out, lse = module._out_and_lse_op(q, k, v, *operands)
+        return out, lse
+
+    def backward(
+        self, part: Part, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> tuple[Tensor | None, Tensor, Tensor, list[tuple[str, tuple[slice, ...], Tensor]]]:
+        """dq, dk and dv of a pair, dq but where it is shared; and buffers with where in them a gradient is, and that
+        gradient. Sinks are one."""
+        pair, q = part.pair, part.q
+        module = self.kernels.module(q, v)
+        operands = self.operands(pair, module, q, k, sinks)
         function = module._backward_op
         if part.shared is not None:
             function = functools.partial(module._gradients, shared=part.shared)
-        dq, dk, dv, *gradients = function(
-            part.dout, part.dlse, part.out, part.lse, q, k, v,
-            *packed, *tensors, *lists, self.given["scale"], *numbers,
-        )  # fmt: skip
+        dq, dk, dv, *gradients = function(part.dout, part.dlse, part.out, part.lse, q, k, v, *operands)
         runs = {"q": slice(*pair.q), "kv": slice(*pair.kv), None: slice(None)}
         places = {
             name: (buffer, tuple(runs[side] for side in sides)) for name, buffer, sides in self.kernels.views
@@ -201,7 +202,9 @@ def forward(call: Call, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -
     if sinks is not None:
         lse.masked_fill_(lse <= NOTHING, -math.inf)  # of no key, and of a sink that is none
         for rows in total.free((0, q.shape[axis])):
-            run_of(lse, -1, rows).copy_((sinks.float() / LOG2)[:, None].expand_as(run_of(lse, -1, rows)))
+            run_of(lse, -1, rows).copy_(
+                (sinks.to(lse.dtype) / LOG2)[:, None].expand_as(run_of(lse, -1, rows))
+            )
     return out, lse
 
 

@@ -144,6 +144,20 @@ class AttentionPlan:
         """Whether heads of queries and of keys are told apart."""
         return grouped(self.spec)
 
+    @property
+    def exact(self) -> bool:
+        """True if kernels agree on every score to the last bit, and keep the log-sum-exp in float64."""
+        return exact(self.spec)
+
+
+def exact(spec: AttentionSpec) -> bool:
+    """True if kernels agree on every score to the last bit, and keep the log-sum-exp in float64.
+
+    Backward computes P = 2^(s - lse) anew. A score that is off by one unit in its last place, or a log-sum-exp that is
+    rounded to float32, spoils P by a factor that grows with the score. In 16 bits P is rounded more coarsely anyway.
+    """
+    return spec.dtype == "fp32"
+
 
 def grouped(spec: AttentionSpec) -> bool:
     """Whether heads of queries and of keys are told apart. Decoding packs the queries of a group into the rows of a

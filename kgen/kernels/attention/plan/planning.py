@@ -58,6 +58,7 @@ from kgen.kernels.attention.plan.model import (
     ReadGradient,
     TileLoop,
     chunks,
+    exact,
     grouped,
 )
 from kgen.kernels.attention.plan.positions import named_apart, positioned
@@ -89,7 +90,7 @@ class _Planner:
         self.algebra = Algebra(self.positive)
         self.divisible_q = _promised(self.spec.lengths.q)
         self.divisible_kv = _promised(self.spec.lengths.kv)
-        form = softmax_form(self.score_mod or SCORE, self.algebra)
+        form = softmax_form(self.score_mod or SCORE, self.algebra, exact(self.spec))
         per_row = packed and "h" in variables(form.multiplier)
         self.form = replace(form, positive=form.positive and not per_row)
         self.q, self.kv, self.mask = self._split_mask()
@@ -296,7 +297,9 @@ class _Planner:
             roots["allowed"] = (along_diagonal, ALONG_DIAGONAL)
         if form.bias is not None:
             roots["bias"] = (
-                self._by_column(form.bias) if inner is KV_AXIS and spans and not self.packed else form.bias,
+                self._by_column(form.bias)
+                if inner is KV_AXIS and spans and not self.packed and not exact(self.spec)
+                else form.bias,
                 TILE,
             )
         if form.row_rest is not None:

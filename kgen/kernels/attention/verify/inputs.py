@@ -61,6 +61,8 @@ class Case:
     """What gradients are asked for; empty for all."""
     few: bool = False
     """As few heads as the spec allows: the case is for its lengths."""
+    ties: bool = False
+    """q and k are whole multiples of `magnitude`, so that scores are exact, and tie or lie far apart."""
     packed: tuple[tuple[int, int], ...] = ()
     tail: tuple[int, int] = (0, 0)
     unread: bool = False
@@ -137,9 +139,10 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
 
 def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("tile", 64, 64, batch=2)
-    yield Case("one", 1, 1)
-    yield Case("one-query", 1, 77)
-    yield Case("one-key", 45, 1)
+    # Of one key only the log-sum-exp tells the score.
+    yield Case("one", 1, 1, lse=True)
+    yield Case("one-query", 1, 77, lse=True)
+    yield Case("one-key", 45, 1, lse=True)
     yield Case("no-keys", 40, 0, batch=2, lse=True)
     yield Case("no-queries", 0, 40, batch=2, lse=True)
     yield Case("off-tile", 129, 129, lse=True)
@@ -152,11 +155,17 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("guarded", 65, 67, batch=2, heads_kv=2, layout="guarded", lse=True)
     yield Case("broadcast", 40, 72, batch=2, heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield Case("stepped", 50, 34, layout="stepped")
-    yield Case("large", 66, 66, heads_kv=4, magnitude=16.0)
-    yield Case("one-key-large", 45, 1, magnitude=16.0)  # of a score far below that of keys past the end, zero
+    yield Case("large", 66, 66, heads_kv=4, magnitude=16.0, lse=True)
+    # Of a score far below that of keys past the end, zero.
+    yield Case("one-key-large", 45, 1, magnitude=16.0, lse=True)
     for place in range(3):  # what TMA cannot load is one operand, for one stride
         yield Case(f"odd-{place}", 70, 40, layout=f"odd-{place}", few=True)  # more queries than are decoded
     yield Case("scale", 67, 67, scale=0.37, lse=True)
+    if problem.exact_scores:
+        yield Case("ties", 130, 130, heads_kv=2, magnitude=256.0, ties=True, lse=True)
+        yield Case("far-ties", 66, 130, magnitude=2.0**16, ties=True, lse=True, few=True)
+        if problem.decodes:
+            yield Case("decode-ties", 3, 300, batch=2, magnitude=2.0**12, ties=True, lse=True)
     ints = [b for b in problem.buffers if b.dtype in ("int32", "int64", "uint8", "bool") and not b.sorted]
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
@@ -178,6 +187,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         yield Case("decode-most", 64, 60)
         yield Case("decode-no-more", 65, 60)
         yield Case("decode-no-keys", 2, 0, batch=2, lse=True)
+        # More tiles of keys than splits are merged at once.
+        yield Case("decode-splits", 2, 1300, batch=5, lse=True, few=True)
         yield Case(
             "stepped-again", 70, 34, layout="stepped", few=True
         )  # past the queries that kernels for few take
@@ -246,7 +257,7 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
         return Case(name, sq, sk, packed=lengths, **more)
 
     several = ((64, 64), (33, 100), (1, 77), (45, 1), (70, 70))
-    yield case("one", (1, 1))
+    yield case("one", (1, 1), lse=True)
     yield case("several", *several, lse=True)
     yield case("empty", (0, 0), (17, 0), (0, 23), (40, 40), (0, 0), heads_kv=2, lse=True)
     yield case("no-tokens", (0, 0), (0, 0), lse=True)
@@ -256,10 +267,12 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     yield case("broadcast", (40, 72), (9, 9), heads_kv=2, layout="broadcast", dout="expanded", lse=True)
     yield case("many", *((i % 4, i % 3) for i in range(130)), lse=True)
     yield case("stepped", (50, 34), (5, 60), layout="stepped")
-    yield case("large", (66, 66), (2, 2), (45, 1), magnitude=16.0)
+    yield case("large", (66, 66), (2, 2), (45, 1), magnitude=16.0, lse=True)
     for place in range(3):
         yield case(f"odd-{place}", (20, 30), layout=f"odd-{place}", few=True)
     yield case("scale", (67, 67), (31, 20), scale=0.37, lse=True)
+    if problem.exact_scores:
+        yield case("ties", (130, 130), (20, 70), heads_kv=2, magnitude=256.0, ties=True, lse=True)
     if problem.runtime_params:
         for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
             yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
@@ -304,15 +317,16 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     dtype = DTYPES[problem.dtype]
     size = case.sizes
 
-    def normal(*shape: int, magnitude: float = 1.0) -> Tensor:
-        return (torch.randn(shape, generator=random) * magnitude).to(dtype)
+    def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
+        numbers = torch.randn(shape, generator=random)
+        return ((numbers.round().clamp(-2, 2) if whole else numbers) * magnitude).to(dtype)
 
     rows, columns = (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
     if case.packed:
         ends = [cu[-1] for cu in case.cu_seqlens]
         rows, columns = (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])  # type: ignore[assignment]
-    q = normal(*rows, problem.head_qk, magnitude=case.magnitude)
-    k = normal(*columns, problem.head_qk, magnitude=case.magnitude)
+    q = normal(*rows, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
+    k = normal(*columns, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
     v = normal(*columns, problem.head_v)
     dout = normal(*rows, problem.head_v)
     if case.dout == "none":

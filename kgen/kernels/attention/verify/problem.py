@@ -93,6 +93,11 @@ class Problem:
         return any("SK" in b.shape for b in self.buffers) or any("SK" in variables(t) for t in self.trees)
 
     @property
+    def exact_scores(self) -> bool:
+        """True if backward has P to the last bit, and a score is a product of q and k alone."""
+        return self.dtype == "fp32" and self.score_mod is None
+
+    @property
     def decodes(self) -> bool:
         """Whether few queries have kernels of their own."""
         return "decode" in self.passes or self.page_size is not None

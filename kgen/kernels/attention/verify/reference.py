@@ -103,12 +103,14 @@ def eager(
 ) -> Result:
     """The same in the inputs' dtype: matmuls in it, modifications and softmax in fp32, P rounded.
 
-    With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
+    Scores are float32, as fused kernels have them: rounded to 16 bits, those that are large would leave nothing of P
+    to compare with. With `tf32`, matmuls of fp32 round their operands as PyTorch does on a GPU where TF32 is allowed.
     Gradients are accumulated over slices in fp32 and rounded once to the dtype of their input.
     """
     mods = (score_mod, mask_mod)
     places = (kv_lens, aligned_to_end, cu_seqlens)
     product = _tf32_matmul if tf32 else torch.matmul
+    scored = _tf32_matmul if tf32 else _wide_matmul
     real, store = torch.float32, q.dtype
     return _slices(
         q,
@@ -126,6 +128,7 @@ def eager(
         wanted,
         places,
         product,
+        scored,
     )
 
 
@@ -156,6 +159,26 @@ def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
     return product
 
 
+class _WideMatmul(torch.autograd.Function):  # type: ignore[misc]
+    """The float32 product of two matrices, whose gradients are products in the matrices' own dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a.float() @ b.float()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        grad = grad.to(a.dtype)
+        return grad @ b.mT, a.mT @ grad
+
+
+def _wide_matmul(a: Tensor, b: Tensor) -> Tensor:
+    product: Tensor = _WideMatmul.apply(a, b)
+    return product
+
+
 def _slices(
     q: Tensor,
     k: Tensor,
@@ -172,6 +195,7 @@ def _slices(
     wanted: Sequence[str],
     places: tuple[Tensor | None, bool, CuSeqlens | None],
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+    product_of_scores: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
 ) -> Result:
     kv_lens, aligned_to_end, cu_seqlens = places
     # [B, H, S, D], or packed [T, H, D]
@@ -216,7 +240,7 @@ def _slices(
             at, row = _place(b, h, h // group, cu_seqlens)
             here = {n: t[at[n]].detach().to(store).requires_grad_(differentiate) for n, t in inputs.items()}
             sq, sk = len(here["q"]), len(here["k"])
-            scores = product(here["q"], here["k"].mT).to(real) * scale
+            scores = product_of_scores(here["q"], here["k"].mT).to(real) * scale
             length = sk if kv_lens is None else int(kv_lens[b])
             first = length - sq if aligned_to_end else 0
             env |= {"b": b, "h": h, "SQ": sq, "SK": sk}

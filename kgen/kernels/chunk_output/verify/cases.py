@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.chunk_output.verify.checks import (
+    finds_chunks,
     keeps_sequences_apart,
     keeps_to_its_tensors,
     reaches_far,
@@ -31,6 +32,7 @@ CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "wrong-offsets": (keeps_to_its_tensors, False),
     "chunks-apart": (keeps_sequences_apart, False),
     "spare-chunks": (takes_spare_chunks, False),
+    "many-chunks": (finds_chunks, False),
 }
 
 

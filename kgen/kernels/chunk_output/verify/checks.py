@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.chunk_output.verify.inputs import Case, Inputs, call, differentiable, draw, sized
+from kgen.kernels.chunk_output.verify.reference import chunk_indices_of
 from kgen.verify.compare import careful, same_bits, wrong_offsets
 from kgen.verify.families import NOT_NUMBERS, Subject, elsewhere, must_refuse
 
@@ -150,6 +151,24 @@ def keeps_to_its_tensors(subject: Subject) -> None:
         if subject.device == "cuda":
             torch.cuda.synchronize()
         assert not broken, f"{name} {what}: {broken[0].message}"
+
+
+def finds_chunks(subject: Subject) -> None:
+    """Chunks are found of more sequences than a program looks at together, and of sequences with as many chunks."""
+    if not (subject.problem.varlen and hasattr(subject.module, "_chunk_indices")):
+        return
+    size = subject.problem.chunk_size
+    for lengths in (
+        [1],
+        [0, 3, 0],
+        [max(0, i % 3 * size - i % 2) for i in range(290)] + [140 * size, 0, 290 * size],
+    ):
+        ends = torch.tensor([0, *lengths], dtype=torch.int32, device=subject.device).cumsum(
+            0, dtype=torch.int32
+        )
+        want = torch.tensor(chunk_indices_of(lengths, size), dtype=torch.int32).reshape(-1, 2)
+        got = subject.module._chunk_indices(ends, len(want))
+        assert torch.equal(got.cpu(), want), f"chunks of {len(lengths)} sequences are not found"
 
 
 def refuses_misuse(subject: Subject) -> None:

@@ -39,6 +39,8 @@ class Case:
     gate: float = 2.0
     scale: float | None = None
     indices: bool = False
+    tail: int = 0
+    """Tokens after the last packed sequence, which hold NaN and give zeros."""
 
 
 @dataclass
@@ -56,7 +58,9 @@ def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
     found: dict[str, Case] = {}
     for case in _wanted(problem, quick):
-        fitted = case if problem.varlen else replace(case, lengths=(sum(case.lengths),), indices=False)
+        fitted = (
+            case if problem.varlen else replace(case, lengths=(sum(case.lengths),), indices=False, tail=0)
+        )
         fitted = replace(fitted, batch=1) if problem.varlen else fitted
         fitted = replace(fitted, heads=problem.heads or case.heads)
         if not any(replace(fitted, name=name) == other for name, other in found.items()):
@@ -72,6 +76,10 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("off-chunk", (2 * BT + 3,), batch=2, indices=True)
     yield Case("short", (1, 2, 0, BT - 1, 3), do="strided", indices=True)
     yield Case("empty-at-the-ends", (0, BT + 1, 0, 0), do="expanded")
+    # Fewer tokens after the last sequence than the chunks have room for, and several times as many.
+    yield Case("tail", (BT + 3, 2), tail=BT - 9, do="strided", layout="guarded")
+    yield Case("long-tail", (5,), tail=2 * BT + 7, indices=True)
+    yield Case("tail-alone", (0, 0), tail=3)
     yield Case("steep", (BT + 5,), gate=300.0)
     yield Case("guarded", (BT - 7, BT + 9), heads=2, layout="guarded", do="strided")
     yield Case("padded", (BT + 2,), layout="padded", scale=-0.37)
@@ -90,13 +98,14 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     yield Case("large", (777, 1), heads=2, magnitude=16.0 if problem.dtype == "bf16" else 6.0)
     yield Case("long-guarded", (513, 300), batch=2, heads=3, layout="guarded", do="expanded")
     yield Case("offset", (400,), layout="offset", do="strided")
+    yield Case("crowded-tail", (300, 1, 40), heads=2, tail=5000)
 
 
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
     """The tensors of a case on a device, the same numbers on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
     dtype, gate = DTYPES[problem.dtype], DTYPES[problem.gate_dtype]
-    B, T, BT = case.batch, sum(case.lengths), problem.chunk_size
+    B, T, BT = case.batch, sum(case.lengths) + case.tail, problem.chunk_size
     H, HV = case.heads, problem.heads_v or case.heads * (problem.group or 2)
     K, V = problem.head_qk, problem.head_v
     chunks = chunks_of(case.lengths, BT, B)
@@ -130,6 +139,9 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
             table = torch.tensor(chunk_indices_of(case.lengths, BT), dtype=torch.int64).reshape(-1, 2)
             keywords["chunk_indices"] = table.to(device)
     do = normal(B, T, HV, V)
+    of_tokens = ["q", "k", *(n for n in problem.gates if n == "g"), *["v"] * (not problem.padded)]
+    for tensor in (do, *(found[name] for name in of_tokens)):
+        tensor[:, T - case.tail :] = torch.nan
     do = do[:1, :1, :1, :1].expand_as(do) if case.do == "expanded" and T else do
     return Inputs(
         case=case,

@@ -28,6 +28,7 @@ from kgen.targets.code import (
     Name,
     Run,
     Statement,
+    as_type,
     assign,
     at_first_use,
     atom,
@@ -331,7 +332,8 @@ class KernelFields:
         held = ("q",) if loop is plan.forward else ("q", "do") if outer == "q_idx" else ("k", "v")
         chunks = {"q": plan.qk_chunks, "k": plan.qk_chunks, "v": plan.v_chunks, "do": plan.v_chunks}
         names = [f"{x}{c.tag}" for x in held for c in chunks[x]]
-        names += ["lse", "delta"] if backward and outer == "q_idx" else []
+        if backward and outer == "q_idx":
+            names += ["lse", *["lse_low"] * plan.exact, "delta"]
         values = {n: n for n in names}
         for x in streamed:
             names.append(f"{x}_ptr")
@@ -411,7 +413,14 @@ class KernelFields:
             # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
             nothing = row("eq", "lse", text('float("-inf")'))
             value = row("where", nothing, _INFINITY, value)
-        return [] if value == Name("lse") else [assign("lse", value)]
+        lines: list[Statement] = [] if value == Name("lse") else [assign("lse", value)]
+        if self.plan.exact:
+            high = as_type("lse", "float32")
+            low = as_type(row("sub", "lse", high), "float32")
+            # Of an infinite one nothing is left: inf - inf would be NaN.
+            lines.append(assign("lse_low", row("where", row("eq", high, "lse"), text("0.0"), low)))
+            lines.append(assign("lse", high))
+        return lines
 
     def may_be_nan(self, node: Node) -> bool:
         """True if a value may be infinite or NaN where no pair is visible."""

@@ -86,6 +86,7 @@ class _Fields:
         self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
         self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
         self.decode = plan_decode(loaded) if decodes(loaded) else None
+        self.lse = "fp64" if plan.exact else "fp32"
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.kv_dims = "pshd" if self.spec.paged_kv is not None else self.dims
         self.dtype, self.bytes = DTYPES[self.spec.dtype]
@@ -168,7 +169,7 @@ class _Fields:
             "sizes": self._sizes(),
             "checks": self._checks(),
             **tensors,
-            "lse": tensor("lse", lse, "fp32", "", contiguous=True),
+            "lse": tensor("lse", lse, self.lse, "", contiguous=True),
             "dlse": tensor("dlse", lse, "fp32", ""),
             "buffers": self._buffers(),
             "params": self._params(),
@@ -255,7 +256,7 @@ class _Fields:
             "q": f"{rows.format(head.qk)} {dtype}",
             "k": f"{keys.format(head.qk)} {dtype}",
             "v": f"{keys.format(head.v)} {dtype}",
-            "lse": f"{lse} float32, contiguous, the log-sum-exp of scores in base 2",
+            "lse": f"{lse} {WORDS[self.lse]}, contiguous, the log-sum-exp of scores in base 2",
             "dlse": f"{lse} float32, of the log-sum-exp in base 2; NULL where there is none",
             "dsinks": f"{parts} float32, contiguous: what is to be summed over {over}. Written",
         }

@@ -59,6 +59,7 @@ def example_fields(
         "lengths": lengths,
         "heads": 2,
         "dtype": spec.dtype.upper(),
+        "lse": "FP64" if plan.exact else "FP32",
         "allowed": repr(ERRORS[spec.dtype]),
         "score_mod": trees.get("score_mod", "score"),
         "mask_mod": trees.get("mask_mod", "true"),

@@ -256,7 +256,8 @@ def _words(plan: ChunkOutputPlan) -> dict[str, object]:
         arguments.append("What lies in the padding of v does not count, NaN neither.")
     if spec.varlen:
         arguments += [
-            "cu_seqlens [N + 1], int32 or int64: where each sequence begins; 0 first, T last. B is 1.",
+            "cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.",
+            "Tokens after the last sequence give zeros.",
             "chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.",
             "Both are on the device, and not checked: others give results that mean nothing, in their own memory.",
         ]

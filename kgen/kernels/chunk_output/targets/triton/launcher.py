@@ -20,6 +20,8 @@ def layouts(spec: ChunkOutputSpec) -> dict[str, object]:
         "v_shape": f"[B, {length}, HV, V]",
         "v_first": "number.to(tl.int64) * BT" if padded else "first",
         "dv_mask": None if padded else "live[:, None]",
+        # Values that are padded to chunks have no row for a token of no chunk.
+        "values_follow": spec.varlen and not padded,
         "v_words": ["padded to whole chunks; what is in the padding does not matter"] if padded else [],
     }
 

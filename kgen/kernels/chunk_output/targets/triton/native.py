@@ -133,7 +133,7 @@ class _Fields:
     def _named(self, name: str, sizes: list[str], dtype: str, words: str, said: str, **more: Any) -> Fields:
         words += ", contiguous" * bool(more.get("contiguous")) + (f": {said}" if said else "")
         of = tensor(name, sizes, dtype, words, **{"widest": f"(INT64_C(1) << {FAR_COLUMNS}) - 1"} | more)
-        return of | {"name": name}
+        return of | {"name": name, "count": " * ".join(sizes)}
 
     def _inputs(self) -> list[Fields]:
         """What both passes read of real numbers, with the first of its strides' names."""
@@ -159,7 +159,9 @@ class _Fields:
 
     def _packing(self) -> tuple[Fields, Fields]:
         """Of packed sequences: where they are, and what the chunks are of. There is machine code for int32."""
-        ends = "where each sequence begins, from 0 on, and the last one ends; B is 1"
+        ends = (
+            "where each sequence begins, from 0 on, and the last one ends; B is 1; tokens after it give zeros"
+        )
         chunks = "(sequence, chunk inside it) of each chunk; NULL where the call is to find them"
         words, more = ("[N + 1] int32", "[NT, 2] int32"), {"contiguous": True}
         return (
@@ -171,7 +173,7 @@ class _Fields:
         """What backward alone is given: `do`, and gradients by whose strides' names they have."""
         dq, dk = (self._of_tokens(x, "H", self.K, "written", contiguous=True) for x in ("dq", "dk"))
         dv = self._of_tokens("dv", "HV", self.V, "written", contiguous=True)
-        found = {
+        found: Fields = {
             "do": self._of_tokens("do", "HV", self.V),
             "of_keys": [dq | {"stride": "stride_xb"}, dk | {"stride": "stride_yb"}],
             "of_values": [
@@ -184,7 +186,14 @@ class _Fields:
             sizes, words = [str(self.parts), "p->B", "p->T", "p->HV"], f"[{self.parts}, B, T, HV] float32"
             said = f"written, {'parts whose sum is ' * (self.parts > 1)}the gradient of g"
             found["dg"] = [self._named("dg", sizes, "fp32", words, said, contiguous=True)]
-        return found | {"tensors": [found["do"], *found["of_keys"], *found["of_values"], *found["dg"]]}
+        # Values that are padded to chunks have no row for a token of no chunk.
+        of_tokens = [
+            *found["of_keys"],
+            *[found["of_values"][0]] * (self.spec.v_layout == "token"),
+            *found["dg"],
+        ]
+        tensors = [found["do"], *found["of_keys"], *found["of_values"], *found["dg"]]
+        return found | {"tensors": tensors, "of_tokens": of_tokens}
 
     # --- checks ---
 

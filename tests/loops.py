@@ -1,0 +1,122 @@
+"""How often the loops of emitted kernels turn: counted in Triton's interpreter, over all quick cases and checks."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from apart import interpreted
+
+from kgen.spec.load import load
+from kgen.verify.families import problem_of
+
+ROOT = Path(__file__).resolve().parents[1]
+Turns = dict[str, set[int]]
+"""By the function and the header of a loop: 0, 1 and 2 for several, as often as it was seen to turn."""
+
+
+class _Counted(ast.NodeTransformer):
+    """Every loop of a kernel tells how often it turned each time that it was come to."""
+
+    def __init__(self) -> None:
+        self.kernel = ""
+        self.loops: list[str] = []
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        if any("jit" in ast.unparse(d) for d in node.decorator_list):
+            self.kernel = node.name
+            self.generic_visit(node)
+            self.kernel = ""
+        return node
+
+    def _loop(self, header: str) -> str:
+        name = f"{self.kernel}: {header}"
+        while name in self.loops:
+            name += " (again)"
+        self.loops.append(name)
+        return name
+
+    def visit_For(self, node: ast.For) -> ast.AST:
+        if self.kernel:
+            name = self._loop(f"for {ast.unparse(node.target)} in {ast.unparse(node.iter)}")
+            node.iter = ast.Call(ast.Name("_kgen_turns", ast.Load()), [ast.Constant(name), node.iter], [])
+        return self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> Any:
+        self.generic_visit(node)
+        if not self.kernel:
+            return node
+        name = self._loop(f"while {ast.unparse(node.test)}")
+        begin, turn = (
+            ast.Expr(ast.Call(ast.Name(f"_kgen_{what}", ast.Load()), [ast.Constant(name)], []))
+            for what in ("begin", "turn")
+        )
+        node.body.insert(0, turn)
+        end = ast.Expr(ast.Call(ast.Name("_kgen_end", ast.Load()), [ast.Constant(name)], []))
+        return [begin, node, end]
+
+
+def counted(text: str) -> tuple[str, list[str]]:
+    """A file whose kernels count, and their loops."""
+    rewriter = _Counted()
+    tree = ast.fix_missing_locations(rewriter.visit(ast.parse(text)))
+    return ast.unparse(tree), rewriter.loops
+
+
+def turns(spec: str, folder: Path) -> Turns:
+    """How often the loops in `triton.py` of a stock spec turn."""
+    text, loops = counted((ROOT / "generated" / spec / "triton.py").read_text())
+    path = folder / "triton.py"
+    path.write_text(text)
+    return {name: set() for name in loops} | interpreted(_run, spec, path)
+
+
+def _run(spec: str, path: Path) -> Turns:
+    from kgen.verify import interpreter
+    from kgen.verify.families import Subject
+    from kgen.verify.toolchain import import_file
+
+    interpreter.mend()
+    loaded = load(ROOT / "specs" / f"{spec}.yaml")
+    module, found = import_file(path, spec), _Found()
+    for name in ("turns", "begin", "turn", "end"):
+        setattr(module, f"_kgen_{name}", getattr(found, name))
+    subject = Subject(problem_of(loaded), "triton", path, module, "cpu")
+    cases = importlib.import_module(f"kgen.kernels.{loaded.spec.kernel}.verify.cases")
+    for group in cases.groups(subject.problem):
+        for name in cases.case_names(subject.problem, group, True):
+            cases.run_case(subject, group, name)
+    for name, (check, large) in cases.CHECKS.items():
+        if not large and name not in ("misuse", "launches", "wrong-offsets"):
+            check(subject)
+    return dict(found.turns_of)
+
+
+class _Found:
+    """What kernels tell."""
+
+    def __init__(self) -> None:
+        self.turns_of: dict[str, set[int]] = defaultdict(set)
+        self.under_way: dict[str, int] = {}
+
+    def turns(self, name: str, steps: Iterable[Any]) -> Iterator[Any]:
+        number = 0
+        try:
+            for step in steps:
+                number += 1
+                yield step
+        finally:
+            self.turns_of[name].add(min(number, 2))
+
+    def begin(self, name: str) -> None:
+        self.under_way[name] = 0
+
+    def turn(self, name: str) -> None:
+        self.under_way[name] += 1
+
+    def end(self, name: str) -> None:
+        self.turns_of[name].add(min(self.under_way.pop(name), 2))
