@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0401056bb863d3cd
+# inputs: 3c67534984ce3e0a
 # body: c6b6cd9139956ee2
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

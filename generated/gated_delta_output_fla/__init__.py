@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ecc8158412d5876f
-# body: 721a7292eed6c1ab
+# inputs: c15f9af25911f1d4
+# body: 520eddb9a40dcd82
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 The files of this folder offer one function, each by itself. Here is the fastest of them that can run where the tensors are:
@@ -69,7 +69,7 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
     cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-        give zeros.
+    give zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
     NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
     nothing, but read and write nothing outside of the tensors.

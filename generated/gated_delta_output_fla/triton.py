@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9ab3eb83194db5c3
-# body: 5971cd7b734a7b39
+# inputs: f7aae9571b400326
+# body: 57c5f08688e35777
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -522,7 +522,7 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     h: [B, NT, HV, K, V] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
     cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-        give zeros.
+    give zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
     NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
     nothing, but read and write nothing outside of the tensors.

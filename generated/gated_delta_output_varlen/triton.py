@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 631d7e39c4f22380
-# body: 77cd163e906ffd7c
+# inputs: 1d4c11e7a2036a3c
+# body: 9081f3ba7e9667ff
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -518,7 +518,7 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     h: [B, NT, HV, V, K] bfloat16, the state that each chunk begins with.
     g: [B, T, HV] float32, summed up inside each chunk.
     cu_seqlens: [N + 1] int32 or int64, where each sequence begins, 0 first, and where the last one ends. B is 1. Tokens after it
-        give zeros.
+    give zeros.
     chunk_indices: [NT, 2] int32 or int64, (sequence, chunk inside it) of each chunk; computed from cu_seqlens if left out.
     NT counts the chunks of all sequences. Both are on the device, and not checked: other numbers give results that mean
     nothing, but read and write nothing outside of the tensors.

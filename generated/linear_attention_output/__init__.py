@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 872c860e281fbb9d
+# inputs: 03e5bc2e0e3a16ae
 # body: 56e249a0cf0b7796
 """The output step of chunked linear attention without decay.
 

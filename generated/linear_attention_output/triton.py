@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b01aedaaf0512411
+# inputs: 65af8f0f47b376dd
 # body: 8159cc7aba0e38b7
 """The output step of chunked linear attention without decay.
 

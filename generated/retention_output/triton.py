@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5651e5da6836abd6
+# inputs: 03243276a8172d27
 # body: 43dc17d57ada8ec5
 """The output step of chunked retention, where each head decays by a constant of its own.
 
