@@ -16,8 +16,8 @@ import z3
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.prove.functions import Beyond, apply, floor_div, real, toward_zero
-from kgen.prove.trees import INFINITY, number
-from kgen.prove.world import World
+from kgen.prove.trees import INFINITY
+from kgen.prove.world import World, number
 from kgen.targets.code import Assign, Code, If, Name, Op, Run, Statement
 
 _GROWS = frozenset({"add", "sub", "mul", "neg", "abs", "lshift"})

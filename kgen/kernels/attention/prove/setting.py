@@ -3,6 +3,7 @@ pairs a spec allows and what it makes of their scores, from the trees as they ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,38 @@ from kgen.expr.tile_ranges import Axis
 from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
 from kgen.kernels.attention.spec import KV_LENS
 from kgen.prove.statements import Machine, values_of
-from kgen.prove.trees import hidden, number, term
-from kgen.prove.world import LONGEST, MOST, Buffer, World
+from kgen.prove.trees import hidden, term
+from kgen.prove.world import LONGEST, MOST, Buffer, World, number
 from kgen.spec.load import Loaded
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
+
+
+Blocks = tuple[int, int]
+"""The shape of a tile: queries, keys."""
+
+
+def all_of_them(shapes: list[Blocks]) -> list[Blocks]:
+    """Every shape of tile."""
+    return shapes
+
+
+def shapes(rows: Iterable[Sequence[Any]]) -> list[Blocks]:
+    """The distinct tiles of a table."""
+    return list(dict.fromkeys((tile.BLOCK_M, tile.BLOCK_N) for row in rows for tile in row))
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is stated of a spec's kernels."""
+
+    shapes: Callable[[list[Blocks]], list[Blocks]] = all_of_them
+    """The shapes of tiles that are looked at, of those that a kernel has."""
+    memory: bool = True
+    """Whether loads, stores and the width of integers are, too."""
+
+
+ALL = Extent()
 
 
 @dataclass
@@ -32,9 +60,11 @@ class Setting:
     loaded: Loaded
     plan: AttentionPlan
     outer: Axis
-    blocks: tuple[int, int]
+    blocks: Blocks
     packed: bool = False
     """Rows of a tile are of several query heads."""
+    memory: bool = True
+    """Whether loads, stores and the width of integers are looked at."""
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
 
@@ -117,6 +147,14 @@ class Setting:
     def there(self) -> Any:
         """That the outer position exists."""
         return self.names[self.outer.index.name] < self.names["SQ" if self.by_query else "SK"]
+
+    @property
+    def promises(self) -> list[Any]:
+        """What callers promise and no launcher checks. Kernels read inside of their tensors without it."""
+        if not self.plan.spec.per_batch:
+            return []
+        keys = self.world.read(KV_LENS, (self.names["b"],))
+        return [keys >= 0, keys <= self.names["SK"]]
 
     def written(self, q: Any, kv: Any) -> dict[str, Any]:
         """What the names of expressions stand for at a query and a key."""
