@@ -137,6 +137,8 @@ def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
             return real(args[0]) / real(args[1])
         case "floor":
             return z3.ToReal(z3.ToInt(real(args[0])))
+        case "floordiv" if (known := world.quotient(*args)) is not None:
+            return known
         case "int":
             return _whole(real(args[0]))
     if fn in _OF_BITS:

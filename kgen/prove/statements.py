@@ -233,7 +233,8 @@ class Machine:
             case "cdiv", (a, b):
                 return Number(toward_zero(self._kept(code, a + b - 1, bits).term, b), bits)
             case "over" | "{0} // {1}", (a, b):
-                return Number(toward_zero(a, b), bits)
+                known = self.world.quotient(a, b)
+                return Number(toward_zero(a, b) if known is None else known, bits)
             case "{0} % {1}", (a, b):
                 return Number(a - b * toward_zero(a, b), bits)
             case "shift", (a, b):

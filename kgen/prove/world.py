@@ -65,6 +65,7 @@ class World:
     facts: list[Any] = field(default_factory=list)
     shown: dict[str | Place, Any] = field(default_factory=dict)
     """What a counterexample gives the values of, by name."""
+    _quotients: list[tuple[Any, Any, Any]] = field(default_factory=list)
     _functions: dict[str, Any] = field(default_factory=dict)
     _elements: dict[str, dict[tuple[int, ...], tuple[Any, ...]]] = field(default_factory=dict)
     _searches: dict[tuple[str | int, ...], tuple[Any, ...]] = field(default_factory=dict)
@@ -78,6 +79,15 @@ class World:
             self.facts += [] if low is None else [found >= low]
             self.facts += [] if high is None else [found <= high]
         return found
+
+    def divides(self, whole: Any, one: Any, other: Any) -> None:
+        """State that a number is a product of two, so that it divided by one of them is the other."""
+        self.facts.append(whole == one * other)
+        self._quotients += [(whole, one, other), (whole, other, one)]
+
+    def quotient(self, a: Any, b: Any) -> Any | None:
+        """What is known to be `a // b`."""
+        return next((found for x, y, found in self._quotients if x.eq(a) and y.eq(b)), None)
 
     def length(self, size: int | str) -> Any:
         """A size of a buffer."""
