@@ -22,13 +22,14 @@ from kgen.cli.options import (
     Jobs,
     OnRay,
     PartOf,
+    Prove,
     Ray,
     Specs,
     Targets,
     Why,
     output_to,
 )
-from kgen.cli.proofs import proof_cell
+from kgen.cli.proofs import proof_cell, proven
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
@@ -113,6 +114,7 @@ def render(
     target: Targets = None,
     output: Annotated[Optional[Path], output_to("generated/, or what pyproject.toml says")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
+    prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
     """Emit the kernels of specs into generated/, and delete those that no spec makes any more."""
@@ -125,6 +127,8 @@ def render(
     paths = project.find_specs(specs or [])
     single = single or stdout
     rendered = project.render_all(paths, output, targets=target or None, single=single, cached=not dry)
+    if not dry:
+        rendered = proven(rendered, target, output, prove=prove, keep=not stdout)
     outputs, started = project.together(rendered)
     if stdout:
         return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
@@ -135,7 +139,8 @@ def render(
         changes = writer.compute_changes(outputs, output, started)
     if not dry:
         writer.apply(changes, force=force)
-        project.remember(rendered, output)
+        if prove:
+            project.remember(rendered, output)
     drift = writer.drift(changes)
     patch = "".join(map(_diff, drift)) if diff else ""
     states = Counter(

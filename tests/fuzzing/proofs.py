@@ -18,7 +18,7 @@ from fuzzing import expressions
 from fuzzing.attention import draw, without_unused
 from fuzzing.running import LIMIT, Slow, where, within, written
 from kgen.diagnostics import KgenError
-from kgen.kernels.attention.prove.loops import INT32
+from kgen.kernels.attention.prove.claims import INT32
 from kgen.kernels.attention.prove.obligations import obligations
 from kgen.kernels.attention.prove.setting import Blocks, Extent
 from kgen.prove.obligations import Verdict, decide

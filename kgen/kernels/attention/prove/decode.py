@@ -24,8 +24,9 @@ def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Itera
     """Those of the kernel that is split over keys."""
     attention = plan.attention
     fields = decode_fields(plan, KernelFields(attention))
-    for blocks in extent.shapes(shapes([[*plan.tiles.values()]])):
-        setting = Setting(loaded, attention, Q_AXIS, blocks, packed=True, memory=extent.memory)
+    for number, blocks in enumerate(extent.shapes(shapes([[*plan.tiles.values()]]))):
+        values = extent.values or number == 0
+        setting = Setting(loaded, attention, Q_AXIS, blocks, True, extent.memory, values)
         pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
         parts = [
             {

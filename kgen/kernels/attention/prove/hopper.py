@@ -12,20 +12,9 @@ import z3
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
+from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
-from kgen.kernels.attention.prove.loops import (
-    INT32,
-    LOADS,
-    MASK,
-    ONCE,
-    SCORE,
-    SKIPPED,
-    WHOLE,
-    beyond_all,
-    in_32_bits,
-    loads_inside,
-    row_rest,
-)
+from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, row_rest
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY

@@ -12,6 +12,7 @@ import z3
 from kgen.expr.mask_form import TRUE
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
+from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.prove.functions import Beyond
@@ -19,15 +20,6 @@ from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Computed, Load, Machine
 from kgen.prove.trees import term
 from kgen.targets.code import Code, Name, Statement
-
-SKIPPED = "a tile that is skipped holds no pair that the mask allows"
-WHOLE = "a tile that runs without the mask holds only allowed pairs"
-ONCE = "tiles cover each pair once"
-LOADS = "every load is inside its tensor, or guarded"
-STORES = "every store is inside its tensor, and every row is stored"
-INT32 = "no int32 expression overflows"
-MASK = "the mask as it is computed is the mask as it is written"
-SCORE = "the score as it is computed is the score as it is written"
 
 Fields = Mapping[str, Any]
 
@@ -122,8 +114,9 @@ class Kernel:
             yield self._loads(machine, bodies, inner, outer)
             yield self._stores(machine)
             yield self._int32(machine, bodies)
-        yield from self._masks(bodies)
-        yield self._scores(bodies[-1])
+        if self.setting.values:
+            yield from self._masks(bodies)
+            yield self._scores(bodies[-1])
 
     def _visits(self, machine: Machine) -> list[Visit]:
         visits: list[Visit] = []

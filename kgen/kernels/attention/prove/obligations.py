@@ -18,7 +18,7 @@ from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumula
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
 
-PAIRS = Extent(memory=False)
+PAIRS = Extent(memory=False, values=False)
 """Which pairs are computed, and what is computed of them."""
 
 
@@ -56,8 +56,9 @@ def of_loop(
 ) -> Iterator[Obligation]:
     """Those of a portable kernel."""
     fields = kernels.loop(loop, [*accumulators(loop)])
-    for blocks in extent.shapes(shapes(tiles.values())):
-        setting = Setting(loaded, plan, loop.outer, blocks, memory=extent.memory)
+    for number, blocks in enumerate(extent.shapes(shapes(tiles.values()))):
+        values = extent.values or number == 0
+        setting = Setting(loaded, plan, loop.outer, blocks, memory=extent.memory, values=values)
         yield from of_fields(f"{name} {blocks[0]}x{blocks[1]}", setting, loop, fields).obligations()
 
 

@@ -44,6 +44,8 @@ class Extent:
     """The shapes of tiles that are looked at, of those that a kernel has."""
     memory: bool = True
     """Whether loads, stores and the width of integers are, too."""
+    values: bool = True
+    """Whether masks and scores are looked at in every shape: a kernel computes them by the same statements in all."""
 
 
 ALL = Extent()
@@ -65,6 +67,8 @@ class Setting:
     """Rows of a tile are of several query heads."""
     memory: bool = True
     """Whether loads, stores and the width of integers are looked at."""
+    values: bool = True
+    """Whether masks and scores are looked at."""
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
     shared: Any = field(init=False)
