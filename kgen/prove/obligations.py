@@ -82,7 +82,7 @@ def decide(obligation: Obligation, timeout: float) -> Decision:
         return _given_up(solver, claim)
     if refutes(solver.model(), obligation.facts, claim):
         return _refuted(solver.model(), obligation)
-    return Decision(Verdict.UNKNOWN, why=f"{NOT_ONE}: {shown(z3.simplify(claim))[:300]}")
+    return Decision(Verdict.UNKNOWN, why=f"{NOT_ONE}: {shown(claim)[:300]}")
 
 
 def _solver(timeout: float, *claims: Any) -> Any:
@@ -93,7 +93,7 @@ def _solver(timeout: float, *claims: Any) -> Any:
 
 
 def _given_up(solver: Any, claim: Any) -> Decision:
-    why = f"z3 gave up ({solver.reason_unknown()}): {shown(z3.simplify(claim))[:300]}"
+    why = f"z3 gave up ({solver.reason_unknown()}): {shown(claim)[:300]}"
     return Decision(Verdict.UNKNOWN, why=why)
 
 
@@ -111,7 +111,7 @@ def _of_reals(obligation: Obligation, timeout: float) -> Decision:
         return _given_up(solver, a == b)
     if apart(solver.model(), obligation.facts, a, b):
         return _refuted(solver.model(), obligation)
-    return Decision(Verdict.UNKNOWN, why=f"{NOT_ONE}: {shown(z3.simplify(a == b))[:300]}")
+    return Decision(Verdict.UNKNOWN, why=f"{NOT_ONE}: {shown(a == b)[:300]}")
 
 
 def _refuted(model: Any, obligation: Obligation) -> Decision:

@@ -186,6 +186,10 @@ def number(value: int | float | bool) -> Any:
     return z3.Q(found.numerator, found.denominator)
 
 
+# A term is a graph, and as text a tree: what is shown of it is its top.
+z3.set_option(max_depth=12, max_visited=400)
+
+
 def shown(term: Any) -> str:
     """A term on one line."""
     return " ".join(str(term).split())

@@ -6,18 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Node, Read, Type, Var, reads, substitute
+from kgen.expr.nodes import Node, Read, reads
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.kernels.attention.plan.model import SIZES
 from kgen.kernels.attention.spec import Buffer
 from kgen.spec.load import Loaded
 
-HEADS = {"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}
-"""The greatest sequence and head."""
-POSITIONS = IndexRanges({**HEADS, "q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}, SIZES)
-"""What is known of a sequence, a head, and a position."""
-ONE_LENGTH = IndexRanges({**HEADS, "q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SQ": 1, "": -1}}, SIZES)
-"""The same where there are as many keys as queries."""
+HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
+"""What is known of a sequence and of a head."""
+SIDES: Mapping[Node, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
+"""How many positions there are."""
 
 
 def without_promises(loaded: Loaded) -> Loaded:
@@ -46,11 +44,7 @@ def ties_lengths(
 def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
     """Whether a row is sorted for every position: it is there, and as long as there are positions, so that none of them
     reads zero. `tied`: one side is as long as the other."""
-    if not buffer.sorted or buffer.shape[-1] not in SIZES:
-        return False
-    indices, sizes = read.indices, buffer.shape
-    if tied:
-        one = {Var("SK", Type.INT): Var("SQ", Type.INT)}
-        indices = tuple(substitute(index, one) for index in indices)
-        sizes = tuple("SQ" if size == "SK" else size for size in sizes)
-    return all(map((ONE_LENGTH if tied else POSITIONS).within, indices, sizes))
+    *rows, position = read.indices
+    length = buffer.shape[-1]
+    whole = SIDES.get(position) in (None, length) or (tied and length in SIDES.values())
+    return buffer.sorted and whole and length in SIZES and all(map(HEADS.within, rows, buffer.shape))

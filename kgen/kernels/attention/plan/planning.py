@@ -386,7 +386,7 @@ class _Planner:
         return ties_lengths(trees, {n: b.shape for n, b in self.spec.buffers.items()})
 
     def _index_ranges(self) -> IndexRanges:
-        greatest = {**HEADS, "q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
+        greatest = {**HEADS.greatest, "q_last": {"SQ": 1, "": -1}, "kv_last": {"SK": 1, "": -1}}
         # Of the last block that is listed a tile may be past the end.
         listed = self.choice.listed
         greatest |= {} if listed else {"q_start": {"SQ": 1, "": -1}, "kv_start": {"SK": 1, "": -1}}

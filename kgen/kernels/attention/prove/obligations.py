@@ -13,6 +13,7 @@ from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import Kernel
+from kgen.kernels.attention.prove.own_names import apart
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Obligation
@@ -29,6 +30,7 @@ def of_pairs(loaded: Loaded) -> Iterator[Obligation]:
 
 def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
     """What is to be proved of the files of a spec."""
+    loaded = apart(loaded)
     decode = plan_decode(loaded) if decodes(loaded) else None
     plan = plan_attention(loaded)
     kernels = KernelFields(plan)

@@ -20,6 +20,7 @@ from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.claims import MASK, SCORE, SKIPPED, WHOLE
+from kgen.kernels.attention.prove.own_names import apart
 from kgen.kernels.attention.spec import KV_LENS
 from kgen.spec.load import Loaded
 
@@ -37,6 +38,7 @@ class _Undefined(Exception):
 
 def differences(loaded: Loaded) -> Iterator[str]:
     """Yield what the plan of a spec has otherwise than the spec, with the point."""
+    loaded = apart(loaded)
     plan = plan_attention(loaded)
     loops = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
     for number, sizes in enumerate(_sizes(loaded, plan)):
