@@ -30,6 +30,7 @@ from kgen.expr.mask_form import (
     conjuncts,
     disjuncts,
     normalize,
+    without_negations,
 )
 from kgen.expr.nodes import (
     Call,
@@ -38,6 +39,7 @@ from kgen.expr.nodes import (
     Type,
     Var,
     children,
+    distinct,
     reads,
     rebuild,
     transform,
@@ -63,9 +65,12 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
         found["score_mod"], hidden = _without_infinities(found["score_mod"])
         if hidden:
             found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *hidden])
-    known = _distances(condition(found.get("mask_mod", TRUE)))
-    found = {name: transform(tree, lambda node: _unsigned(node, known)) for name, tree in found.items()}
+    if "score_mod" in found:
+        # The mask keeps its value in what follows, so that the score has all of its facts.
+        known = _distances(condition(found.get("mask_mod", TRUE)))
+        found["score_mod"] = _without_abs(found["score_mod"], known)
     if "mask_mod" in found:
+        found["mask_mod"] = _by_other_conditions(found["mask_mod"])
         found["mask_mod"] = condition(_within_blocks(condition(found["mask_mod"]), ()))
         if found["mask_mod"] == TRUE:
             del found["mask_mod"]
@@ -281,6 +286,25 @@ def _directed(x: Node, sign: int) -> Node:
     if may_wrap(x) or total.of_positions() != {*POSITIONS}:
         return x
     return total.times(sign if total.terms[total.first()] > 0 else -sign).tree()
+
+
+def _by_other_conditions(mask: Node) -> Node:
+    """A mask whose conditions have no `abs` that another of them makes needless.
+
+    Facts come only from conditions that are written without `abs`. These stay as they are: no condition is changed by
+    what follows from itself, nor two of them by each other.
+    """
+    parts = conjuncts(without_negations(mask))
+    known = [fact for part in parts if not _has_abs(part) for fact in _distances(condition(part))]
+    return all_of([_without_abs(part, known) for part in parts])
+
+
+def _has_abs(node: Node) -> bool:
+    return any(isinstance(part, Call) and part.fn == "abs" for part in distinct(node))
+
+
+def _without_abs(node: Node, known: list[Affine]) -> Node:
+    return transform(node, lambda part: _unsigned(part, known))
 
 
 def _distances(mask: Node) -> list[Affine]:

@@ -8,6 +8,7 @@ V, those that see only the query side loads of Q and dO, exactly like the ends o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
 
 from kgen.expr.algebra import call
@@ -42,7 +43,12 @@ def normalize(mask: Node) -> Node:
     Comparisons within values, as `where` has them, stay what they are: no range comes of them, and split ones within
     split ones would be twice as many at each level.
     """
-    return _positive(mask)
+    return _positive(mask, _split_abs)
+
+
+def without_negations(mask: Node) -> Node:
+    """Negations pushed to the leaves, which stay as they are."""
+    return _positive(mask, lambda leaf: leaf)
 
 
 def conjuncts(mask: Node) -> list[Node]:
@@ -59,27 +65,27 @@ def disjuncts(mask: Node) -> list[Node]:
     return [] if mask == FALSE else [mask]
 
 
-def _positive(mask: Node) -> Node:
+def _positive(mask: Node, leaf: Callable[[Node], Node]) -> Node:
     if isinstance(mask, Call) and mask.fn == "not":
-        return _negative(mask.args[0])
+        return _negative(mask.args[0], leaf)
     if isinstance(mask, Call) and mask.fn in ("and", "or"):
-        return rebuild(mask, tuple(_positive(a) for a in mask.args))
-    return _split_abs(mask)
+        return rebuild(mask, tuple(_positive(a, leaf) for a in mask.args))
+    return leaf(mask)
 
 
-def _negative(mask: Node) -> Node:
+def _negative(mask: Node, leaf: Callable[[Node], Node]) -> Node:
     if isinstance(mask, Const):
         return Const(not mask.value, Type.BOOL)
     if isinstance(mask, Call):
         if mask.fn == "not":
-            return _positive(mask.args[0])
+            return _positive(mask.args[0], leaf)
         if mask.fn in ("and", "or"):
             other = {"and": "or", "or": "and"}[mask.fn]
-            return call(other, *(_negative(a) for a in mask.args))
+            return call(other, *(_negative(a, leaf) for a in mask.args))
         # Of floats only == and != have an opposite: with a NaN, neither `a < b` nor `a >= b` holds.
         exact = all(a.type.integral for a in mask.args) or mask.fn in ("eq", "ne")
         if mask.fn in NEGATED and exact:
-            return _split_abs(Call(NEGATED[mask.fn], mask.args, Type.BOOL))
+            return leaf(Call(NEGATED[mask.fn], mask.args, Type.BOOL))
     return call("not", mask)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 FIRST_AT_LEAST = ".first_at_least"
 """Suffix that turns a sorted buffer's name into the search over it: `Read("doc.first_at_least", (value,))` is
@@ -154,6 +155,7 @@ def distinct(node: Node) -> Iterator[Node]:
     return visit(node)
 
 
+@lru_cache(2**14)
 def variables(node: Node) -> frozenset[str]:
     """Names of the scalars that the value depends on, indices of buffer reads included."""
     return frozenset(n.name for n in distinct(node) if isinstance(n, Var))

@@ -118,12 +118,17 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     if not bias.has(kv):
         return sp.Integer(0), bias
     # Separable as the user wrote it: keep that form, at the tile's first row.
-    if bias.has(q) and (rest := _separated(bias, algebra)) is not None:
+    if bias.has(q) and _is_finite_in_each_row(bias, q) and (rest := _separated(bias, algebra)) is not None:
         return bias.subs(q, q_start), algebra.collected(rest)
     # Or term by term, as they are written: products of sums that are multiplied out, (kv_idx - q_idx)**2, would be
     # squares of positions, in whose difference fp32 has no digits left.
-    kept, dropped = [], []
+    kept: list[Any] = []
+    dropped: list[Any] = []
     for term in _terms(bias, algebra):
+        if not _is_finite_in_each_row(term, q):
+            # Another row of the tile may be one without keys, where this is infinite.
+            (kept if term.has(kv) else dropped).append(term)
+            continue
         rest = _separated(term, algebra)
         kept.append(term if rest is None else term.subs(q, q_start))
         dropped.append(0 if rest is None else rest)
@@ -131,6 +136,15 @@ def _drop(bias: Any, algebra: Algebra) -> tuple[Any, Any]:
     return (
         (bias, row_rest) if row_rest == 0 else (algebra.collected(sp.Add(*kept)), algebra.collected(row_rest))
     )
+
+
+def _is_finite_in_each_row(expr: Any, q: Any) -> bool:
+    """True if a value is finite whatever row q_idx is. An element of a row's own need not be, nor does a pole."""
+    functions = [f for f in expr.atoms(sp.Function) if f.has(q)]
+    powers = [p for p in expr.atoms(sp.Pow) if p.has(q)]
+    names = [type(f).__name__.removeprefix("kgen_") for f in functions]
+    smooth = all(n in TABLE and TABLE[n].finite is Finite.EVERYWHERE for n in names)
+    return smooth and all(p.exp.is_positive for p in powers)
 
 
 def _separated(bias: Any, algebra: Algebra) -> Any | None:

@@ -215,7 +215,7 @@ class RangeFinder:
             fixed = all(outer.name not in variables(i) for i in node.indices[:-1])
             if inside is None or not fixed or not self.is_sorted(node):
                 return None
-            return tuple(Read(node.buffer, (*node.indices[:-1], i), node.type) for i in inside)  # type: ignore[return-value]
+            return self._elements(node, *inside)
         if not isinstance(node, Call):
             return None
         parts = [self._bounds(a) for a in node.args]
@@ -236,6 +236,18 @@ class RangeFinder:
                     "floordiv", known[0][1], node.args[1]
                 )
         return None
+
+    def _elements(self, read: Read, first: Node, last: Node) -> tuple[Node, Node]:
+        """The least and greatest of some elements of a sorted row; before its first one, elements are zero."""
+        rows = read.indices[:-1]
+        least, least_of_row, greatest = (
+            Read(read.buffer, (*rows, i), read.type) for i in (first, _ZERO, last)
+        )
+        if self._is_not_negative(first):
+            return least, greatest
+        before = call("lt", first, _ZERO)
+        low, high = call("min", least_of_row, _ZERO), call("max", greatest, _ZERO)
+        return call("where", before, low, least), call("where", before, high, greatest)
 
     def _scaled(self, args: tuple[Node, ...], known: list[tuple[Node, Node]]) -> tuple[Node, Node] | None:
         for factor, (low, high) in ((args[0], known[1]), (args[1], known[0])):

@@ -19,6 +19,7 @@ from trees import bounded, evaluate, mask, score
 from kgen.expr.affine import affine
 from kgen.expr.canonical import canonical, condition, value
 from kgen.expr.fold import folded
+from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Const, Type, Var
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load, loads
@@ -301,6 +302,63 @@ def test_only_what_a_mask_has_above_zero_loses_its_abs() -> None:
     assert canonical(trees) == trees | {"score_mod": value(trees["score_mod"])}
     assert "abs" in str(canonical(trees | {"mask_mod": mask("q_idx - kv_idx < window")}))
     assert "abs" not in str(canonical(trees | {"mask_mod": mask("q_idx > kv_idx")})["score_mod"])
+
+
+OWN_FACTS = (
+    "abs(q_idx - kv_idx) <= 0",
+    "abs(q_idx - kv_idx) < 1",
+    "0 >= abs(q_idx - kv_idx)",
+    "1 > abs(kv_idx - q_idx)",
+    "not abs(q_idx - kv_idx) > 0",
+    "not (0 < abs(q_idx - kv_idx))",
+    "2 * abs(q_idx - kv_idx) <= 1",
+    "-abs(q_idx - kv_idx) >= 0",
+    "0 <= -abs(q_idx - kv_idx)",
+    "abs(q_idx - kv_idx) - 1 < 0",
+    "abs(doc[q_idx] - doc[kv_idx]) <= 0",
+    "abs(kind[kv_idx] - 1) <= 0",
+    "abs(q_idx - 3) <= 0",
+    "0 <= abs(q_idx - kv_idx) <= 0",
+    "abs(abs(q_idx - kv_idx)) <= 0",
+    "abs(q_idx // 2 - kv_idx // 2) < 1",
+    "abs((q_idx - kv_idx) // 2) <= 0",
+    "abs(q_idx % 3 - kv_idx % 3) <= 0",
+    "abs(q_idx - kv_idx) <= 0 and h == 0",
+    "abs(q_idx - kv_idx) <= 0 or h == 0",
+    "abs(q_idx - kv_idx) <= 0 and abs(kv_idx - q_idx) < 4",
+    "abs(q_idx - kv_idx) <= abs(kv_idx - q_idx)",
+    "abs(q_idx - kv_idx) >= q_idx - kv_idx and q_idx - kv_idx >= abs(kv_idx - q_idx)",
+    "where(abs(q_idx - kv_idx) <= 0, True, False)",
+    "max(abs(q_idx - kv_idx), 0) <= 0",
+    "min(abs(q_idx - kv_idx), 4) < 1",
+    "clamp(abs(q_idx - kv_idx), 0, 4) <= 0",
+    "abs(where(q_idx > kv_idx, q_idx - kv_idx, kv_idx - q_idx)) <= 0",
+    "abs(q_idx - kv_idx) // 2 <= 0",
+    "abs(q_idx - kv_idx) % 2 <= 0",
+    "floor(abs(q_idx - kv_idx) / 2) <= 0.0",
+    "abs(0.5 * (q_idx - kv_idx)) <= 0.0",
+    "abs(float(q_idx - kv_idx)) < 1.0",
+)
+"""Masks from which it follows that a value is zero or above, and that have its `abs`."""
+
+
+@pytest.mark.parametrize("text", OWN_FACTS)
+def test_a_fact_does_not_remove_the_abs_it_comes_from(text: str) -> None:
+    tree = mask(text)
+    found = canonical({"mask_mod": tree}).get("mask_mod", TRUE)
+    for seed in range(4):
+        got, want = evaluate(found, points(seed)), evaluate(tree, points(seed))
+        assert torch.equal(*torch.broadcast_tensors(got, want))
+
+
+def test_a_fact_removes_the_abs_of_other_conditions_and_of_the_score() -> None:
+    trees = {
+        "mask_mod": mask("q_idx >= kv_idx and abs(q_idx - kv_idx) < window"),
+        "score_mod": score("score"),
+    }
+    assert "abs" not in str(canonical(trees))
+    trees = {"mask_mod": mask("abs(q_idx - kv_idx) <= 0"), "score_mod": score("score - abs(q_idx - kv_idx)")}
+    assert "abs" not in str(canonical(trees))
 
 
 def test_affine() -> None:

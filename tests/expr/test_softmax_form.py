@@ -151,6 +151,28 @@ def test_what_a_whole_row_shares_is_dropped(text: str) -> None:
     assert form.max_of_core
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "score + columns[kv_idx] + 1 / q_idx",
+        "score + slopes[h] * (kv_idx - q_idx) - log(float(q_idx))",
+        "score + slopes[h] * (kv_idx - q_idx) + 1 / q_idx",
+        "score + kv_idx * gain + sqrt(q_idx - 1.0)",
+        "score + columns[kv_idx] + where(q_idx > 0, gain, 1 / q_idx)",
+        "score + columns[kv_idx] + rows[q_idx]",
+        "score + columns[kv_idx] + exp(1000.0 - 400.0 * q_idx)",
+    ],
+)
+def test_a_row_does_not_depend_on_what_is_infinite_in_the_first_of_its_tile(text: str) -> None:
+    """Row 0 may be one that no key is visible to, and so may be any element of a row's own."""
+    form, env = form_of(text), points(0)
+    env["rows"][0] = torch.inf
+    assert form.bias is not None
+    parts = evaluate(form.bias, env), evaluate(form.row_rest or Const(0, Type.INT), env)
+    of_rows = [part.expand(SQ, SK)[2:ROWS] for part in parts]
+    assert all(part.isfinite().all() for part in of_rows)
+
+
 def test_a_row_that_is_hidden_stays_hidden() -> None:
     form = form_of("score + where(q_idx < 3, 0.0, -inf)")
     assert form.row_rest is None

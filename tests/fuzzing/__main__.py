@@ -35,8 +35,11 @@ def fuzz(
     device: Annotated[
         Literal["cpu", "cuda"], typer.Option(help="A GPU, or the interpreters of Triton and Gluon.")
     ] = "cpu",
+    expressions: Annotated[
+        bool, typer.Option("--expressions", help="Compare masks and scores with their text; run no kernels.")
+    ] = False,
     record: Annotated[
-        bool, typer.Option(help="Enter them in tests/fuzzing/seeds.json, or seeds_cuda.json.")
+        bool, typer.Option(help="Enter them in tests/fuzzing/: seeds, seeds_cuda or expressions.json.")
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
@@ -49,6 +52,8 @@ def fuzz(
     """
 
     def run() -> int:
+        if expressions:
+            return compared(seed, count, jobs, record)
         part, ledger = Shard.parse(shard), Ledger.read(device)
         first = ledger.next() if seed < 0 else seed
         if merge:
@@ -73,6 +78,25 @@ def fuzz(
         return int(bool(failed))
 
     raise SystemExit(terminal.guarded(run, Format.TEXT))
+
+
+def compared(seed: int, count: int, jobs: int, record: bool) -> int:
+    """Compare the forms of random expressions with their texts; the exit code."""
+    from fuzzing import comparing
+
+    entered = comparing.Record.read()
+    first = entered.tried if seed < 0 else seed
+    found: list[comparing.Compared] = []
+    with terminal.progress_bar() as progress:
+        for those in comparing.run(first, count, jobs, lambda done: progress(done, count, "compared")):
+            found += those
+            if record:
+                entered.enter(those)
+            for one in those:
+                if one.failed:
+                    terminal.line(f"seed {one.seed}: {one.what}\n{one.message}")
+    terminal.line(comparing.told(found))
+    return int(any(one.failed for one in found))
 
 
 Found = tuple[Outcome, Optional[Outcome]]  # noqa: UP045

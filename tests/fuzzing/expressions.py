@@ -66,6 +66,16 @@ PARAMS: Mapping[str, tuple[Any, ...]] = {
     "gain": (-2.0, -0.5, 0.0, 0.25, 1.0),
 }
 WHOLE = ("window", "step", "back")
+PLAIN = ("abs({x}) {c} {n}", "abs({x}) {c} {n}", "{n} {c} abs({x})", "not abs({x}) {c} {n}")
+ABSOLUTE = (
+    *("2 * abs({x}) {c} {n}", "-abs({x}) {c} {n}", "abs({x}) {c} {y}", "{n} <= abs({x}) <= {y}"),
+    *("abs({x}) - {y} {c} {n}", "abs({x}) // {d} {c} {n}", "abs({x}) % {d} {c} {n}"),
+    *("max(abs({x}), {y}) {c} {n}", "max({x}, -({x})) {c} {n}", "min({x}, {y}) {c} {n}"),
+    *("max({x}, {n}) {c} {y}", "clamp({x}, {n}, {y}) {c} {n}", "abs(abs({x}) - {n}) {c} 1"),
+    *("where({x} >= 0, {x}, -({x})) {c} {n}", "abs(({x}) / {d}) {c} {n}", "floor(({x}) / {d}) {c} {n}"),
+    "abs(float({x})) {c} 0.0",
+)
+"""Comparisons of an absolute value, and others that choose a side."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +108,8 @@ def drawn(rng: random.Random) -> Drawn:
     names = rng.sample([*PARAMS], rng.choice((0, 1, 2)))
     buffers = rng.sample([*BUFFERS], rng.choice((0, 0, 1, 2, 3)))
     draw = _Edges(rng, names, buffers)
-    mask = draw.mask(rng.choice((0, 1, 1, 2, 2, 3))) if what != 1 else None
+    mask = draw.about_zero() if rng.random() < 0.15 else draw.mask(rng.choice((0, 1, 1, 2, 2, 3)))
+    mask = None if what == 1 else mask
     score = draw.score(rng.choice((0, 1, 1, 2))) if what != 0 else None
     said = _words(f"{mask} {score}")
     more: dict[str, Any] = {}
@@ -141,7 +152,7 @@ class _Edges:
         """A condition on pairs."""
         rng = self.rng
         if depth <= 0:
-            return self.condition()
+            return self.about_zero() if rng.random() < 0.3 else self.condition()
         forms: list[Callable[[], str]] = [
             lambda: f"({self.mask(depth - 1)} {rng.choice(('and', 'or'))} {self.mask(depth - 1)})",
             lambda: f"({self.mask(depth - 1)} {rng.choice(('and', 'or'))} {self.mask(depth - 1)})",
@@ -208,41 +219,7 @@ class _Edges:
     def about_zero(self) -> str:
         """A comparison of an absolute value."""
         rng = self.rng
-        form = rng.choice(
-            (
-                *(
-                    "abs({x}) {c} {n}",
-                    "abs({x}) {c} {n}",
-                    "{n} {c} abs({x})",
-                    "not abs({x}) {c} {n}",
-                    "2 * abs({x}) {c} {n}",
-                ),
-                *(
-                    "-abs({x}) {c} {n}",
-                    "abs({x}) {c} {y}",
-                    "{n} <= abs({x}) <= {y}",
-                    "abs({x}) - {y} {c} {n}",
-                ),
-                *(
-                    "abs({x}) // {d} {c} {n}",
-                    "abs({x}) % {d} {c} {n}",
-                    "max(abs({x}), {y}) {c} {n}",
-                    "max({x}, -({x})) {c} {n}",
-                ),
-                *(
-                    "min({x}, {y}) {c} {n}",
-                    "max({x}, {n}) {c} {y}",
-                    "clamp({x}, {n}, {y}) {c} {n}",
-                    "abs(abs({x}) - {n}) {c} 1",
-                ),
-                *(
-                    "where({x} >= 0, {x}, -({x})) {c} {n}",
-                    "abs(({x}) / {d}) {c} {n}",
-                    "floor(({x}) / {d}) {c} {n}",
-                ),
-                "abs(float({x})) {c} 0.0",
-            )
-        )
+        form = rng.choice((*PLAIN, *PLAIN, *ABSOLUTE))
         values = {"x": self.difference(), "y": self.integer(0), "n": rng.choice((-1, 0, 0, 0, 1, 1, 2, 5))}
         return "(" + form.format(c=rng.choice(COMPARISONS), d=rng.choice(DIVISORS), **values) + ")"
 

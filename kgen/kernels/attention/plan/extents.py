@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from kgen.expr.index_ranges import IndexRanges
-from kgen.expr.nodes import Node, Read, reads
+from kgen.expr.nodes import Node, Read, Type, Var, reads, substitute
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
-from kgen.kernels.attention.plan.model import SIZES
-from kgen.kernels.attention.spec import Buffer
+from kgen.kernels.attention.plan.model import SIZES, SK, SQ
+from kgen.kernels.attention.spec import KV_LENS, Buffer
 from kgen.spec.load import Loaded
 
 HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
 """What is known of a sequence and of a head."""
-SIDES: Mapping[Node, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
+_POSITIONS: Mapping[Var, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
 """How many positions there are."""
 
 
@@ -42,9 +42,19 @@ def ties_lengths(
 
 
 def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
-    """Whether a row is sorted for every position: it is there, and as long as there are positions, so that none of them
-    reads zero. `tied`: one side is as long as the other."""
+    """True if the elements ascend with a position, from position 0 on: the row exists, and is as long as there are
+    positions, so that no position reads zero past its end. `tied`: one side is as long as the other."""
     *rows, position = read.indices
     length = buffer.shape[-1]
-    whole = SIDES.get(position) in (None, length) or (tied and length in SIDES.values())
-    return buffer.sorted and whole and length in SIZES and all(map(HEADS.within, rows, buffer.shape))
+    ascends = buffer.sorted and length in SIZES and all(map(HEADS.within, rows, buffer.shape))
+    return ascends and _ends_before(position, str(length), tied)
+
+
+def _ends_before(position: Node, length: str, tied: bool) -> bool:
+    """True if a position is below a length for certain."""
+    same: dict[Node, Node] = {SQ: SK} if tied else {}
+    own_length = Var("own_length", Type.INT)
+    names: dict[Node, Node] = {Read(KV_LENS, (Var("b", Type.INT),), Type.INT): own_length, **same}
+    greatest = {index.name: {"SK" if tied else size: 1, "": -1} for index, size in _POSITIONS.items()}
+    ranges = IndexRanges({**HEADS.greatest, **greatest, own_length.name: {"SK": 1}}, SIZES)
+    return ranges.below(substitute(position, names), substitute(Var(length, Type.INT), same))
