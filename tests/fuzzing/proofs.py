@@ -6,12 +6,16 @@ masks. Each kernel is looked at in one of its shapes of tiles, drawn too: many s
 
 from __future__ import annotations
 
+import json
 import random
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, Literal
 
 from fuzzing import expressions
@@ -116,3 +120,38 @@ def _prove(loaded: Loaded, rng: random.Random, verdicts: Counter[str], found: li
 
 def _one_of(rng: random.Random) -> Callable[[list[Blocks]], list[Blocks]]:
     return lambda shapes: [rng.choice(shapes)]
+
+
+# --- many ------------------------
+
+
+def run(seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int], None]) -> list[Proof]:
+    """What became of some seeds, in their order. `kept` has a line for each; seeds that it has are not tried again."""
+    done = {proof.seed: proof for proof in read(kept)}
+    left = [seed for seed in seeds if seed not in done]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for number, proof in enumerate(pool.map(tried, left), 1):
+            done[proof.seed] = proof
+            if kept is not None:
+                with kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(proof.row()) + "\n")
+            heard(number + len(seeds) - len(left))
+    return [done[seed] for seed in seeds]
+
+
+def read(kept: Path | None) -> list[Proof]:
+    """What a file has."""
+    if kept is None or not kept.exists():
+        return []
+    rows = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+    return [Proof(**{**row, "found": tuple(row["found"])}) for row in rows]
+
+
+def told(proofs: Iterable[Proof]) -> str:
+    """Counts of specs, and of obligations."""
+    specs, obligations = Counter[str](), Counter[str]()
+    for proof in proofs:
+        specs[proof.what] += 1
+        obligations.update(proof.verdicts)
+    counted = (", ".join(f"{n} {what}" for what, n in sorted(of.items())) for of in (specs, obligations))
+    return "specs: {}; obligations: {}".format(*counted)
