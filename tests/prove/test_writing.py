@@ -78,11 +78,12 @@ def test_what_is_refuted_is_not_written(project: Project, wrong: None, path: tup
 
 
 def test_specs_of_adapters_are_proved(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project.root / "specs/own.yaml").write_text(SPEC.replace("name: own", "name: mine"))
     proved: list[str] = []
     differences = points.differences
     monkeypatch.setattr(points, "differences", lambda one: proved.append(one.folder) or differences(one))
     assert project.kgen("adapt", "--for", "context_parallel")[0] == 0
-    assert proved == ["own_part"]
+    assert proved == ["mine_part"]
 
 
 def test_points_are_compared_without_z3(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
