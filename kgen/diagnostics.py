@@ -56,6 +56,12 @@ class MissingError(KgenError):
     exit_code = EXIT_MISSING
 
 
+class RefutedError(KgenError):
+    """Kernels that are not what their spec says. It is kgen that has to be mended."""
+
+    exit_code = EXIT_BUG
+
+
 class DriftError(KgenError):
     """What is on disk is not what the specs make, or would be lost by writing."""
 

@@ -101,8 +101,9 @@ class Target:
     `sources` makes of a spec the files (`kgen.targets.Source`), which `emits` names for people. `options` is the model
     of what a spec may say under the target's name. Where files do one part of the kernel alone, `part` says which, and
     how that is verified is in `Family.parts`. `forward_only` files have no gradients, whatever the spec asks of others.
-    `obligations` states what can be proved of the files of a spec (`kgen.prove`). `native` says how their kernels are
-    called from C (`kgen.targets.native`).
+    `obligations` states what can be proved of the files of a spec (`kgen.prove`). `pairs` states the part of it that is
+    proved before they are written, and `points` compares plan and spec at some numbers, without z3. `native` says how
+    their kernels are called from C (`kgen.targets.native`).
     """
 
     runtime: Runtime
@@ -112,6 +113,8 @@ class Target:
     part: str | None = None
     forward_only: bool = False
     obligations: Lazy | None = None
+    pairs: Lazy | None = None
+    points: Lazy | None = None
     native: Lazy | None = None
 
 

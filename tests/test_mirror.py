@@ -24,6 +24,7 @@ OF_THE_REPOSITORY = {
     "mirror": "tests",
     "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",
+    "random_proofs": "tests/fuzzing",
     "recipes": "CONTRIBUTING.md, followed in a copy",
     "repeating": "tests/repeating.py",
     "sampling": "tests/sampling.py",

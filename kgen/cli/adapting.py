@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from kgen.cli import terminal
-from kgen.cli.options import Form, Specs, output_to
+from kgen.cli.options import Form, Prove, Specs, output_to
+from kgen.cli.proofs import proven
 from kgen.cli.terminal import Format
 from kgen.cli.verbs import drift_line, verb
 from kgen.diagnostics import EXIT_WRONG
@@ -27,6 +28,7 @@ def adapt(
     check: Annotated[bool, typer.Option("--check", help="Write nothing; exit 1 on any drift.")] = False,
     output: Annotated[Path, output_to("adapters/")] = ADAPTERS,
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
+    prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
     """Write packages for transformers or for the kernel hub."""
@@ -37,6 +39,7 @@ def adapt(
         adapted = checking.adapt_checked(specs or [], kinds, output)
     else:
         adapted = project.adapt_all(project.find_specs(specs or []), kinds)
+        adapted = proven(adapted, None, output, prove=prove)
     outputs, started = project.together(adapted)
     changes = writer.compute_changes(outputs, output, started, others=False)
     if not check:

@@ -62,6 +62,9 @@ PartOf = Annotated[
     typer.Option("--shard", metavar="I/N", help="Only part I of N of the work, as 1/4."),
 ]
 Form = Annotated[Format, typer.Option("--format", help="How data and diagnostics are written.")]
+Prove = Annotated[
+    bool, typer.Option("--prove/--no-prove", help="Prove the kernels of each spec before they are written.")
+]
 Generated = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(

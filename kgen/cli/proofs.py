@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kgen.cli import terminal
+
 if TYPE_CHECKING:
+    from kgen.render.project import Rendered
     from kgen.spec.load import Loaded
+
+
+def proven(
+    rendered: Sequence[Rendered],
+    targets: Collection[str] | None,
+    output: Path,
+    *,
+    prove: bool,
+    keep: bool = True,
+) -> list[Rendered]:
+    """Prove what is about to be written, and mark what is written without. Lines on stderr name what is unknown.
+
+    Raises `RefutedError` for kernels that are not what their spec says.
+    """
+    from kgen.prove.writing import checkable, prove_written, unknowns
+    from kgen.render import project
+
+    specs = [one for each in rendered for one in each.specs]
+    if prove:
+        for line in unknowns(prove_written(specs, targets or None, output, keep=keep)):
+            terminal.line(line, sys.stderr)
+    kernels = [each for each in rendered if any(checkable(one, targets or None) for one in each.specs)]
+    folders = {made.name for each in kernels for made in each.outputs}
+    return project.marked(rendered, folders, prove)
 
 
 def proofs(loaded: Loaded, generated: Path) -> list[str]:

@@ -24,13 +24,14 @@ from kgen.cli.options import (
     Generated,
     Jobs,
     PartOf,
+    Prove,
     Ray,
     Specs,
     Targets,
     Why,
     output_to,
 )
-from kgen.cli.proofs import proof_cell
+from kgen.cli.proofs import proof_cell, proven
 from kgen.cli.terminal import Format, Row
 from kgen.diagnostics import EXIT_USAGE, EXIT_WRONG, Diagnostic, KgenError, escaped
 from kgen.files import checked_path
@@ -136,6 +137,7 @@ def render(
     target: Targets = None,
     output: Annotated[Optional[Path], output_to("generated/, or what pyproject.toml says")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Overwrite and delete edited files too.")] = False,
+    prove: Prove = True,
     form: Form = Format.TEXT,
 ) -> int:
     """Write the kernels of specs to generated/; delete orphaned files."""
@@ -151,6 +153,7 @@ def render(
     else:
         paths = project.find_specs(specs or [])
         rendered = project.render_all(paths, output, targets=target, single=single, cached=True)
+        rendered = proven(rendered, target, output, prove=prove, keep=not stdout)
     outputs, started = project.together(rendered)
     if stdout:
         return _render_to_stdout({name: text for o in outputs for name, text in o.files.items()}, form)
@@ -161,7 +164,8 @@ def render(
         changes = writer.compute_changes(outputs, output, started)
     if not dry:
         writer.apply(changes, force=force)
-        project.remember(rendered, output)
+        if prove:
+            project.remember(rendered, output)
     drift = writer.drift(changes)
     patch = "".join(map(_diff, drift)) if diff else ""
     states = Counter(

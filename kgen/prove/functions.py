@@ -3,13 +3,14 @@ which it is known alone that equal arguments have equal values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import Any
 
 import z3
 
-from kgen.prove.world import World
+from kgen.expr.functions import TABLE
+from kgen.prove.world import World, number
 
 
 class Beyond(Exception):
@@ -111,6 +112,9 @@ _MEANING: dict[str, Callable[..., Any]] = {
     "max": lambda *a: reduce(_max, a),
     "clamp": lambda x, lo, hi: _min(_max(x, lo), hi),
     "abs": lambda a: z3.If(a >= 0, a, -a),
+    "invert": lambda a: -a - 1,
+    "sign": lambda a: z3.If(real(a) > 0, z3.RealVal(1), z3.If(real(a) < 0, z3.RealVal(-1), z3.RealVal(0))),
+    "ceil": lambda a: -z3.ToReal(z3.ToInt(-real(a))),
     "floordiv": floor_div,
     "mod": floor_mod,
 }
@@ -133,10 +137,56 @@ def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
             return real(args[0]) / real(args[1])
         case "floor":
             return z3.ToReal(z3.ToInt(real(args[0])))
-    if fn in ("lshift", "rshift", "bitand") and (found := of_bits(fn, *_alike(args))) is not None:
-        return found
+        case "floordiv" if (known := world.quotient(*args)) is not None:
+            return known
+        case "int":
+            return _whole(real(args[0]))
+    if fn in _OF_BITS:
+        return _bits(world, fn, *_alike(args))
     if fn in _MEANING:
         return _MEANING[fn](*_alike(args))
     # Congruence is all that is known: spelled alike, equal arguments are seen to be equal at once.
     ordered = [z3.simplify(real(a), som=True) for a in args]
-    return world.function(fn, *[z3.RealSort()] * (len(args) + 1))(*ordered)
+    if (known := _of_numbers(fn, ordered)) is not None:
+        return known
+    return world.of_row(fn, z3.RealSort(), ordered)
+
+
+def _of_numbers(fn: str, args: Sequence[Any]) -> Any | None:
+    """The value of a function of numbers alone, where it has one."""
+    if not all(z3.is_rational_value(a) for a in args):
+        return None
+    try:
+        found = TABLE[fn].value(*(float(a.as_fraction()) for a in args))
+        return number(float(found))
+    except (ArithmeticError, ValueError, TypeError):
+        return None
+
+
+_OF_BITS = frozenset({"lshift", "rshift", "bitand", "bitor", "bitxor"})
+_SYMMETRIC = frozenset({"bitand", "bitor", "bitxor"})
+_BOOLEAN: dict[str, Callable[..., Any]] = {"bitand": z3.And, "bitor": z3.Or, "bitxor": z3.Xor}
+
+
+def _bits(world: World, fn: str, a: Any, b: Any) -> Any:
+    """Arithmetic where a number says which bits are meant; otherwise congruence, of operands in one order, and that
+    the bits of two numbers of 32 bits are one."""
+    if z3.is_bool(a):
+        return _BOOLEAN[fn](a, b)
+    a, b = z3.simplify(a), z3.simplify(b)
+    if z3.is_int_value(a) and z3.is_int_value(b) and (fn in _SYMMETRIC or 0 <= b.as_long() < 32):
+        return z3.IntVal(TABLE[fn].value(a.as_long(), b.as_long()))
+    if fn in ("lshift", "rshift", "bitand") and (found := of_bits(fn, a, b)) is not None:
+        return found
+    if fn in _SYMMETRIC:
+        a, b = sorted((a, b), key=lambda term: term.sexpr())
+    found = world.of_row(fn, z3.IntSort(), [a, b])
+    if fn != "lshift":
+        narrow = [z3.And(term >= -(2**31), term < 2**31) for term in (a, b, found)]
+        world.facts.append(z3.Implies(z3.And(narrow[:2]), narrow[2]))
+    return found
+
+
+def _whole(a: Any) -> Any:
+    """Toward zero."""
+    return z3.If(a >= 0, z3.ToInt(a), -z3.ToInt(-a))

@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 import z3
 
-from kgen.prove.world import shown
+from kgen.prove.evaluating import apart, refutes
+from kgen.prove.world import Place, shown
 
-MOST_CASES = 7
+NOT_ONE = "z3's counterexample is none with functions as they are"
+
+MOST_CONDITIONS = 16
 """Conditions that a real number is split by."""
+MOST_CASES = 64
+"""Cases that they may make."""
+CASE_SECONDS = 0.5
+ROUNDED = 1e-12
+"""What is left of a number that was rounded, relative to the others."""
 
 
 class Verdict(str, Enum):
@@ -35,7 +44,7 @@ class Obligation:
     what: str
     claim: Any = None
     facts: Sequence[Any] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str | Place, Any] = field(default_factory=dict)
     equal: tuple[Any, Any] | None = None
     parts: Sequence[tuple[str, Any]] = ()
     beyond: str = ""
@@ -60,24 +69,49 @@ def decide(obligation: Obligation, timeout: float) -> Decision:
     """Decide an obligation within so many seconds."""
     if obligation.beyond:
         return Decision(Verdict.UNKNOWN, why=f"beyond the encoding: {obligation.beyond}")
-    claim = obligation.claim
     if obligation.equal is not None:
-        if _equal(*obligation.equal, obligation.facts):
-            return Decision(Verdict.PROVED)
-        claim = obligation.equal[0] == obligation.equal[1]
+        return _of_reals(obligation, timeout)
+    claim = obligation.claim
     if claim is None:
         claim = z3.And([part for _, part in obligation.parts])
-    solver = z3.Solver()
-    solver.set("timeout", max(1, int(1000 * timeout)))
-    solver.add(*obligation.facts, z3.Not(claim))
+    solver = _solver(timeout, *obligation.facts, z3.Not(claim))
     found = solver.check()
     if found == z3.unsat:
         return Decision(Verdict.PROVED)
-    if found == z3.sat:
+    if found == z3.unknown:
+        return _given_up(solver, claim)
+    if refutes(solver.model(), obligation.facts, claim):
         return _refuted(solver.model(), obligation)
-    return Decision(
-        Verdict.UNKNOWN, why=f"z3 gave up ({solver.reason_unknown()}): {shown(z3.simplify(claim))[:300]}"
-    )
+    return Decision(Verdict.UNKNOWN, why=f"{NOT_ONE}: {shown(claim)[:300]}")
+
+
+def _solver(timeout: float, *claims: Any) -> Any:
+    solver = z3.SimpleSolver()
+    solver.set("timeout", max(1, int(1000 * timeout)))
+    solver.add(*claims)
+    return solver
+
+
+def _given_up(solver: Any, claim: Any) -> Decision:
+    why = f"z3 gave up ({solver.reason_unknown()}): {shown(claim)[:300]}"
+    return Decision(Verdict.UNKNOWN, why=why)
+
+
+def _of_reals(obligation: Obligation, timeout: float) -> Decision:
+    """Decide that two reals are equal: as polynomials, case by case; else z3 looks for numbers at which they differ."""
+    assert obligation.equal is not None
+    a, b = obligation.equal
+    if _equal(a, b, obligation.facts):
+        return Decision(Verdict.PROVED)
+    solver = _solver(timeout, *obligation.facts, a != b)
+    found = solver.check()
+    if found == z3.unsat:
+        return Decision(Verdict.PROVED)
+    if found == z3.unknown:
+        return _given_up(solver, a == b)
+    if apart(solver.model(), obligation.facts, a, b):
+        return _refuted(solver.model(), obligation)
+    return Decision(Verdict.UNKNOWN, why=f"{NOT_ONE}: {shown(a == b)[:300]}")
 
 
 def _refuted(model: Any, obligation: Obligation) -> Decision:
@@ -107,10 +141,10 @@ def _constants(terms: Sequence[Any]) -> set[str]:
     }
 
 
-def _values(model: Any, terms: Mapping[str, Any]) -> dict[str, str]:
+def _values(model: Any, terms: Mapping[str | Place, Any]) -> dict[str, str]:
     found = {name: model.eval(term) for name, term in terms.items()}
     return {
-        name: shown(v)
+        str(name): shown(v)
         for name, v in found.items()
         if z3.is_int_value(v) or z3.is_rational_value(v) or z3.is_true(v) or z3.is_false(v)
     }
@@ -119,31 +153,50 @@ def _values(model: Any, terms: Mapping[str, Any]) -> dict[str, str]:
 def _equal(a: Any, b: Any, facts: Sequence[Any]) -> bool:
     """Whether two reals are the same polynomial, in each case of the conditions in them."""
     conditions = list(dict.fromkeys(_conditions(a - b)))
-    if len(conditions) > MOST_CASES:
+    if len(conditions) > MOST_CONDITIONS:
         return False
-    return all(_vanishes(z3.substitute(a - b, *case), facts) for case in _cases(conditions, facts))
+    cases = islice(_cases(conditions, facts), MOST_CASES + 1)
+    return all(
+        number <= MOST_CASES and _vanishes(z3.substitute(a, *case), z3.substitute(b, *case))
+        for number, case in enumerate(cases, 1)
+    )
 
 
-def _vanishes(difference: Any, facts: Sequence[Any]) -> bool:
+def _vanishes(a: Any, b: Any) -> bool:
+    """True if a difference has no term but what is left where numbers are rounded."""
+    difference = a - b
     for _ in range(2):  # what is simplified may let functions of equal arguments meet
         difference = z3.simplify(difference, som=True)
-    return bool(z3.is_rational_value(difference) and difference.as_fraction() == 0)
+    if z3.is_rational_value(difference) and difference.as_fraction() == 0:
+        return True
+    least = ROUNDED * max(map(_factor, _summands(z3.simplify(a, som=True))))
+    return all(_factor(part) <= least for part in _summands(difference))
+
+
+def _summands(term: Any) -> list[Any]:
+    return list(term.children()) if z3.is_add(term) else [term]
+
+
+def _factor(product: Any) -> float:
+    """The number that a product begins with, without its sign."""
+    first = product.arg(0) if z3.is_mul(product) else product
+    return abs(float(first.as_fraction())) if z3.is_rational_value(first) else 1.0
 
 
 def _cases(conditions: list[Any], facts: Sequence[Any]) -> Iterator[list[tuple[Any, Any]]]:
     """Every choice of truth values that the facts allow."""
+    solver = _solver(CASE_SECONDS, *facts)
 
-    def choose(left: list[Any], chosen: list[tuple[Any, bool]]) -> Iterator[list[tuple[Any, Any]]]:
-        solver = z3.Solver()
-        solver.set("timeout", 500)
-        solver.add(*facts, *(c if true else z3.Not(c) for c, true in chosen))
-        if solver.check() == z3.unsat:
-            return
+    def choose(left: list[Any], chosen: list[tuple[Any, Any]]) -> Iterator[list[tuple[Any, Any]]]:
         if not left:
-            yield [(c, z3.BoolVal(true)) for c, true in chosen]
+            yield chosen
             return
         for true in (True, False):
-            yield from choose(left[1:], [*chosen, (left[0], true)])
+            solver.push()
+            solver.add(left[0] if true else z3.Not(left[0]))
+            if solver.check() != z3.unsat:
+                yield from choose(left[1:], [*chosen, (left[0], z3.BoolVal(true))])
+            solver.pop()
 
     return choose(conditions, [])
 

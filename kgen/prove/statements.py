@@ -16,8 +16,8 @@ import z3
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import FIRST_AT_LEAST
 from kgen.prove.functions import Beyond, apply, floor_div, real, toward_zero
-from kgen.prove.trees import INFINITY, number
-from kgen.prove.world import World
+from kgen.prove.trees import INFINITY
+from kgen.prove.world import World, number
 from kgen.targets.code import Assign, Code, If, Name, Op, Run, Statement
 
 _GROWS = frozenset({"add", "sub", "mul", "neg", "abs", "lshift"})
@@ -233,7 +233,8 @@ class Machine:
             case "cdiv", (a, b):
                 return Number(toward_zero(self._kept(code, a + b - 1, bits).term, b), bits)
             case "over" | "{0} // {1}", (a, b):
-                return Number(toward_zero(a, b), bits)
+                known = self.world.quotient(a, b)
+                return Number(toward_zero(a, b) if known is None else known, bits)
             case "{0} % {1}", (a, b):
                 return Number(a - b * toward_zero(a, b), bits)
             case "shift", (a, b):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any
 
 import z3
 
 from kgen.expr.nodes import FIRST_AT_LEAST, Call, Const, Node, Read, Type
 from kgen.prove.functions import Beyond, apply
-from kgen.prove.world import World
+from kgen.prove.world import World, number
 
 INFINITY = "inf"
 
@@ -25,16 +24,6 @@ def term(world: World, node: Node, names: Mapping[str, Any]) -> Any:
         return done[part]
 
     return visit(node)
-
-
-def number(value: int | float | bool) -> Any:
-    """A literal; of a real one the number that Python has."""
-    if isinstance(value, bool):
-        return z3.BoolVal(value)
-    if isinstance(value, int):
-        return z3.IntVal(value)
-    exact = Fraction(value)
-    return z3.Q(exact.numerator, exact.denominator)
 
 
 def _term(world: World, node: Node, names: Mapping[str, Any], visit: Any) -> Any:

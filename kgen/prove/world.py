@@ -6,8 +6,9 @@ so that no formula has a quantifier.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import z3
@@ -19,7 +20,32 @@ MOST = 2**30
 MOST_WIDE = 2**62
 """The same of elements of int64 buffers."""
 
+SHORT = 2**20
+"""Denominators of literals that are taken for fractions."""
+ROUNDING = Fraction(1, 2**48)
+"""How far a literal may be from its fraction: a few roundings of float64."""
+
 IN_RANGE_MS = 500
+
+
+_OF_TABLE = "()"
+"""Behind the name of a function of the table: a buffer may have the same name."""
+
+
+def of_table(name: str) -> str | None:
+    """The row of the function table that a function of z3 stands for; None if it is a buffer."""
+    return name.removesuffix(_OF_TABLE) if name.endswith(_OF_TABLE) else None
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """An element of a buffer: its name is written when it is shown, for terms are slow to print."""
+
+    buffer: str
+    indices: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{', '.join(map(shown, self.indices))}]"
 
 
 @dataclass(frozen=True)
@@ -37,12 +63,13 @@ class World:
 
     buffers: Mapping[str, Buffer]
     facts: list[Any] = field(default_factory=list)
-    shown: dict[str, Any] = field(default_factory=dict)
+    shown: dict[str | Place, Any] = field(default_factory=dict)
     """What a counterexample gives the values of, by name."""
+    _quotients: list[tuple[Any, Any, Any]] = field(default_factory=list)
     _functions: dict[str, Any] = field(default_factory=dict)
-    _elements: dict[str, dict[str, tuple[Any, ...]]] = field(default_factory=dict)
-    _searches: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    _known: dict[str, bool] = field(default_factory=dict)
+    _elements: dict[str, dict[tuple[int, ...], tuple[Any, ...]]] = field(default_factory=dict)
+    _searches: dict[tuple[str | int, ...], tuple[Any, ...]] = field(default_factory=dict)
+    _known: dict[int, tuple[Any, bool]] = field(default_factory=dict)
 
     def integer(self, name: str, low: int | None = None, high: Any = None) -> Any:
         """An unknown integer between two bounds, inclusive."""
@@ -53,6 +80,15 @@ class World:
             self.facts += [] if high is None else [found <= high]
         return found
 
+    def divides(self, whole: Any, one: Any, other: Any) -> None:
+        """State that a number is a product of two, so that it divided by one of them is the other."""
+        self.facts.append(whole == one * other)
+        self._quotients += [(whole, one, other), (whole, other, one)]
+
+    def quotient(self, a: Any, b: Any) -> Any | None:
+        """What is known to be `a // b`."""
+        return next((found for x, y, found in self._quotients if x.eq(a) and y.eq(b)), None)
+
     def length(self, size: int | str) -> Any:
         """A size of a buffer."""
         return z3.IntVal(size) if isinstance(size, int) else self.integer(size, 0, LONGEST)
@@ -62,6 +98,10 @@ class World:
         if name not in self._functions:
             self._functions[name] = z3.Function(name, *sorts)
         return self._functions[name]
+
+    def of_row(self, fn: str, sort: Any, args: Sequence[Any]) -> Any:
+        """What a row of the function table gives, of which nothing is known but that it is a function."""
+        return self.function(f"{fn}{_OF_TABLE}", *(a.sort() for a in args), sort)(*args)
 
     def inside(self, buffer: str, indices: tuple[Any, ...]) -> Any:
         """That an element is there."""
@@ -85,7 +125,7 @@ class World:
         indices = tuple(z3.simplify(i) for i in indices)
         found = self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)
         known = self._elements.setdefault(buffer, {})
-        key = repr([i.sexpr() for i in indices])
+        key = tuple(i.get_id() for i in indices)
         if key in known:
             return found
         if not real:
@@ -96,7 +136,7 @@ class World:
                 self._ascending(buffer, indices, other)
                 self._ascending(buffer, other, indices)
         known[key] = indices
-        self.shown[f"{buffer}[{', '.join(map(shown, indices))}]"] = found
+        self.shown[Place(buffer, indices)] = found
         return found
 
     def _ascending(self, buffer: str, first: tuple[Any, ...], second: tuple[Any, ...]) -> None:
@@ -109,13 +149,13 @@ class World:
         """The first position of a sorted row whose element is not smaller than a value, its length where there is
         none."""
         value, row = z3.simplify(value), tuple(z3.simplify(i) for i in row)
-        name = f"{buffer} from {shown(value)}"
-        key = repr([buffer, *[i.sexpr() for i in (*row, value)]])
+        key = (buffer, *(i.get_id() for i in (*row, value)))
         if key in self._searches:
             return self._searches[key][0]
         size = self.length(self.buffers[buffer].shape[-1])
-        found = self.integer(name, 0)
-        self._searches[key] = (found,)
+        found = self.integer(f"{buffer} from {len(self._searches)}", 0)
+        # Terms are kept: the number of one that is gone may become that of another.
+        self._searches[key] = (found, value, *row)
         self.facts.append(found <= size)
         before, at = self.element(buffer, (*row, found - 1)), self.element(buffer, (*row, found))
         self.facts += [z3.Implies(found > 0, before < value), z3.Implies(found < size, at >= value)]
@@ -123,13 +163,31 @@ class World:
 
     def holds(self, claim: Any) -> bool:
         """Whether something follows from the facts for certain, and quickly."""
-        key = claim.sexpr()
-        if key not in self._known:
-            solver = z3.Solver()
+        claim = z3.simplify(claim)
+        if z3.is_true(claim):
+            return True
+        if (key := claim.get_id()) not in self._known:
+            solver = z3.SimpleSolver()
             solver.set("timeout", IN_RANGE_MS)
             solver.add(*self.facts, z3.Not(claim))
-            self._known[key] = solver.check() == z3.unsat
-        return self._known[key]
+            self._known[key] = claim, solver.check() == z3.unsat
+        return self._known[key][1]
+
+
+def number(value: int | float | bool) -> Any:
+    """A literal. A real one stands for the simplest fraction that rounds to it: `x / 20` and `0.05 * x` are equal."""
+    if isinstance(value, bool):
+        return z3.BoolVal(value)
+    if isinstance(value, int):
+        return z3.IntVal(value)
+    exact = Fraction(value)
+    short = exact.limit_denominator(SHORT)
+    found = short if abs(short - exact) <= abs(exact) * ROUNDING else exact
+    return z3.Q(found.numerator, found.denominator)
+
+
+# A term is a graph, and as text a tree: what is shown of it is its top.
+z3.set_option(max_depth=12, max_visited=400)
 
 
 def shown(term: Any) -> str:

@@ -69,13 +69,30 @@ def store(outputs: Sequence[Output], spec_text: str, generated: Path, started: I
         },
         "started": sorted(started),
     }
+    _write(path, json.dumps(entry))
+
+
+def keep(kind: str, key: str, text: str, generated: Path) -> None:
+    """Remember a text by a key. Failing to is no harm."""
+    _write(_folder(generated) / f"{kind}-{key[:24]}.json", text)
+
+
+def recalled(kind: str, key: str, generated: Path) -> str | None:
+    """The text that is remembered by a key; None if there is none."""
+    try:
+        return kept.read(_folder(generated) / f"{kind}-{key[:24]}.json").decode()
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path: Path, text: str) -> None:
     temporary = path.with_suffix(f".{secrets.token_hex(6)}.tmp")
     try:
         path.parent.mkdir(exist_ok=True)
         ignore = path.parent / ".gitignore"
         if not ignore.exists():
             ignore.write_text("*\n", encoding="utf-8")
-        temporary.write_text(json.dumps(entry), encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -109,7 +126,16 @@ def _walk(root: str, suffix: str | tuple[str, ...]) -> Iterator[str]:
 def _entry_path(spec: Path, generated: Path) -> Path:
     out = Path(os.path.realpath(generated))
     key = _hash(os.fsencode(f"{out.name}\0{manifest.relative_spec(spec, out)}"))[:24]
-    return out.parent / ".kgen-cache" / f"{key}.json"
+    return _folder(out) / f"{key}.json"
+
+
+def _folder(generated: Path) -> Path:
+    return Path(os.path.realpath(generated)).parent / ".kgen-cache"
+
+
+def digest(text: str) -> str:
+    """A hash of a text."""
+    return _hash(text.encode())
 
 
 def _hash(data: bytes) -> str:

@@ -30,11 +30,14 @@ class Manifest:
     spec: str
     files: Mapping[str, str]
     kgen: str = __version__
+    proved: bool = True
+    """False where the files were written without the proof that comes before (`--no-prove`)."""
 
     def text(self) -> str:
         """The file, the same on every machine."""
         version = {"kgen": self.kgen} if self.kgen else {}
-        said = {**version, "spec": self.spec, "files": dict(sorted(self.files.items()))}
+        unproved = {} if self.proved else {"proved": False}
+        said = {**version, "spec": self.spec, **unproved, "files": dict(sorted(self.files.items()))}
         return json.dumps(said, indent=2) + "\n"
 
     def spec_path(self, directory: Path) -> Path:
@@ -66,7 +69,7 @@ def read(directory: Path) -> Manifest | None:
         if not _is_path(name):
             message = f"{shown(name)} is not the name of a file"
             raise KgenError(Diagnostic("bad-manifest", message, str(path), 1, 1, hint=hint))
-    return Manifest(spec, files, str(data.get("kgen", "")))
+    return Manifest(spec, files, str(data.get("kgen", "")), data.get("proved") is not False)
 
 
 def _is_path(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -78,6 +78,8 @@ class Rendered:
     started: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     """Sentences for the person who renders it, each once."""
+    specs: tuple[Loaded, ...] = ()
+    """The specs that were planned, once each."""
 
 
 def render_all(
@@ -100,13 +102,14 @@ def render_all(
         said = tuple(f"{variants[0].spec.name}: {remark}" for remark in dict.fromkeys(remarks))
         outputs = [Output(path, folder, files, whole=whole) for folder, files in folders.items()]
         if single:
-            return Rendered(tuple(outputs), variants[0].text, remarks=said)
+            return Rendered(tuple(outputs), variants[0].text, remarks=said, specs=tuple(variants))
         beside = adapted(variants, listed(variants))
         # An adapter is of all targets at once: where some are asked for, it stays as it is.
         outputs += [
             Output(path, folder, files if whole else {}, whole) for folder, files in beside.folders.items()
         ]
-        return Rendered(tuple(outputs), variants[0].text, beside.started if whole else {}, said)
+        started, specs = beside.started if whole else {}, beside.specs if whole else ()
+        return Rendered(tuple(outputs), variants[0].text, started, said, _once(variants, specs))
 
     rendered = each(paths, render)
     if targets is not None:
@@ -121,9 +124,24 @@ def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
         variants = load(path)
         made = adapted(variants, kinds)
         outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
-        return Rendered(outputs, variants[0].text, made.started)
+        return Rendered(outputs, variants[0].text, made.started, specs=_once((), made.specs))
 
     return each(paths, adapt)
+
+
+def _once(variants: Iterable[Loaded], more: Iterable[Loaded]) -> tuple[Loaded, ...]:
+    return tuple({id(one): one for one in (*variants, *more)}.values())
+
+
+def marked(rendered: Iterable[Rendered], folders: Collection[str], proved: bool) -> list[Rendered]:
+    """The same, with manifests of some folders that say whether anything was proved before they were written."""
+    return [
+        replace(
+            one,
+            outputs=tuple(replace(o, proved=proved) if o.name in folders else o for o in one.outputs),
+        )
+        for one in rendered
+    ]
 
 
 def together(rendered: Iterable[Rendered]) -> tuple[list[Output], dict[str, str]]:

@@ -30,12 +30,14 @@ State = Literal["new", "changed", "unchanged", "pruned", "edited"]
 @dataclass(frozen=True)
 class Output:
     """A folder that a spec makes, by its name below that of all kernels: `causal`, or a variant's, `causal/bf16_d64`.
-    `whole` is false where only some of the targets were asked for."""
+    `whole` is false where only some of the targets were asked for, `proved` where nothing was proved before; None
+    leaves what is recorded of that."""
 
     spec: Path
     name: str
     files: Mapping[str, str]
     whole: bool = True
+    proved: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -216,8 +218,10 @@ def _directory_changes(output: Output, directory: Path) -> list[Change]:
     elif old := manifest.read(directory):
         hashes = {**old.files, **hashes}
     if hashes:
-        made = Manifest(manifest.relative_spec(output.spec, directory), hashes)
-        changes.append(_manifest_change(directory / MANIFEST, made, manifest.read(directory)))
+        there = manifest.read(directory)
+        proved = output.proved if output.proved is not None else there is None or there.proved
+        made = Manifest(manifest.relative_spec(output.spec, directory), hashes, proved=proved)
+        changes.append(_manifest_change(directory / MANIFEST, made, there))
     return changes
 
 

@@ -38,6 +38,15 @@ def fuzz(
     expressions: Annotated[
         bool, typer.Option("--expressions", help="Compare masks and scores with their text; run no kernels.")
     ] = False,
+    proofs: Annotated[
+        bool, typer.Option("--proofs", help="Hand random attention specs to the prover; run no kernels.")
+    ] = False,
+    kept: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            help="Of --proofs: a line for each seed goes there, and seeds there are not tried again."
+        ),
+    ] = None,
     record: Annotated[
         bool, typer.Option(help="Enter them in tests/fuzzing/: seeds, seeds_cuda or expressions.json.")
     ] = True,
@@ -52,6 +61,8 @@ def fuzz(
     """
 
     def run() -> int:
+        if proofs:
+            return proved(max(seed, 0), count, jobs, kept)
         if expressions:
             return compared(seed, count, jobs, record)
         part, ledger = Shard.parse(shard), Ledger.read(device)
@@ -96,6 +107,21 @@ def compared(seed: int, count: int, jobs: int, record: bool) -> int:
                 if one.failed:
                     terminal.line(f"seed {one.seed}: {one.what}\n{one.message}")
     terminal.line(comparing.told(found))
+    return int(any(one.failed for one in found))
+
+
+def proved(seed: int, count: int, jobs: int, kept: Optional[Path]) -> int:  # noqa: UP045
+    """Hand the specs of some seeds to the prover; the exit code."""
+    from fuzzing import proofs
+
+    with terminal.progress_bar() as progress:
+        found = proofs.run(
+            range(seed, seed + count), jobs, kept, lambda done: progress(done, count, "proved")
+        )
+    for one in found:
+        if one.failed:
+            terminal.line("\n".join((f"seed {one.seed}: {one.what}", *one.found, one.spec)))
+    terminal.line(proofs.told(found))
     return int(any(one.failed for one in found))
 
 

@@ -72,7 +72,7 @@ class Failed(Exception):
         self.what = what
 
 
-class _Slow(Exception):
+class Slow(Exception):
     pass
 
 
@@ -86,15 +86,15 @@ def tried(seed: int, spec: Mapping[str, Any] | None = None, device: str = "cpu")
         return Outcome(seed, what, message[:2000], text, seconds, flexed, device)
 
     try:
-        with _within(LIMIT):
+        with within(LIMIT):
             loaded = loads(text, "drawn.yaml")
             flexed = asked_flex(loaded, random.Random(f"{seed} flex"))
             _try(loaded, spec, random.Random(f"{seed} called"), device)
     except KgenError as error:
         first = error.diagnostics[0]
         return outcome("refused", f"{first.code}: {first.message}")
-    except _Slow:
-        return outcome("slow", f"more than {LIMIT} seconds: {_where(sys.exc_info()[2])}")
+    except Slow:
+        return outcome("slow", f"more than {LIMIT} seconds: {where(sys.exc_info()[2])}")
     except Failed as error:
         return outcome(error.what, str(error))
     except Exception as error:
@@ -216,9 +216,9 @@ def _for_hopper(path: Path, name: str) -> Any:
 
 
 @contextmanager
-def _within(seconds: int) -> Iterator[None]:
+def within(seconds: int) -> Iterator[None]:
     def late(*_: Any) -> None:
-        raise _Slow
+        raise Slow
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
@@ -229,7 +229,7 @@ def _within(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _where(trace: Any) -> str:
+def where(trace: Any) -> str:
     frames = [frame for frame in traceback.extract_tb(trace) if "/kgen/" in frame.filename]
     return " < ".join(f"{Path(f.filename).name}:{f.lineno}" for f in frames[::-1][:5])
 

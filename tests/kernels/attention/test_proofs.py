@@ -20,9 +20,7 @@ from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove import block_lists, decode, hopper
 from kgen.kernels.attention.prove.block_lists import of_lists
-from kgen.kernels.attention.prove.decode import of_decoding
-from kgen.kernels.attention.prove.hopper import of_hopper
-from kgen.kernels.attention.prove.loops import (
+from kgen.kernels.attention.prove.claims import (
     INT32,
     LOADS,
     MASK,
@@ -32,6 +30,8 @@ from kgen.kernels.attention.prove.loops import (
     STORES,
     WHOLE,
 )
+from kgen.kernels.attention.prove.decode import of_decoding
+from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.obligations import obligations, of_fields
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields

@@ -49,7 +49,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     made |= {f"{name}/{folder}": dict(texts) for folder, texts in render_variants(parts).items()}
     said = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
     made[f"{name}/{parts[0].spec.name}"]["spec.yaml"] = render_source(parts, said)
-    return Adapter(made)
+    return Adapter(made, specs=tuple(parts))
 
 
 def _package(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:

@@ -65,7 +65,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     texts = {
         path: render_text(variants[0], TEMPLATES + template, context) for path, template in started.items()
     }
-    return Adapter(made, texts)
+    return Adapter(made, texts, tuple(variants))
 
 
 def flash(variant: Variant) -> Flash | None:

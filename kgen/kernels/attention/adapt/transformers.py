@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
 
 from kgen.kernels.attention.adapt.derived import PLACES, Variant, checked
 from kgen.render.adapters import Adapter
@@ -29,7 +30,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     for text, specs in derived.items():
         source = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
         made[f"{name}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
-    return Adapter(made)
+    return Adapter(made, specs=(*variants, *chain.from_iterable(derived.values())))
 
 
 def _package(variant: Variant, package: str, places: list[str]) -> Source:

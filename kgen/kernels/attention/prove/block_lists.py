@@ -10,8 +10,10 @@ import z3
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
-from kgen.kernels.attention.prove.loops import INT32, LOADS, MASK, SKIPPED, WHOLE, in_32_bits, loads_inside
-from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SKIPPED, WHOLE
+from kgen.kernels.attention.prove.list_order import each_block_once
+from kgen.kernels.attention.prove.loops import in_32_bits, loads_inside
+from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.functions import Beyond
@@ -23,7 +25,9 @@ from kgen.targets.code import Code, Name
 NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
 
 
-def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iterator[Obligation]:
+def of_lists(
+    loaded: Loaded, plan: AttentionPlan, kernels: KernelFields, extent: Extent = ALL
+) -> Iterator[Obligation]:
     """Those of the kernel that decides what is left of each block."""
     assert plan.block_mask is not None
     decision = plan.block_mask.decision
@@ -45,6 +49,7 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
     machine.vectors = (row, lane)
     pairs = machine.copy().run(fields["pair_lines"])
     machine.run([*fields["rows"], *fields["columns"]])
+    world.facts += setting.promises
     exists = z3.And(q < names["SQ"], kv < names["SK"])
     allowed = z3.And(exists, setting.allowed(q, kv))
 
@@ -69,9 +74,12 @@ def of_lists(loaded: Loaded, plan: AttentionPlan, kernels: KernelFields) -> Iter
                 known[binding.name] = machine.value(Name(binding.name))
         return term(world, decision.results["some"], known)
 
+    yield each_block_once(NAME, ONCE)
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
     yield stated(WHOLE, whole)
     # Pairs are looked at where what is said of blocks holds.
     yield stated(MASK, lambda: z3.Implies(some(), pairs.value(fields["mask"]) == allowed))
+    if not extent.memory:
+        return
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
     yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

@@ -8,7 +8,7 @@ from typing import Any
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Q_AXIS
 from kgen.kernels.attention.prove.loops import Kernel
-from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
 from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.obligations import Obligation
@@ -20,12 +20,13 @@ from kgen.targets.code import Statement, assign, row
 TABLE = "block_table"
 
 
-def of_decoding(loaded: Loaded, plan: DecodePlan) -> Iterator[Obligation]:
+def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Iterator[Obligation]:
     """Those of the kernel that is split over keys."""
     attention = plan.attention
     fields = decode_fields(plan, KernelFields(attention))
-    for blocks in dict.fromkeys((t.BLOCK_M, t.BLOCK_N) for t in plan.tiles.values()):
-        setting = Setting(loaded, attention, Q_AXIS, blocks, packed=True)
+    for number, blocks in enumerate(extent.shapes(shapes([[*plan.tiles.values()]]))):
+        values = extent.values or number == 0
+        setting = Setting(loaded, attention, Q_AXIS, blocks, True, extent.memory, values)
         pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
         parts = [
             {

@@ -12,19 +12,10 @@ import z3
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
-from kgen.kernels.attention.prove.loops import (
-    INT32,
-    LOADS,
-    MASK,
-    ONCE,
-    SCORE,
-    SKIPPED,
-    WHOLE,
-    in_32_bits,
-    loads_inside,
-    row_rest,
-)
-from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, WHOLE
+from kgen.kernels.attention.prove.list_order import each_tile_once
+from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, row_rest
+from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
@@ -39,7 +30,7 @@ from kgen.targets.triton.printer import first_at_least
 Fields = Mapping[str, Any]
 
 
-def of_hopper(loaded: Loaded, plan: AttentionPlan) -> Iterator[Obligation]:
+def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iterator[Obligation]:
     """Those of `hopper.py`, whose plan is of lengths without promises."""
     hopper = plan_hopper(plan)
     if hopper is None:
@@ -53,7 +44,8 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan) -> Iterator[Obligation]:
         loop, tile = whole[name], getattr(hopper, name)
         assert loop is not None
         ranges = fields if loop.inner is Q_AXIS else loops["forward"]
-        setting = Setting(loaded, plan, loop.outer, (tile.BLOCK_M, tile.BLOCK_N))
+        blocks = (tile.BLOCK_M, tile.BLOCK_N)
+        setting = Setting(loaded, plan, loop.outer, blocks, memory=extent.memory)
         of = KeyTile if loop.inner is Q_AXIS else QueryTile
         title = f"{name} on Hopper {tile.BLOCK_M}x{tile.BLOCK_N}"
         yield from of(title, setting, loop, ranges, fields, hopper, tile).obligations()
@@ -100,21 +92,20 @@ class HopperKernel:
             tiles = self._of_lists(consumer) if listed else self._tiles(producer, consumer)
             one = tiles(number)
         except Beyond as beyond:
-            for what in (SKIPPED, WHOLE, ONCE, LOADS, INT32, MASK, SCORE):
-                yield Obligation(self.name, what, beyond=str(beyond))
+            yield from beyond_all(self.name, self.setting, str(beyond))
             return
         at = one.start + self.setting.lane
         inner = self.setting.inner.index.name
         self.setting.world.shown |= {inner: at, f"{inner.removesuffix('_idx')}_start": one.start}
         if listed:
-            yield Obligation(self.name, ONCE, beyond="the order of a list, which a kernel makes by a scan")
+            yield each_tile_once(self.name, ONCE, self.setting.inner_block, bool(self.fields["masked"]))
         else:
             yield from self._covers(producer, consumer, tiles)
         yield from self._of_a_tile(producer, consumer, one, at)
 
     def _covers(self, producer: Machine, consumer: Machine, tiles: Any) -> Iterator[Obligation]:
         setting, position, one = self.setting, z3.Int("position"), tiles(z3.Int("number"))
-        there = [setting.there, position >= 0, position < setting.inner_size]
+        there = [setting.there, *setting.promises, position >= 0, position < setting.inner_size]
         visited = tiles(self._number(producer, consumer, position)).visited
         found = self._obligation(SKIPPED, z3.Implies(setting.allowed(*self._pair(position)), visited), there)
         yield replace(found, values={**found.values, setting.inner.index.name: position})
@@ -130,18 +121,23 @@ class HopperKernel:
         path = (one.visited, lane >= 0, lane < setting.inner_block)
         body = self._body(consumer, one, at, path)
         allowed = setting.allowed(*pair)
+        known = [*path, *setting.promises]
         if not z3.is_false(one.unmasked):
             inside = z3.And(at >= 0, at < size, allowed)
-            yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), path)
+            yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), known)
+        if setting.memory:
+            yield from self._memory(producer, body)
+        if self.fields["masked"]:
+            written = z3.And(at < size, allowed)
+            yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), known)
+        yield self._score(body, pair, one.start, [*known, setting.there, at < size, allowed])
+
+    def _memory(self, producer: Machine, body: Machine) -> Iterator[Obligation]:
         try:
             yield self._obligation(LOADS, parts=loads_inside([*producer.loads, *body.loads]))
         except Beyond as beyond:
             yield self._obligation(LOADS, beyond=str(beyond))
         yield self._obligation(INT32, parts=in_32_bits([*producer.computed, *body.computed]))
-        if self.fields["masked"]:
-            written = z3.And(at < size, allowed)
-            yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), path)
-        yield self._score(body, pair, one.start, [*path, setting.there, at < size, allowed])
 
     def _pair(self, inner: Any) -> tuple[Any, Any]:
         """The query and the key of a position of the inner axis."""

@@ -12,21 +12,14 @@ import z3
 from kgen.expr.mask_form import TRUE
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
+from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
+from kgen.kernels.attention.prove.list_order import each_tile_once
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Computed, Load, Machine
 from kgen.prove.trees import term
 from kgen.targets.code import Code, Name, Statement
-
-SKIPPED = "a tile that is skipped holds no pair that the mask allows"
-WHOLE = "a tile that runs without the mask holds only allowed pairs"
-ONCE = "tiles cover each pair once"
-LOADS = "every load is inside its tensor, or guarded"
-STORES = "every store is inside its tensor, and every row is stored"
-INT32 = "no int32 expression overflows"
-MASK = "the mask as it is computed is the mask as it is written"
-SCORE = "the score as it is computed is the score as it is written"
 
 Fields = Mapping[str, Any]
 
@@ -108,21 +101,22 @@ class Kernel:
         try:
             visits = self._listed(machine) if self.loop.listed else self._visits(machine)
         except Beyond as beyond:
-            for what in (SKIPPED, WHOLE, ONCE, LOADS, INT32, MASK, SCORE):
-                yield Obligation(self.name, what, beyond=str(beyond))
+            yield from beyond_all(self.name, self.setting, str(beyond))
             return
         if self.loop.listed:
-            yield Obligation(self.name, ONCE, beyond="the order of a list, which a kernel makes by a scan")
+            yield each_tile_once(self.name, ONCE, self.setting.inner_block, self.loop.masked)
         else:
             yield from self._covers(visits)
         bodies = [self._body(machine, visit, inner) for visit in visits]
         if not self.loop.listed:
             yield from self._whole(bodies)
-        yield self._loads(machine, bodies, inner, outer)
-        yield self._stores(machine)
-        yield self._int32(machine, bodies)
-        yield from self._masks(bodies)
-        yield self._scores(bodies[-1])
+        if self.setting.memory:
+            yield self._loads(machine, bodies, inner, outer)
+            yield self._stores(machine)
+            yield self._int32(machine, bodies)
+        if self.setting.values:
+            yield from self._masks(bodies)
+            yield self._scores(bodies[-1])
 
     def _visits(self, machine: Machine) -> list[Visit]:
         visits: list[Visit] = []
@@ -179,7 +173,7 @@ class Kernel:
             (setting.names["q_idx"], position) if setting.by_query else (position, setting.names["kv_idx"])
         )
         allowed = setting.allowed(q, kv)
-        there = [setting.there, position >= 0, position < setting.inner_size]
+        there = [setting.there, *setting.promises, position >= 0, position < setting.inner_size]
         setting.world.shown[inner] = position
         times = [once for visit in visits for once in visit.times(position)]
         yield self._obligation(SKIPPED, z3.Or(*times), [*there, allowed])
@@ -192,7 +186,7 @@ class Kernel:
                 inside = z3.And(body.position >= 0, body.position < self.setting.inner_size)
                 allowed = self.setting.allowed(body.q, body.kv)
                 claim = z3.Implies(self.setting.there, z3.And(inside, allowed))
-                yield self._obligation(WHOLE, claim, body.facts)
+                yield self._obligation(WHOLE, claim, [*body.facts, *self.setting.promises])
 
     # --- memory ------------------------
 
@@ -241,7 +235,7 @@ class Kernel:
             written = z3.And(body.position < size, self.setting.allowed(body.q, body.kv))
             try:
                 claim = z3.Implies(self.setting.there, body.machine.value(Name("mask")) == written)
-                yield self._obligation(MASK, claim, body.facts)
+                yield self._obligation(MASK, claim, [*body.facts, *self.setting.promises])
             except Beyond as beyond:
                 yield self._obligation(MASK, None, beyond=str(beyond))
 
@@ -256,10 +250,17 @@ class Kernel:
             logits = logits + row_rest(setting, self.loop, body.machine, (body.q, body.kv), start)
             written = setting.names["LOG2E"] * setting.score(body.q, body.kv)
             inside = z3.And(setting.there, body.position < setting.inner_size)
-            facts = [*body.facts, inside, setting.allowed(body.q, body.kv)]
+            facts = [*body.facts, *setting.promises, inside, setting.allowed(body.q, body.kv)]
             return self._obligation(SCORE, None, facts, equal=(logits, written))
         except Beyond as beyond:
             return self._obligation(SCORE, None, beyond=str(beyond))
+
+
+def beyond_all(kernel: str, setting: Setting, why: str) -> Iterator[Obligation]:
+    """Every obligation of a kernel whose bounds have no encoding."""
+    memory = (LOADS, INT32) if setting.memory else ()
+    for what in (SKIPPED, WHOLE, ONCE, *memory, MASK, SCORE):
+        yield Obligation(kernel, what, beyond=why)
 
 
 @dataclass(frozen=True)

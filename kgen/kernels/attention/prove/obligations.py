@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
@@ -13,28 +13,38 @@ from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import Kernel
-from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.prove.own_names import apart
+from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
 
+PAIRS = Extent(memory=False, values=False)
+"""Which pairs are computed, and what is computed of them."""
 
-def obligations(loaded: Loaded) -> Iterator[Obligation]:
+
+def of_pairs(loaded: Loaded) -> Iterator[Obligation]:
+    """What is to be proved before the files of a spec are written: which pairs count, once each, and their scores."""
+    return obligations(loaded, PAIRS)
+
+
+def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
     """What is to be proved of the files of a spec."""
+    loaded = apart(loaded)
     decode = plan_decode(loaded) if decodes(loaded) else None
     plan = plan_attention(loaded)
     kernels = KernelFields(plan)
     if decode is None or not decode.alone:
-        yield from of_loop(loaded, plan, kernels, "forward", plan.forward, plan.tiles.forward)
+        yield from of_loop(loaded, plan, kernels, "forward", plan.forward, plan.tiles.forward, extent)
     if decode is not None:
-        yield from of_decoding(loaded, decode)
+        yield from of_decoding(loaded, decode, extent)
     if plan.block_mask is not None:
-        yield from of_lists(loaded, plan, kernels)
+        yield from of_lists(loaded, plan, kernels, extent)
     if plan.dq is not None and plan.dkdv is not None:
-        yield from of_loop(loaded, plan, kernels, "dq", plan.dq, plan.tiles.dq)
-        yield from of_loop(loaded, plan, kernels, "dkdv", plan.dkdv, plan.tiles.dkdv)
+        yield from of_loop(loaded, plan, kernels, "dq", plan.dq, plan.tiles.dq, extent)
+        yield from of_loop(loaded, plan, kernels, "dkdv", plan.dkdv, plan.tiles.dkdv, extent)
     free = without_promises(loaded)
-    yield from of_hopper(loaded, plan if free.spec == loaded.spec else plan_attention(free))
+    yield from of_hopper(loaded, plan if free.spec == loaded.spec else plan_attention(free), extent)
 
 
 def of_loop(
@@ -44,11 +54,13 @@ def of_loop(
     name: str,
     loop: TileLoop,
     tiles: Mapping[int, Sequence[Any]],
+    extent: Extent = ALL,
 ) -> Iterator[Obligation]:
     """Those of a portable kernel."""
     fields = kernels.loop(loop, [*accumulators(loop)])
-    for blocks in shapes(tiles.values()):
-        setting = Setting(loaded, plan, loop.outer, blocks)
+    for number, blocks in enumerate(extent.shapes(shapes(tiles.values()))):
+        values = extent.values or number == 0
+        setting = Setting(loaded, plan, loop.outer, blocks, memory=extent.memory, values=values)
         yield from of_fields(f"{name} {blocks[0]}x{blocks[1]}", setting, loop, fields).obligations()
 
 
@@ -63,8 +75,3 @@ def of_fields(name: str, setting: Setting, loop: TileLoop, fields: Mapping[str, 
         fields,
         fields["vector_guard"],
     )
-
-
-def shapes(rows: Iterable[Sequence[Any]]) -> list[tuple[int, int]]:
-    """The distinct tiles of a table."""
-    return list(dict.fromkeys((tile.BLOCK_M, tile.BLOCK_N) for row in rows for tile in row))

@@ -3,6 +3,7 @@ pairs a spec allows and what it makes of their scores, from the trees as they ar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,40 @@ from kgen.expr.tile_ranges import Axis
 from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
 from kgen.kernels.attention.spec import KV_LENS
 from kgen.prove.statements import Machine, values_of
-from kgen.prove.trees import hidden, number, term
-from kgen.prove.world import LONGEST, MOST, Buffer, World
+from kgen.prove.trees import hidden, term
+from kgen.prove.world import LONGEST, MOST, Buffer, World, number
 from kgen.spec.load import Loaded
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
+
+
+Blocks = tuple[int, int]
+"""The shape of a tile: queries, keys."""
+
+
+def all_of_them(shapes: list[Blocks]) -> list[Blocks]:
+    """Every shape of tile."""
+    return shapes
+
+
+def shapes(rows: Iterable[Sequence[Any]]) -> list[Blocks]:
+    """The distinct tiles of a table."""
+    return list(dict.fromkeys((tile.BLOCK_M, tile.BLOCK_N) for row in rows for tile in row))
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is stated of a spec's kernels."""
+
+    shapes: Callable[[list[Blocks]], list[Blocks]] = all_of_them
+    """The shapes of tiles that are looked at, of those that a kernel has."""
+    memory: bool = True
+    """Whether loads, stores and the width of integers are, too."""
+    values: bool = True
+    """Whether masks and scores are looked at in every shape: a kernel computes them by the same statements in all."""
+
+
+ALL = Extent()
 
 
 @dataclass
@@ -32,11 +62,17 @@ class Setting:
     loaded: Loaded
     plan: AttentionPlan
     outer: Axis
-    blocks: tuple[int, int]
+    blocks: Blocks
     packed: bool = False
     """Rows of a tile are of several query heads."""
+    memory: bool = True
+    """Whether loads, stores and the width of integers are looked at."""
+    values: bool = True
+    """Whether masks and scores are looked at."""
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
+    shared: Any = field(init=False)
+    """Query heads of a head of keys."""
 
     def __post_init__(self) -> None:
         spec = self.plan.spec
@@ -49,12 +85,18 @@ class Setting:
             multiple = getattr(side, "multiple_of", None)
             world.facts += [sizes[name] % multiple == 0] if multiple else []
         world.facts += [sizes["SQ"] == sizes["SK"]] if self.plan.self_attention else []
-        if isinstance(spec.gqa, int):
-            world.facts.append(sizes["HQ"] == spec.gqa * sizes["HKV"])
         b, h = world.integer("b", 0), world.integer("h", 0)
         world.facts += [b < sizes["B"], h < sizes["HQ"]]
+        self._heads(sizes, h)
         self.names = {**sizes, "b": b, "h": h, **self._scalars()}
         self._tile(own)
+
+    def _heads(self, sizes: Mapping[str, Any], h: Any) -> None:
+        """GQA query heads share a head of keys. What follows of the head of keys is stated: divisors are unknown."""
+        gqa = self.plan.spec.gqa
+        self.shared = heads = z3.IntVal(gqa) if isinstance(gqa, int) else self.world.integer("GQA", 1)
+        self.world.divides(sizes["HQ"], heads, sizes["HKV"])
+        self.world.facts += [heads <= sizes["HQ"], h / heads >= 0, h / heads < sizes["HKV"]]
 
     @property
     def by_query(self) -> bool:
@@ -105,10 +147,20 @@ class Setting:
         self.names |= {self.outer.start.name: start, self.outer.last.name: last, self.outer.index.name: at}
 
     def _rows(self, own: Any, block: int) -> None:
-        """A tile whose rows are heads of queries: it has at most as many queries as rows, in order."""
-        start, last, at = (self.world.integer(n, 0) for n in ("q_start", "q_last", "q_idx"))
-        self.world.facts += [start <= last, last < own, last < start + block]
-        self.world.facts += [at >= start, at < start + block, z3.Or(at <= last, at >= own)]
+        """A tile whose rows are heads of queries, so many of each query in order. Of an unknown number of heads it is
+        any stretch of queries; tiles that divide the number of queries divide that of rows."""
+        gqa, world = self.plan.spec.gqa, self.world
+        start, last, at = (world.integer(n, 0) for n in ("q_start", "q_last", "q_idx"))
+        if isinstance(gqa, int):
+            first, row = block * world.integer("tile", 0), z3.Int("row")
+            end = (first + block - 1) / gqa
+            world.facts += [row >= 0, row < block, start == first / gqa, at == (first + row) / gqa]
+            world.facts += [start < own, last == z3.If(end < own, end, own - 1)]
+        else:
+            world.facts += [start <= last, last < own, last < start + block]
+            world.facts += [at >= start, at < start + block, z3.Or(at <= last, at >= own)]
+            promised = getattr(self.plan.spec.lengths.q, "multiple_of", 1)
+            world.facts += [at < own] if promised % block == 0 else []
         self.names |= {"q_start": start, "q_last": last, "q_idx": at}
 
     # --- the spec ------------------------
@@ -117,6 +169,14 @@ class Setting:
     def there(self) -> Any:
         """That the outer position exists."""
         return self.names[self.outer.index.name] < self.names["SQ" if self.by_query else "SK"]
+
+    @property
+    def promises(self) -> list[Any]:
+        """What callers promise and no launcher checks. Kernels read inside of their tensors without it."""
+        if not self.plan.spec.per_batch:
+            return []
+        keys = self.world.read(KV_LENS, (self.names["b"],))
+        return [keys >= 0, keys <= self.names["SK"]]
 
     def written(self, q: Any, kv: Any) -> dict[str, Any]:
         """What the names of expressions stand for at a query and a key."""
@@ -151,9 +211,6 @@ class Setting:
         """A kernel that knows its tile, ahead of its first statement."""
         params = self.plan.spec.params
         names = {n.upper() if n in params and not params[n].runtime else n: v for n, v in self.names.items()}
-        heads = self.world.integer("GQA", 1)
-        spec = self.plan.spec
-        self.world.facts += [heads == spec.gqa] if isinstance(spec.gqa, int) else [heads <= self.names["HQ"]]
         blocks = {"BLOCK_M": z3.IntVal(self.blocks[0]), "BLOCK_N": z3.IntVal(self.blocks[1])}
         reals = {n: z3.Real(n) for n in ("qk", "lse", "delta", "ds")}
         own = self.names[self.outer.index.name] - self.names[self.outer.start.name]
@@ -162,5 +219,5 @@ class Setting:
             if self.by_query
             else {"BLOCK_M": self.lane, "BLOCK_N": own}
         )
-        known = values_of({**names, **blocks, **reals, "GQA": heads})
+        known = values_of({**names, **blocks, **reals, "GQA": self.shared})
         return Machine(self.world, known, lanes=lanes).given(**{"offs_m" if self.by_query else "offs_n": own})

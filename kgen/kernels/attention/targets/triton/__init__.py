@@ -8,5 +8,7 @@ TARGET = Target(
     sources=Lazy(f"{__name__}.sources:sources"),
     emits="One `triton.py`.",
     obligations=Lazy("kgen.kernels.attention.prove.obligations:obligations"),
+    pairs=Lazy("kgen.kernels.attention.prove.obligations:of_pairs"),
+    points=Lazy("kgen.kernels.attention.prove.points:differences"),
     native=Lazy(f"{__name__}.native:native"),
 )

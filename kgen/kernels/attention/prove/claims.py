@@ -1,0 +1,10 @@
+"""What is claimed of attention kernels, in words."""
+
+SKIPPED = "a tile that is skipped holds no pair that the mask allows"
+WHOLE = "a tile that runs without the mask holds only allowed pairs"
+ONCE = "tiles cover each pair once"
+LOADS = "every load is inside its tensor, or guarded"
+STORES = "every store is inside its tensor, and every row is stored"
+INT32 = "no int32 expression overflows"
+MASK = "the mask as it is computed is the mask as it is written"
+SCORE = "the score as it is computed is the score as it is written"

@@ -1,0 +1,168 @@
+"""What is proved of the order of a block mask's lists: each block is listed once, and tiles of it are visited once.
+
+`_block_list` and the loops over its lists are text of templates (`_block_mask.j2`, `_tiles.j2`, `_hopper.j2`). Their
+index arithmetic is written here again, and a test holds these lines of the templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import z3
+
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
+from kgen.prove.obligations import Obligation
+from kgen.prove.world import LONGEST
+
+NOTHING, PART, WHOLE_BLOCK = range(3)
+"""Kinds of blocks, as `_block_kind` has them."""
+
+
+@dataclass
+class Listed:
+    """A row of blocks of any kinds and its list, with what a running count promises of the columns that are named."""
+
+    size: Any
+    """Positions of a row."""
+    facts: list[Any] = field(default_factory=list)
+    _columns: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        whole = z3.IntSort()
+        self._kind = z3.Function("kind", whole, whole)
+        self._count = z3.Function("count", whole, whole, whole)
+        self._list = z3.Function("list", whole, whole)
+        totals = [self.total(kind) for kind in range(3)]
+        self.facts.extend(total >= 0 for total in totals)
+        self.facts += [self.size >= 1, self.size <= LONGEST, z3.Sum(totals) == self.columns]
+
+    @property
+    def columns(self) -> Any:
+        """Blocks of a row."""
+        return (self.size + BLOCK_SIZE - 1) / BLOCK_SIZE
+
+    def total(self, kind: int) -> Any:
+        """Blocks of a kind."""
+        return z3.Int(f"n_{kind}")
+
+    def column(self, name: str) -> Any:
+        """Any column. Of a kind there are as many up to it as before, and one more where it is of that kind."""
+        column = z3.Int(name)
+        counts = [self._count(kind, column) for kind in range(3)]
+        self.facts += [column >= 0, column < self.columns, self._kind(column) >= 0, self._kind(column) < 3]
+        self.facts.append(z3.Sum(counts) == column + 1)
+        for kind, count in enumerate(counts):
+            self.facts += [count >= self._is(column, kind), count <= self.total(kind)]
+        for other in self._columns:
+            for a, b in ((column, other), (other, column)):
+                self.facts.append(z3.Implies(a == b, z3.And(self._same(a, b))))
+                self.facts.append(z3.Implies(a < b, z3.And(self._grows(a, b))))
+        self._columns.append(column)
+        return column
+
+    def kind(self, column: Any) -> Any:
+        """What is left of a block."""
+        return self._kind(column)
+
+    def _is(self, column: Any, kind: int) -> Any:
+        return z3.If(self._kind(column) == kind, 1, 0)
+
+    def _grows(self, a: Any, b: Any) -> list[Any]:
+        return [self._count(k, a) + self._is(b, k) <= self._count(k, b) for k in range(3)]
+
+    def _same(self, a: Any, b: Any) -> list[Any]:
+        return [self._count(k, a) == self._count(k, b) for k in range(3)]
+
+    def place(self, column: Any) -> Any:
+        """Where `_block_list` stores a column."""
+        ones, twos = self._count(PART, column), self._count(WHOLE_BLOCK, column)
+        n_partial, n_full = self.total(PART), self.total(WHOLE_BLOCK)
+        absent = column - ones - twos + n_partial + n_full
+        kind = self._kind(column)
+        return z3.If(kind == PART, ones - 1, z3.If(kind == WHOLE_BLOCK, n_partial + twos - 1, absent))
+
+    def stored(self, column: Any) -> Any:
+        """That a column stands at its place, which is its own."""
+        return self._list(self.place(column)) == column
+
+    def start(self, first: Any, i: Any) -> Any:
+        """The position at which the tile at `i` begins, in the row of positions of the blocks from an entry on."""
+        return i + (self._list(first + i / BLOCK_SIZE) - i / BLOCK_SIZE) * BLOCK_SIZE
+
+    def part(self, kind: int) -> Any:
+        """The first entry of the blocks of a kind."""
+        return z3.IntVal(0) if kind == PART else self.total(PART)
+
+    def named(self, kind: int, entry: Any, name: str) -> Any:
+        """The column of an entry among those of a kind: a count that grows by ones passes every number up to its
+        last."""
+        column = self.column(name)
+        self.facts += [self._kind(column) == kind, self._count(kind, column) == entry + 1]
+        return column
+
+
+def each_block_once(name: str, what: str) -> Obligation:
+    """Two blocks of a row have two places in its list."""
+    row = Listed(z3.Int("size"))
+    a, b = row.column("column"), row.column("other")
+    inside = z3.And(row.place(a) >= 0, row.place(a) < row.columns)
+    claim = z3.And(inside, z3.Implies(a != b, row.place(a) != row.place(b)))
+    return Obligation(name, what, claim, row.facts, {"size": row.size, "column": a, "other": b})
+
+
+def each_tile_once(name: str, what: str, block: int, masked: bool) -> Obligation:
+    """Each position of a listed block is in one tile, and blocks that are left in part are visited with the mask."""
+    stated = [*_reached(block), *_apart(block), *_with_mask(block, masked)]
+    parts = [(text, z3.Implies(z3.And(row.facts), claim)) for text, claim, row in stated]
+    return Obligation(name, what, values={n: z3.Int(n) for n in ("size", "position")}, parts=parts)
+
+
+Stated = Sequence[tuple[str, Any, Listed]]
+
+
+def _reached(block: int) -> Stated:
+    """Some tile has a position of a listed block."""
+    row, position = Listed(z3.Int("size")), z3.Int("position")
+    column = row.column("column")
+    row.facts += [position >= 0, position < row.size, column == position / BLOCK_SIZE, row.stored(column)]
+    reached = []
+    for kind in (PART, WHOLE_BLOCK):
+        first = row.part(kind)
+        i = (row.place(column) - first) * BLOCK_SIZE + position % BLOCK_SIZE / block * block
+        visited = z3.And(i >= 0, i < row.total(kind) * BLOCK_SIZE)
+        reached.append(z3.And(row.kind(column) == kind, visited, _in_tile(row, first, i, position, block)))
+    return [("a tile that no entry has", z3.Implies(row.kind(column) != NOTHING, z3.Or(reached)), row)]
+
+
+def _apart(block: int) -> Stated:
+    """No two tiles have it."""
+    found = []
+    for one, other in ((PART, PART), (PART, WHOLE_BLOCK), (WHOLE_BLOCK, WHOLE_BLOCK)):
+        row, position = Listed(z3.Int("size")), z3.Int("position")
+        tiles = []
+        for kind, name in ((one, "column"), (other, "other")):
+            i = block * z3.Int(f"tile of {name}")
+            row.facts += [i >= 0, i < row.total(kind) * BLOCK_SIZE]
+            row.facts.append(row.stored(row.named(kind, i / BLOCK_SIZE, name)))
+            row.facts.append(_in_tile(row, row.part(kind), i, position, block))
+            tiles.append(i)
+        claim = tiles[0] == tiles[1] if one == other else z3.BoolVal(False)
+        found.append(("a tile that two entries have", claim, row))
+    return found
+
+
+def _with_mask(block: int, masked: bool) -> Stated:
+    """Tiles of the second part are of blocks that are left whole, and others are only where there is a mask."""
+    row, i = Listed(z3.Int("size")), block * z3.Int("tile")
+    row.facts += [i >= 0, i < row.total(WHOLE_BLOCK) * BLOCK_SIZE]
+    column = row.named(WHOLE_BLOCK, i / BLOCK_SIZE, "column")
+    row.facts.append(row.stored(column))
+    listed = row.start(row.part(WHOLE_BLOCK), i) / BLOCK_SIZE
+    return [("a block that is listed as whole", z3.And(z3.BoolVal(masked), listed == column), row)]
+
+
+def _in_tile(row: Listed, first: Any, i: Any, position: Any, block: int) -> Any:
+    start = row.start(first, i)
+    return z3.And(start <= position, position < start + block)

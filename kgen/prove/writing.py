@@ -1,0 +1,148 @@
+"""What is proved of specs before their files are written.
+
+Plans are compared with their specs at points, always. Where z3 is installed, it decides which pairs of positions the
+kernels compute, that they do so once, and what they compute of them. A result is kept in the cache of the folder that
+is written, by a hash of all that decides it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kgen.diagnostics import Diagnostic, RefutedError
+from kgen.family import Target, family
+from kgen.render import cache
+from kgen.render.rendering import blaming
+from kgen.spec.too_large import too_large
+from kgen.targets import asked_targets
+
+if TYPE_CHECKING:
+    from kgen.spec.load import Loaded
+
+SECONDS = 2.0
+"""For one obligation."""
+BUDGET = 10.0
+"""Seconds for all obligations of a spec."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """How many obligations of a spec are proved, how many are unknown, and what is not proved of the first of these."""
+
+    proved: int = 0
+    unknown: int = 0
+    why: str = ""
+
+
+def checkable(loaded: Loaded, targets: Collection[str] | None = None) -> list[Target]:
+    """The targets of a spec, of those that are written, of whose kernels something can be proved."""
+    known = family(loaded.spec.kernel).targets
+    written = [name for name in asked_targets(loaded) if targets is None or name in targets]
+    return [known[name] for name in written if known[name].pairs is not None]
+
+
+def prove_written(
+    specs: Iterable[Loaded], targets: Collection[str] | None, generated: Path, *, keep: bool
+) -> list[tuple[Loaded, Proof]]:
+    """Prove the kernels of specs that are about to be written, or raise `RefutedError` with a counterexample for each
+    that is wrong. `keep`: remember the results beside `generated`."""
+    found: list[tuple[Loaded, Proof]] = []
+    wrong: list[Diagnostic] = []
+    for loaded in specs:
+        if not (asked := checkable(loaded, targets)):
+            continue
+        key = _key(loaded, asked)
+        if (kept := _read(key, generated)) is not None:
+            found.append((loaded, kept))
+            continue
+        refuted = list[str]()
+        with blaming(f"spec `{loaded.spec.name}` ({loaded.path.name})"), too_large(loaded):
+            proof = _proved(loaded, asked, refuted)
+        if refuted:
+            wrong.append(_diagnostic(loaded, refuted))
+            continue
+        found.append((loaded, proof))
+        if keep:
+            cache.keep("proof", key, json.dumps(asdict(proof)), generated)
+    if wrong:
+        raise RefutedError(wrong)
+    return found
+
+
+def _proved(loaded: Loaded, targets: Sequence[Target], refuted: list[str]) -> Proof:
+    for target in targets:
+        refuted += target.points(loaded) if target.points is not None else ()
+    if refuted or not has_z3():
+        return Proof()
+    return _by_z3(loaded, targets, refuted)
+
+
+def has_z3() -> bool:
+    """True if z3 is installed."""
+    return find_spec("z3") is not None
+
+
+def _by_z3(loaded: Loaded, targets: Sequence[Target], refuted: list[str]) -> Proof:
+    from kgen.prove.obligations import Verdict, decide
+
+    begun, proved, unknown = time.monotonic(), 0, list[str]()
+    obligations = chain.from_iterable(target.pairs(loaded) for target in targets if target.pairs is not None)
+    for obligation in obligations:
+        left = BUDGET - (time.monotonic() - begun)
+        found = decide(obligation, max(0.01, min(SECONDS, left)))
+        about = f"{obligation.kernel}: {obligation.what}"
+        if found.verdict is Verdict.REFUTED:
+            refuted.append(f"{about}: {found.message}")
+            return Proof()
+        if found.verdict is Verdict.UNKNOWN:
+            unknown.append(about)
+        else:
+            proved += 1
+    return Proof(proved, len(unknown), unknown[0] if unknown else "")
+
+
+def _diagnostic(loaded: Loaded, refuted: Sequence[str]) -> Diagnostic:
+    message = f"kgen's kernels of `{loaded.folder}` are wrong, and nothing is written. Refuted: {refuted[0]}"
+    hint = (
+        "this is a bug in kgen, please report it with the spec; `--no-prove` writes the kernels as they are"
+    )
+    return Diagnostic("refuted", message, file=str(loaded.path), hint=hint)
+
+
+# --- kept results ------------------------
+
+
+def _key(loaded: Loaded, targets: Sequence[Target]) -> str:
+    """Stands for a spec as it is understood, the code that plans and proves it, and z3."""
+    prover = version("z3-solver") if has_z3() else "points"
+    places = [f"{target.pairs} {target.points}" for target in targets]
+    called = json.dumps(sorted(loaded.called.items()))
+    return cache.digest(
+        "\0".join([prover, cache.fingerprint(), loaded.spec.model_dump_json(), called, *places])
+    )
+
+
+def _read(key: str, generated: Path) -> Proof | None:
+    text = cache.recalled("proof", key, generated)
+    if text is None:
+        return None
+    try:
+        return Proof(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def unknowns(proofs: Iterable[tuple[Loaded, Proof]]) -> Iterator[str]:
+    """Yield a line for each spec of whose kernels something is unknown."""
+    for loaded, proof in proofs:
+        if proof.unknown:
+            counted = f"{proof.unknown} of {proof.proved + proof.unknown} obligations are unknown"
+            yield f"not all proved: {loaded.folder}: {counted}, first: {proof.why}"

@@ -1,0 +1,157 @@
+"""Random specs of attention, planned and handed to the prover: no kernel runs.
+
+A spec is drawn with masks and scores from both generators of expressions, with any passes, lengths, heads and block
+masks. Each kernel is looked at in one of its shapes of tiles, drawn too: many specs are worth more than all shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, field
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from fuzzing import expressions
+from fuzzing.attention import draw, without_unused
+from fuzzing.running import LIMIT, Slow, where, within, written
+from kgen.diagnostics import KgenError
+from kgen.kernels.attention.prove.claims import INT32
+from kgen.kernels.attention.prove.obligations import obligations
+from kgen.kernels.attention.prove.setting import Blocks, Extent
+from kgen.prove.obligations import Verdict, decide
+from kgen.spec.load import Loaded, loads
+
+TIMEOUT = 5.0
+"""Seconds that an obligation may take."""
+
+What = Literal["proved", "unknown", "refuted", "refused", "crash", "slow"]
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of a seed. `verdicts` counts obligations, `found` says which are not proved, and why."""
+
+    seed: int
+    what: What
+    spec: str
+    seconds: float
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    found: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """True if kgen is to be mended."""
+        return self.what in ("refuted", "crash", "slow")
+
+    def row(self) -> dict[str, Any]:
+        """For a report."""
+        return asdict(self)
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    """The spec of a seed: the fields of the general generator, mostly with expressions at the edges of passes."""
+    rng = random.Random(f"{seed} proved")
+    spec = draw(rng)
+    if rng.random() < 0.25:
+        return spec
+    edges = expressions.drawn(rng)
+    while spec.get("varlen") and _of_lengths(edges):
+        edges = expressions.drawn(rng)
+    for name in ("score_mod", "mask_mod", "buffers", "params", "block_mask"):
+        spec.pop(name, None)
+    fields = edges.fields()
+    if spec.get("varlen") or "paged_kv" in spec:
+        fields.pop("lengths", None)
+    spec |= fields
+    if edges.mask is not None and not spec.get("varlen") and "decode" not in spec.get("passes", ()):
+        spec |= rng.choice(({}, {}, {"block_mask": "always"}, {"block_mask": "never"}))
+    return without_unused(spec, ("score_mod", "mask_mod"))
+
+
+def _of_lengths(edges: expressions.Drawn) -> bool:
+    """True for buffers as long as a sequence: packed sequences have none."""
+    return any({"SQ", "SK"} & {*map(str, buffer["shape"])} for buffer in edges.buffers.values())
+
+
+def tried(seed: int, spec: Mapping[str, Any] | None = None) -> Proof:
+    """What becomes of a spec, by default that of the seed, which also chooses the shapes of tiles."""
+    spec = drawn(seed) if spec is None else spec
+    text, began = written(spec), time.perf_counter()
+    found: list[str] = []
+    verdicts: Counter[str] = Counter()
+
+    def outcome(what: What, *more: str) -> Proof:
+        seconds = round(time.perf_counter() - began, 2)
+        return Proof(seed, what, text, seconds, dict(verdicts), (*found, *(m[:2000] for m in more)))
+
+    try:
+        with within(LIMIT):
+            _prove(loads(text, "drawn.yaml"), random.Random(f"{seed} shapes"), verdicts, found)
+    except KgenError as error:
+        first = error.diagnostics[0]
+        return outcome("refused", f"{first.code}: {first.message}")
+    except Slow as error:
+        return outcome("slow", f"more than {LIMIT} seconds: {where(error.__traceback__)}")
+    except Exception as error:
+        return outcome("crash", f"{type(error).__name__}: {error}\n{traceback.format_exc(limit=-6)}")
+    for verdict in (Verdict.REFUTED, Verdict.UNKNOWN):
+        if verdicts[verdict.value]:
+            return outcome(verdict.value)
+    return outcome("proved")
+
+
+def _prove(loaded: Loaded, rng: random.Random, verdicts: Counter[str], found: list[str]) -> None:
+    for obligation in obligations(loaded, Extent(_one_of(rng))):
+        if obligation.what == INT32:  # what a mask as written computes beyond 32 bits is out of contract
+            continue
+        decision = decide(obligation, TIMEOUT)
+        verdicts[decision.verdict.value] += 1
+        if decision.verdict is not Verdict.PROVED:
+            place = f"{decision.verdict.value}: {obligation.kernel}: {obligation.what}"
+            found.append(f"{place}: {decision.message}"[:2000])
+
+
+def _one_of(rng: random.Random) -> Callable[[list[Blocks]], list[Blocks]]:
+    return lambda shapes: [rng.choice(shapes)]
+
+
+# --- many ------------------------
+
+
+def run(seeds: Sequence[int], jobs: int, kept: Path | None, heard: Callable[[int], None]) -> list[Proof]:
+    """What became of some seeds, in their order. `kept` has a line for each; seeds that it has are not tried again."""
+    done = {proof.seed: proof for proof in read(kept)}
+    left = [seed for seed in seeds if seed not in done]
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        for number, proof in enumerate(pool.map(tried, left), 1):
+            done[proof.seed] = proof
+            if kept is not None:
+                with kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(proof.row()) + "\n")
+            heard(number + len(seeds) - len(left))
+    return [done[seed] for seed in seeds]
+
+
+def read(kept: Path | None) -> list[Proof]:
+    """What a file has."""
+    if kept is None or not kept.exists():
+        return []
+    rows = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+    return [Proof(**{**row, "found": tuple(row["found"])}) for row in rows]
+
+
+def told(proofs: Iterable[Proof]) -> str:
+    """Counts of specs, and of obligations."""
+    specs, obligations = Counter[str](), Counter[str]()
+    for proof in proofs:
+        specs[proof.what] += 1
+        obligations.update(proof.verdicts)
+    counted = (", ".join(f"{n} {what}" for what, n in sorted(of.items())) for of in (specs, obligations))
+    return "specs: {}; obligations: {}".format(*counted)

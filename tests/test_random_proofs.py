@@ -1,0 +1,86 @@
+"""Random specs of attention that are handed to the prover: a sample of them, and that it finds what was wrong once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import proofs
+from fuzzing.proofs import Proof, drawn, read, told, tried
+
+from kgen.expr.nodes import Call, Node, transform
+from kgen.kernels.attention.plan import planning
+
+SAMPLE = (0, 1, 4, 5, 7, 9, 10, 11, 12, 13)
+FIELDS = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 64}
+
+
+@pytest.mark.parametrize("seed", SAMPLE)
+def test_a_sample_of_seeds(seed: int) -> None:
+    found = tried(seed)
+    assert (found.what, found.found) == ("proved", ())
+
+
+def test_a_seed_is_one_spec() -> None:
+    assert [drawn(seed) for seed in range(40)] == [drawn(seed) for seed in range(40)]
+
+
+def test_what_was_missed_once_is_drawn() -> None:
+    specs = [drawn(seed) for seed in range(400)]
+    texts = [f"{spec.get('mask_mod')} {spec.get('score_mod')}" for spec in specs]
+    for words in ("abs(", "where(", "!=", " or ", "h_kv", "512", "1000000"):
+        assert any(words in text for text in texts), words
+    for field, value in (
+        ("varlen", True),
+        ("block_mask", "always"),
+        ("gqa", 1),
+        ("gqa", "any"),
+        ("align", "end"),
+    ):
+        assert any(spec.get(field) == value for spec in specs), field
+    assert any("decode" in spec.get("passes", ()) for spec in specs)
+    assert any(buffer.get("sorted") for spec in specs for buffer in spec.get("buffers", {}).values())
+
+
+def test_a_mask_that_loses_a_side_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`abs(x) <= n` as `x <= n`."""
+    canonical = planning.canonical
+
+    def without_abs(trees: Mapping[str, Node], *more: Any) -> Mapping[str, Node]:
+        return canonical({name: transform(tree, _inside) for name, tree in trees.items()}, *more)
+
+    def _inside(node: Node) -> Node:
+        return node.args[0] if isinstance(node, Call) and node.fn == "abs" else node
+
+    spec = {**FIELDS, "mask_mod": "abs(q_idx - kv_idx) <= 3"}
+    assert tried(1, spec).what == "proved"
+    monkeypatch.setattr(planning, "canonical", without_abs)
+    found = tried(1, spec)
+    assert found.what == "refuted"
+    assert found.failed
+    assert "the mask as it is computed is the mask as it is written" in "\n".join(found.found)
+
+
+def test_a_refused_spec_and_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tried(1, {**FIELDS, "mask_mod": "q_idx >= nothing"}).what == "refused"
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(proofs, "obligations", broken)
+    found = tried(1, dict(FIELDS))
+    assert (found.what, found.failed) == ("crash", True)
+    assert "planted" in found.found[0]
+
+
+def test_seeds_that_are_kept_are_not_tried_again(tmp_path: Path) -> None:
+    kept = tmp_path / "proofs.jsonl"
+    one = Proof(7, "proved", "a spec", 0.5, {"proved": 3})
+    other = Proof(8, "unknown", "another", 0.5, {"proved": 2, "unknown": 1}, ("unknown: forward",))
+    kept.write_text("".join(json.dumps(proof.row()) + "\n" for proof in (one, other)))
+    assert read(kept) == [one, other]
+    assert proofs.run((7, 8), 1, kept, lambda done: None) == [one, other]
+    assert told([one, other]) == "specs: 1 proved, 1 unknown; obligations: 5 proved, 1 unknown"
