@@ -37,7 +37,7 @@ from kgen.flex.values import (
     kind,
 )
 from kgen.flex.writing import Spec
-from kgen.spec.common import checked_name, differentiable
+from kgen.spec.common import REALS, checked_name, differentiable
 
 PAIR = ("b", "h", "q_idx", "kv_idx")
 OF_INDEX = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
@@ -147,6 +147,7 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         if name not in used:
             continue
         dtype = tensor.dtype or dtypes[tensor]
+        dtype = "any" if tensor.follows and dtype in REALS else dtype
         shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
         said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
         spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)

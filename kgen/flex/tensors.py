@@ -137,7 +137,9 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
     if name in ("tensor", "as_tensor", "scalar_tensor") and args:
         return _literal(args[0], known, grad, place)
     if name == "Parameter" and args:
-        return dataclasses.replace(args[0], grad=True) if isinstance(args[0], Tensor) else args[0]
+        learned = keywords.get("requires_grad", True) is not False
+        of = args[0]
+        return dataclasses.replace(of, grad=learned, follows=True) if isinstance(of, Tensor) else of
     if name in _LIKE and args:
         return _like(name, args, keywords, known, place)
     if name in _FILLED:
@@ -150,7 +152,7 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
             _counted(name, args, keywords),
             known or ("int64" if whole else "fp32"),
             grad,
-            _origin(place),
+            origin=_origin(place),
         )
     if name in ("tril", "triu", "flip", "roll", "cumsum", "repeat_interleave", "sort") and args:
         of = args[0]
@@ -170,7 +172,7 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
         known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
-    return Tensor(place, None, shape, known, grad, _origin(place))
+    return Tensor(place, None, shape, known, grad, origin=_origin(place))
 
 
 def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
@@ -214,11 +216,11 @@ def _filled(
         known = known or "int64"
     sizes = keywords.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
     if not isinstance(sizes, list | tuple):
-        return Tensor(place, None, None, known or "fp32", grad, _origin(place))
+        return Tensor(place, None, None, known or "fp32", grad, origin=_origin(place))
     if not sizes and is_number(fill):
         return Term("cast", (Term("const", (fill,), place), known or "fp32"), place)
     shape = tuple(n if type(n) is int else None for n in sizes)
-    return Tensor(place, None, shape, known or "fp32", grad, _origin(place))
+    return Tensor(place, None, shape, known or "fp32", grad, origin=_origin(place))
 
 
 def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Shape:
@@ -249,7 +251,8 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         dtype = next((a.dtype for a in found if a.dtype in ("bf16", "fp16", "fp64")), "fp32")
     else:
         dtype = found[-1].dtype if len({a.dtype for a in found}) == 1 else None
-    return Tensor(place, None, shape, dtype, any(a.grad for a in found), _origin(place))
+    grad, follows = any(a.grad for a in found), any(a.follows for a in found)
+    return Tensor(place, None, shape, dtype, grad, follows, _origin(place))
 
 
 _REAL = frozenset(
@@ -285,9 +288,9 @@ def method(
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
-        return _changed(owner, place, dtype=known)
+        return _changed(owner, place, dtype=known, follows=False)
     if name in DTYPES:
-        return _changed(owner, place, dtype=DTYPES[name])
+        return _changed(owner, place, dtype=DTYPES[name], follows=False)
     if name in ("detach", "clone"):
         return _changed(owner, place, grad=False, origin=owner.origin)
     if name in ("view", "reshape"):
@@ -334,7 +337,7 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
     given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
-        return Tensor(place, None, None, None, first.grad, _origin(place))
+        return Tensor(place, None, None, None, first.grad, origin=_origin(place))
     return Unknown(place, "what torch computes here")
 
 

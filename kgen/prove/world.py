@@ -80,7 +80,7 @@ class World:
     def element(self, buffer: str, indices: tuple[Any, ...]) -> Any:
         """The element at a place where there is one."""
         of = self.buffers[buffer]
-        real = of.dtype in ("fp32", "bf16", "fp16")
+        real = of.dtype in ("fp32", "bf16", "fp16", "any")
         sort = z3.RealSort() if real else z3.IntSort()
         indices = tuple(z3.simplify(i) for i in indices)
         found = self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)

@@ -755,3 +755,20 @@ class Reach:
 
     def __call__(self, b, h, q_idx, kv_idx):
         return (q_idx - kv_idx).abs() < self.reach
+
+
+class Biased(torch.nn.Module):
+    """A module with a parameter that learns, one that does not, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(HEADS))
+        self.frozen = torch.nn.Parameter(torch.randn(HEADS), requires_grad=False)
+        self.register_buffer("steps", torch.randn(LENGTH))
+        self.register_buffer("ends", torch.full((2,), 50, dtype=torch.int32))
+
+    def score(self, score, b, h, q_idx, kv_idx):
+        return score * self.frozen[h] + self.bias[h] + self.steps[kv_idx]
+
+    def mask(self, b, h, q_idx, kv_idx):
+        return kv_idx < self.ends[b]

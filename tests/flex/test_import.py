@@ -173,6 +173,21 @@ def test_learned_tensors_have_gradients() -> None:
     assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].grad
 
 
+def test_tensors_of_modules_have_the_dtype_that_the_module_gives_them(live_patterns: Any) -> None:
+    """`model.bfloat16()` converts parameters, and buffers of floating point."""
+    spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
+    assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].dtype == "any"
+    module = live_patterns.Biased().float()
+    found = loads(live_spec(score_mod=module.score, mask_mod=module.mask, name="biased"), "x.yaml").spec
+    dtypes = {name: (buffer.dtype, buffer.grad) for name, buffer in found.buffers.items()}
+    assert dtypes == {
+        "bias": ("any", True),
+        "frozen": ("any", False),
+        "steps": ("any", False),
+        "ends": ("int32", False),
+    }
+
+
 def test_a_live_object_that_is_called(live_patterns: Any) -> None:
     reach = live_patterns.Reach(7)
     loaded = loads(live_spec(mask_mod=reach, name="reach"), "reach.yaml")

@@ -18,6 +18,7 @@ from kgen.expr.spelling import Accuracy
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
+    REALS,
     Expression,
     License,
     Param,
@@ -39,7 +40,7 @@ KV_LENS = "kv_lens"
 """The argument that says how many keys each sequence has."""
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 ANY = "any"
-"""An extent of a buffer that each call's tensor has of its own."""
+"""An extent of a buffer that each call's tensor has of its own; as a dtype, any of `REALS`."""
 MEANINGS = ("h_kv",)
 INDICES = ("b", "h", "q_idx", "kv_idx")
 RESERVED = frozenset(
@@ -176,9 +177,10 @@ class Buffer(SpecModel):
     """Integers, the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys), and `any`: what the
     tensor of a call has."""
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool"], Field(examples=["fp32"])
+        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool", "any"], Field(examples=["fp32"])
     ]
-    """Of the elements in memory; kernels compute in fp32 and int32."""
+    """Of the elements in memory; kernels compute in fp32 and int32. `any`: fp32, bf16 or fp16, the one that the
+    tensor of a call has."""
     grad: bool = False
     """Whether the backward pass gives a gradient for it."""
     sorted: bool = False
@@ -187,7 +189,18 @@ class Buffer(SpecModel):
     @property
     def element(self) -> Type:
         """The type of one element in expressions."""
-        return ELEMENTS[self.dtype]
+        return ELEMENTS[self.dtypes[0]]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that the tensor of a call may have."""
+        return REALS if self.dtype == ANY else (self.dtype,)
+
+    @property
+    def dtype_words(self) -> str:
+        """The same in words."""
+        *first, last = self.dtypes
+        return f"{', '.join(first)} or {last}" if first else last
 
     @model_validator(mode="after")
     def _check(self) -> Buffer:

@@ -94,8 +94,9 @@ CALLS = [
     ("window", 2, {}, {"sharding": "contiguous", "peers": True, "brief": True}),
     ("sunk", 3, {}, {"sharding": "contiguous", "gathered": False, "peers": True, "brief": True}),
     ("window", 2, {}, {"through": "failure", "sharding": "contiguous", "peers": True, "brief": True}),
+    ("bf16", 2, {}, {"through": "autocast"}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34, 36}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [
     ("heads", True),

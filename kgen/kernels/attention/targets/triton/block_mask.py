@@ -66,6 +66,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
         "numbers": number_lines(
             {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
         ),
+        "casts": launcher.casts(buffers),
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),

@@ -89,7 +89,7 @@ class _Part:
     def fields(self, taken: Collection[str]) -> Fields:
         g, label = self.g, f"d{self.buffer['label']}{self.g.name.removeprefix(self.g.buffer)}"
         sizes = self._sizes()
-        dtype = self.spec.dtype if g.along == "pair" and g.summed is not None else "fp32"
+        dtype = self.spec.dtypes[0] if g.along == "pair" and g.summed is not None else "fp32"
         of = tensor(label, sizes, dtype, self._words(dtype), taken, contiguous=True)
         return of | {
             "name": f"d_{g.name}",
@@ -149,7 +149,7 @@ def learned_example(
         indices = [in_cpp(i, {**names, "distance": "at.q_idx"}) for i in g.indices]
         more = {"whole": g.along == "pair", "element": [f"int64_t({i})" for i in indices]}
         found.setdefault(buffer, []).append({"member": part["member"], **more, **moved})
-        dtype = plan.spec.buffers[g.buffer].dtype if part["zeros"] is None else "fp32"
+        dtype = plan.spec.buffers[g.buffer].dtypes[0] if part["zeros"] is None else "fp32"
         tensors.append({"member": part["member"], "dtype": dtype.upper(), "sizes": shape or sizes[buffer]})
     learned = [{"buffer": buffer, "sizes": sizes[buffer], "parts": of} for buffer, of in found.items()]
     return {"learned": learned, "parts": tensors}

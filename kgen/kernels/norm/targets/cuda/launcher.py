@@ -9,7 +9,7 @@ from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan.planning import Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
-from kgen.kernels.norm.targets.triton.launcher import FP8, norm_derivatives
+from kgen.kernels.norm.targets.triton.launcher import FP8, norm_casts, norm_derivatives
 from kgen.targets import opening
 from kgen.targets.arguments import number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -86,6 +86,7 @@ class LauncherFields:
             "forward_elements": _along(self.forward["loads"], "element"),
             "forward_vectors": ["out", *_along(self.forward["loads"], "column")],
             "variance_words": "variance" if plan.layer else "mean of squares",
+            "casts": norm_casts(plan),
             **norm_derivatives(plan),
             **number_fields(self.runtime),
             **self._outputs(),
