@@ -192,8 +192,11 @@ def casts_under_autocast(subject: Subject) -> None:
         cast = called(casts)
     dtypes = {f"d{names[id(x)]}": casts[n].dtype for n, x in given.items() if id(x) in names}
     for name, value in plain.items():
-        wanted = value.to(dtypes.get(name, value.dtype))
-        torch.testing.assert_close(cast[name], wanted, msg=lambda text, name=name: f"{name}: {text}")
+        got, dtype = cast[name], dtypes.get(name, value.dtype)
+        assert got.dtype == dtype, f"{name} is {got.dtype}, and not {dtype}"
+        # What was rounded on one way, too, is rounded on the other.
+        pair = got.to(value.dtype).to(dtype), value.to(dtype)
+        torch.testing.assert_close(*pair, msg=lambda text, name=name: f"{name}: {text}")
 
 
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
