@@ -242,6 +242,8 @@ class _Builder:
             return Built(Var(name, self.scope.variables[name]), 1, 1)
         if name in self.scope.meanings:
             return of_tree(self.scope.meanings[name])
+        if name in self.scope.buffers and not self.scope.buffers[name].rank:
+            return Built(Read(name, (), self.scope.buffers[name].element), 1, 1)
         if name in self.scope.buffers:
             hint = f"index it: `{language.indexed(name, self.scope.buffers[name].rank)}`"
             raise wrong(span, "bad-index", f"`{name}` is a buffer, not a number", hint)
@@ -406,6 +408,8 @@ class _Builder:
         return built
 
     def unknown_function(self, name: str, span: Span) -> ExpressionError:
+        if name in self.scope.buffers and not self.scope.buffers[name].rank:
+            return wrong(span, "bad-call", f"`{name}` is a number, not a function", "write `*` to multiply")
         if name in self.scope.buffers:
             hint = f"index it with square brackets: `{language.indexed(name, self.scope.buffers[name].rank)}`"
             return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", hint)

@@ -83,7 +83,12 @@ class World:
         real = of.dtype in ("fp32", "bf16", "fp16", "any")
         sort = z3.RealSort() if real else z3.IntSort()
         indices = tuple(z3.simplify(i) for i in indices)
-        found = self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)
+        # z3 has a function without arguments as a constant.
+        found = (
+            self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)
+            if indices
+            else z3.Const(buffer, sort)
+        )
         known = self._elements.setdefault(buffer, {})
         key = repr([i.sexpr() for i in indices])
         if key in known:
@@ -96,7 +101,7 @@ class World:
                 self._ascending(buffer, indices, other)
                 self._ascending(buffer, other, indices)
         known[key] = indices
-        self.shown[f"{buffer}[{', '.join(map(shown, indices))}]"] = found
+        self.shown[f"{buffer}[{', '.join(map(shown, indices))}]" if indices else buffer] = found
         return found
 
     def _ascending(self, buffer: str, first: tuple[Any, ...], second: tuple[Any, ...]) -> None:

@@ -169,13 +169,13 @@ Extent = Annotated[
 
 
 class Buffer(SpecModel):
-    """A tensor that the expressions may index. An index outside of it reads zero."""
+    """A tensor that the expressions read. An index outside of it reads zero."""
 
     shape: Annotated[
-        tuple[Extent, ...], Field(strict=False, min_length=1, max_length=MAX_RANK, examples=[["HQ"]])
+        tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])
     ]
     """Integers, the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys), and `any`: what the
-    tensor of a call has."""
+    tensor of a call has. Empty for one number, which expressions use by name."""
     dtype: Annotated[
         Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool", "any"], Field(examples=["fp32"])
     ]
@@ -209,6 +209,9 @@ class Buffer(SpecModel):
             raise problem(
                 "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
             )
+        if self.sorted and not self.shape:
+            message = "a buffer without dimensions has no row to be sorted"
+            raise problem("bad-sorted", message, "remove `sorted`", at=("sorted",), key=True)
         if self.sorted and self.dtype not in ("int32", "int64"):
             message = f"only buffers of int32 and int64 can be sorted, this one is {self.dtype}"
             raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)

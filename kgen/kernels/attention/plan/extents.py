@@ -44,7 +44,9 @@ def ties_lengths(
 def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
     """Whether a row is sorted for every position: it is there, and as long as there are positions, so that none of them
     reads zero. `tied`: one side is as long as the other."""
+    if not buffer.sorted:
+        return False
     *rows, position = read.indices
     length = buffer.shape[-1]
     whole = SIDES.get(position) in (None, length) or (tied and length in SIDES.values())
-    return buffer.sorted and whole and length in SIZES and all(map(HEADS.within, rows, buffer.shape))
+    return whole and length in SIZES and all(map(HEADS.within, rows, buffer.shape))

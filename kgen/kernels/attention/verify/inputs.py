@@ -408,6 +408,7 @@ def _buffer(
         values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
         if not per_token and not plain:
             values *= case.magnitude
+        if shape and not per_token and not plain:
             values[..., ::2] /= 20  # so that in some heads keys tiles away count
         return (values.sort(-1).values if buffer.sorted else values).to(dtype)
     if buffer.sorted and per_token:

@@ -299,8 +299,13 @@ class LauncherFields:
             buffer, called = self.spec.buffers[name], self.called(name)
             # Packed tensors have no batch dimension.
             sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
-            words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
             checks.append(_dtype_check(name, called, buffer.dtypes))
+            if not sizes:
+                wrong = f"{name}.dim() or {name}.device != {device}"
+                words = f"{called} must be one number, a tensor without dimensions, on {{{device}}}, "
+                checks.append(_check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}"))
+                continue
+            words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
             checks.append(
                 _check(
                     f"{_differs(name, sizes)} or {name}.device != {device}",

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kgen.expr.nodes import Read, Type
 from kgen.expr.show import show
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
@@ -121,7 +122,7 @@ class _Part:
         if g.along == "pair":
             shape = [LETTERS[n] for n in g.summed] if g.summed is not None else [*map(str, self.spec.shape)]
             return f"[{', '.join(shape)}] {WORDS[dtype]}, contiguous: {whole}. Written"
-        element = f"{called}[{', '.join(map(show, g.indices))}]"
+        element = show(Read(called, g.indices, Type.FLOAT))
         if g.along == "distance":
             shape, of = ["B", "HQ", "SQ + SK"], "b, h and distance = q_idx - kv_idx, from -SK on"
         elif self.packed:
