@@ -46,6 +46,8 @@ JOINED = "kgen.joined"
 
 def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
     """An operation of elements: a term, or a tensor where whole tensors are computed ahead of the mods."""
+    if ev.of_a_pair or any(isinstance(a, Term) for a in args):
+        args = tuple(tensors.scalar(a, place) for a in args)
     if any(isinstance(a, Tensor) for a in args):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.computed(fn, args, place)
@@ -62,6 +64,7 @@ def operand(ev: Evaluator, value: Any, place: Place) -> Term | int | float | boo
     """What an operation of a pair may be applied to."""
     if isinstance(value, Part):
         return tensors.element(value)
+    value = tensors.scalar(value, place)
     if isinstance(value, Tensor):
         message = f"{tensors.called(value)} is a whole tensor here"
         place.refuse("whole-tensor", message, "index it, so that one element is left")
@@ -279,8 +282,10 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
             return tensors.method(ev, owner, name, args, keywords, place)
         if name in REDUCTIONS:
             place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
-        operand(ev, owner, place)
+        owner = operand(ev, owner, place)
     value = owner
+    if name == "requires_grad_" and not ev.of_a_pair:
+        return tensors.owned(value, place, grad=not args or args[0] is not False)
     if name in SAME:
         return value
     if name in ("detach", "data"):
@@ -369,6 +374,7 @@ def _of_sequence(
 
 
 def _python(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    args = [tensors.scalar(a, place) for a in args] if ev.of_a_pair else args
     simple = all(is_number(a) for a in args)
     of_pair = any(isinstance(a, Term | Part) for a in args)
     match name, args:

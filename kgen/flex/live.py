@@ -95,14 +95,14 @@ class _Reader:
     def tensor(self, live: Any, name: str, place: Place, follows: bool = False) -> Any:
         """A captured tensor; `follows` says that it is a buffer of a module."""
         dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))
-        if not live.shape and not live.requires_grad:
+        follows = follows or type(live).__name__ == "Parameter"
+        if not live.shape and not live.requires_grad and not follows:
             value = live.item()
             self.evaluator.note(f"{name} is {value}, what the tensor held when it was read")
             return Term("cast", (Term("const", (value,), place), dtype), place)
         if id(live) not in self.tensors:
             self.kept.append(live)
             shape = tuple(int(n) for n in live.shape)
-            follows = follows or type(live).__name__ == "Parameter"
             self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad), follows)
         return self.tensors[id(live)]
 

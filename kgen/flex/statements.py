@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex import numbers
+from kgen.flex import numbers, tensors
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
 from kgen.flex.values import Frame, Method, Part, Tensor, Term, Unknown
@@ -41,6 +41,10 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case ast.Return():
             value = ev.expression(node.value, frame, place.source) if node.value else None
             raise Returned(value)
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name() as named, attr="requires_grad")]):
+            learns(ev, named, ev.expression(node.value, frame, place.source), frame, place)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as named, attr="requires_grad_"))):
+            assign(ev, named, ev.expression(node.value, frame, place.source), frame, place.source)
         case ast.Assign():
             # `mod.__name__ = ...` and elements of tensors make no difference to what a pair computes.
             targets = [t for t in node.targets if not isinstance(t, ast.Attribute)]
@@ -112,6 +116,15 @@ def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None
     test = ev.expression(node.test, frame, place.source)
     if not isinstance(test, UNTOLD) and not test:
         place.refuse("raises", "the source asserts here what does not hold", "give it what it asks for")
+
+
+def learns(ev: Evaluator, named: ast.Name, value: Any, frame: Frame, place: Place) -> None:
+    """`x.requires_grad = value`."""
+    owner = ev.name(named, frame, place.source)
+    if isinstance(owner, Tensor):
+        owner.grad = value is not False
+    elif isinstance(owner, Term) and not ev.of_a_pair:
+        assign(ev, named, tensors.owned(owner, place, grad=value is not False), frame, place.source)
 
 
 def imported(ev: Evaluator, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:

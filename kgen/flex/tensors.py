@@ -88,6 +88,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
     """Some more indices, or a tensor that is cut out ahead of the mods."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
+    index = tuple(scalar(i, place) for i in index) if ev.of_a_pair else index
     if any(isinstance(i, slice | Tensor | list) or i is None or i is Ellipsis for i in index) or any(
         isinstance(i, Unknown) and i.what == "this literal" for i in index
     ):
@@ -114,6 +115,27 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     return Part(tensor, tuple(found), place)
 
 
+def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
+    """A tensor that learns, or that a module owns: what it holds is told at each call, of one number too."""
+    match value:
+        case Tensor():
+            return dataclasses.replace(value, grad=grad, follows=follows or value.follows)
+        case Part(tensor=tensor, indices=before):
+            shape = None if tensor.shape is None else tensor.shape[len(before) :]
+            return Tensor(place, None, shape, tensor.dtype, grad, follows, _origin(place))
+        case Term():
+            known = value.args[1] if value.fn == "cast" else "fp32"
+            return Tensor(place, None, (), known, grad, follows, _origin(place))
+    return value
+
+
+def scalar(value: Any, place: Place) -> Any:
+    """A tensor without dimensions as what it holds, a value of every pair; anything else as it is."""
+    if isinstance(value, Tensor) and value.shape == ():
+        return Term("read", (value,), place)
+    return value
+
+
 def element(part: Part) -> Term:
     """The element that is read when all dimensions are indexed."""
     tensor = part.tensor
@@ -131,15 +153,16 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
     if ev.of_a_pair and name in RANDOM:
         hint = "draw the numbers beforehand, and index the tensor that has them"
         place.refuse("randomness", f"`{name}` is random", hint)
+    if ev.of_a_pair:
+        args = [scalar(a, place) for a in args]
+        keywords = {key: scalar(value, place) for key, value in keywords.items()}
     asked = keywords.get("dtype")
     known = None if asked is None or isinstance(asked, DtypeOf | Unknown) else dtype(asked, place)
     grad = keywords.get("requires_grad") is True
     if name in ("tensor", "as_tensor", "scalar_tensor") and args:
         return _literal(args[0], known, grad, place)
     if name == "Parameter" and args:
-        learned = keywords.get("requires_grad", True) is not False
-        of = args[0]
-        return dataclasses.replace(of, grad=learned, follows=True) if isinstance(of, Tensor) else of
+        return owned(args[0], place, grad=keywords.get("requires_grad", True) is not False, follows=True)
     if name in _LIKE and args:
         return _like(name, args, keywords, known, place)
     if name in _FILLED:
@@ -165,9 +188,10 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
 def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
     if is_number(value):
         const = Term("const", (value,), place)
-        return const if known is None else Term("cast", (const, known), place)
+        made = const if known is None else Term("cast", (const, known), place)
+        return owned(made, place, grad=True) if grad else made
     if isinstance(value, Term | Part | Tensor):
-        return value
+        return owned(value, place, grad=True) if grad else value
     shape, leaves = _extents(value)
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
@@ -206,7 +230,7 @@ def _filled(
     name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, grad: bool, place: Place
 ) -> Any:
     args = list(args)
-    fill = {"zeros": 0.0, "ones": 1.0, "empty": 0.0}.get(name)
+    fill = {"zeros": 0.0, "ones": 1.0}.get(name)
     if name == "full":
         fill = keywords.get("fill_value", args.pop() if len(args) > 1 else None)
         if known is None and is_number(fill):
@@ -217,7 +241,7 @@ def _filled(
     sizes = keywords.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
     if not isinstance(sizes, list | tuple):
         return Tensor(place, None, None, known or "fp32", grad, origin=_origin(place))
-    if not sizes and is_number(fill):
+    if not sizes and is_number(fill) and not grad:
         return Term("cast", (Term("const", (fill,), place), known or "fp32"), place)
     shape = tuple(n if type(n) is int else None for n in sizes)
     return Tensor(place, None, shape, known or "fp32", grad, origin=_origin(place))
@@ -280,7 +304,7 @@ def method(
     """A method of a whole tensor, ahead of the mods."""
     if name in SAME or (name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords):
         if name == "requires_grad_":
-            owner.grad = True
+            owner.grad = not args or args[0] is not False
         return owner
     if name in ("size", "dim"):
         shape = attribute(owner, "shape" if name == "size" else "ndim", place)

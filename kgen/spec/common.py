@@ -27,6 +27,8 @@ ELEMENTS = {
     "bool": Type.BOOL,
 }
 
+MAX_RANK = 4
+"""Dimensions of a buffer."""
 REALS = ("fp32", "bf16", "fp16")
 """The dtypes of a buffer that leaves its dtype open."""
 

@@ -83,6 +83,8 @@ SCORES = [
     "bias_by_distance",
     "bias_clipped",
     "gated",
+    "by_learned_numbers",
+    "by_numbers_of_a_factory()",
     "private",
     "silu_score",
     "gelu_score",

@@ -772,3 +772,25 @@ class Biased(torch.nn.Module):
 
     def mask(self, b, h, q_idx, kv_idx):
         return kv_idx < self.ends[b]
+
+
+rate = torch.nn.Parameter(torch.tensor(0.5))
+offset = torch.full((), 0.25, requires_grad=True)
+sharpness = torch.tensor(1.5)
+sharpness.requires_grad_()
+floor_of = torch.tensor(-2.0)
+floor_of.requires_grad = True
+constant = torch.tensor(3.0)
+
+
+def by_learned_numbers(score, b, h, q_idx, kv_idx):
+    return torch.maximum(score * rate + offset.exp() * constant, floor_of) * float(sharpness)
+
+
+def by_numbers_of_a_factory():
+    learned = torch.nn.Parameter(torch.ones([]))
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return torch.where(kv_idx < 9, learned, rate) * score
+
+    return mod

@@ -173,6 +173,20 @@ def test_learned_tensors_have_gradients() -> None:
     assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].grad
 
 
+def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
+    """Whatever makes them learn, in the source or alive."""
+    spec = imported(str(HERE / "patterns.py"), {"score_mod": "by_learned_numbers"}, Options())
+    live = live_spec(score_mod=live_patterns.by_learned_numbers, name="alive")
+    for found in (settled(spec, "spec.yaml")[1], loads(live, "alive.yaml")):
+        buffers = {name: (b.shape, b.grad) for name, b in found.spec.buffers.items()}
+        assert buffers == dict.fromkeys(("rate", "offset", "floor_of", "sharpness"), ((), True))
+    made = imported(str(HERE / "patterns.py"), {"score_mod": "by_numbers_of_a_factory()"}, Options())
+    found = settled(made, "spec.yaml")[1].spec.buffers
+    assert {name: (b.shape, b.dtype, b.grad) for name, b in found.items()} == dict.fromkeys(
+        ("learned", "rate"), ((), "any", True)
+    )
+
+
 def test_tensors_of_modules_have_the_dtype_that_the_module_gives_them(live_patterns: Any) -> None:
     """`model.bfloat16()` converts parameters, and buffers of floating point."""
     spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())

@@ -18,6 +18,7 @@ from kgen.expr.spelling import Accuracy
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
+    MAX_RANK,
     REALS,
     Expression,
     License,
@@ -74,7 +75,6 @@ RESERVED = frozenset(
 OF_TILES = frozenset({"qk", "q_start", "q_last", "q_live", "kv_start", "kv_last", "kv_live", "offs_n"})
 """What plans say of a tile, in the trees of a spec: its own such names give way before it is planned."""
 PASSES = ("forward", "backward", "decode")
-MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED | OF_TILES))]
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
@@ -171,9 +171,7 @@ Extent = Annotated[
 class Buffer(SpecModel):
     """A tensor that the expressions read. An index outside of it reads zero."""
 
-    shape: Annotated[
-        tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])
-    ]
+    shape: Annotated[tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])]
     """Integers, the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys), and `any`: what the
     tensor of a call has. Empty for one number, which expressions use by name."""
     dtype: Annotated[
@@ -451,7 +449,8 @@ class AttentionSpec(SpecModel):
         for name, buffer in self.buffers.items():
             at = ("buffers", name)
             if name not in read:
-                hint = "index it in `score_mod` or `mask_mod`, or remove it"
+                verb = "index" if buffer.shape else "use"
+                hint = f"{verb} it in `score_mod` or `mask_mod`, or remove it"
                 yield problem(
                     "unused-buffer", f"no expression reads the buffer `{name}`", hint, at=at, key=True
                 )
