@@ -80,6 +80,8 @@ class Evaluator:
         self.depth = 0
         self.of_a_pair = False
         """Whether a mod is being inlined: what is not a term or a number has no place there."""
+        self.detaches = 0
+        """In how many blocks of `torch.no_grad()` it is, whose results have no gradient."""
         self.notes: dict[str, None] = {}
         """What is assumed, for people."""
         self.loaded: dict[Path, modules.Module] = {}
@@ -102,6 +104,15 @@ class Evaluator:
         if self.steps > MAX_STEPS:
             message = f"reading the source takes more than {MAX_STEPS} steps"
             place.refuse("too-large", message, "write shorter loops, or put numbers into a tensor")
+
+    @contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """As in `torch.no_grad()`."""
+        self.detaches += 1
+        try:
+            yield
+        finally:
+            self.detaches -= 1
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -320,6 +331,8 @@ class Evaluator:
                 return value
             case External(path=path):
                 return constant(f"{path}.{name}")
+            case Term() | Part() | Tensor() if name == "data":
+                return calls.method(self, Method(owner, "detach"), [], {}, place)
             case Term() | Part() | Tensor():
                 return tensors.attribute(owner, name, place)
             case Function() if name == "__name__":

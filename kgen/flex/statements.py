@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kgen.flex import numbers, tensors
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
+from kgen.flex.tables import NO_GRAD
 from kgen.flex.values import Frame, Method, Part, Tensor, Term, Unknown
 
 if TYPE_CHECKING:
@@ -92,6 +93,13 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
                 checked(ev, node, frame, place)
         case ast.Import() | ast.ImportFrom():
             imported(ev, node, frame)
+        case ast.With(items=items) if any(_stops_gradients(item.context_expr) for item in items):
+            try:
+                with ev.without_gradients():
+                    run(ev, node.body, frame, place.source)
+            except Returned as returned:
+                kept = returned.value
+                raise Returned(tensors.detached(kept, place) if ev.of_a_pair else kept) from None
         case ast.With():
             run(ev, node.body, frame, place.source)
         case ast.Raise():
@@ -101,6 +109,16 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case _:
             word = type(node).__name__.lower()
             place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
+
+
+def _stops_gradients(context: ast.expr) -> bool:
+    """`torch.no_grad()`, `torch.inference_mode()`, `torch.set_grad_enabled(False)`."""
+    if not isinstance(context, ast.Call):
+        return False
+    function = context.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    off = [isinstance(a, ast.Constant) and a.value is False for a in context.args]
+    return name in NO_GRAD or (name == "set_grad_enabled" and off == [True])
 
 
 UNTOLD = Unknown | Tensor | Part | Term | Method
@@ -157,6 +175,8 @@ def body_ends(ev: Evaluator, body: Sequence[ast.stmt], frame: Frame, source: Sou
 def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: Source) -> None:
     match target:
         case ast.Name(id=name):
+            if ev.detaches and ev.of_a_pair:
+                value = tensors.detached(value, Place(source, target))
             if isinstance(value, Term) and value.label is None:
                 value.label = name
             if isinstance(value, Tensor) and value.name is None:

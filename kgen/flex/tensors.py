@@ -77,8 +77,6 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
         case "T" | "mT" if isinstance(owner, Tensor):
             turned = None if shape is None else shape[::-1]
             return _changed(owner, place, shape=turned)
-        case "data":
-            return owner
     return Method(owner, name)
 
 
@@ -132,7 +130,28 @@ def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
 def scalar(value: Any, place: Place) -> Any:
     """A tensor without dimensions as what it holds, a value of every pair; anything else as it is."""
     if isinstance(value, Tensor) and value.shape == ():
-        return Term("read", (value,), place)
+        return _read(value, (), place)
+    return value
+
+
+def _read(tensor: Tensor, indices: tuple[Any, ...], place: Place) -> Term:
+    """An element, of a tensor that may be detached."""
+    if tensor.detached_from is not None:
+        return Term("detach", (_read(tensor.detached_from, indices, place),), place)
+    return Term("read", (tensor, *indices), place)
+
+
+def detached(value: Any, place: Place) -> Any:
+    """The same value of a pair, through which no gradient goes; what is no tensor is as it is."""
+    match value:
+        case Tensor():
+            return dataclasses.replace(value, detached_from=value)
+        case Part():
+            return dataclasses.replace(value, tensor=detached(value.tensor, place))
+        case Term():
+            return Term("detach", (value,), place)
+        case tuple() | list():
+            return type(value)(detached(item, place) for item in value)
     return value
 
 
@@ -142,7 +161,7 @@ def element(part: Part) -> Term:
     if tensor.shape is not None and len(part.indices) < len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(part.indices)} are indexed"
         part.place.refuse("whole-tensor", message, "index all of them, so that one element is left")
-    return Term("read", (tensor, *part.indices), part.place)
+    return _read(tensor, part.indices, part.place)
 
 
 # --- constructors ------------------------

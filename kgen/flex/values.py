@@ -52,6 +52,8 @@ class Tensor:
     """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     origin: str = ""
     """Where it comes from, for a comment."""
+    detached_from: Tensor | None = None
+    """The tensor whose elements these are, where no gradient goes back to it."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -84,6 +84,8 @@ SCORES = [
     "bias_clipped",
     "gated",
     "by_learned_numbers",
+    "straight_through",
+    "without_gradient",
     "by_numbers_of_a_factory()",
     "private",
     "silu_score",

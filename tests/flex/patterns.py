@@ -784,7 +784,7 @@ constant = torch.tensor(3.0)
 
 
 def by_learned_numbers(score, b, h, q_idx, kv_idx):
-    return torch.maximum(score * rate + offset.exp() * constant, floor_of) * float(sharpness)
+    return torch.maximum(score * rate + offset.exp() * constant, floor_of) * sharpness
 
 
 def by_numbers_of_a_factory():
@@ -794,3 +794,19 @@ def by_numbers_of_a_factory():
         return torch.where(kv_idx < 9, learned, rate) * score
 
     return mod
+
+
+def straight_through(score, b, h, q_idx, kv_idx):
+    x = score * rate + gate[h]
+    return x + (x.round() - x).detach() + gate.data[h] * rate.detach()
+
+
+@torch.no_grad()
+def stopped(score, h):
+    return score * gate[h]
+
+
+def without_gradient(score, b, h, q_idx, kv_idx):
+    with torch.no_grad():
+        bounded = torch.tanh(score * rate)
+    return bounded + stopped(score, h) + score * gate[h]
