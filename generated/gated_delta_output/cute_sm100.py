@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9e6cbf617b4b59b
-# body: 77f88feb9bd217c5
+# inputs: 3cf5b90bf3eaf0be
+# body: b1132ffaa755f31a
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -526,7 +526,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3605e82526b4c432", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_01ce81eceded1725", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -589,6 +589,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("gated_delta_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float
@@ -628,6 +635,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

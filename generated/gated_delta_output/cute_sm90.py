@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a4e6bb119a0c062f
-# body: 09db00158f05ac85
+# inputs: 9ebf937a05f12d5b
+# body: b4ce5f2f2d1acb3f
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -407,7 +407,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_b34824157e509a8c", "gated_delta_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b2d4a765bad37698", "gated_delta_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -470,6 +470,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("gated_delta_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, scale: float
@@ -509,6 +516,8 @@ def gated_delta_output(q, k, v, h, g, *, scale=None):
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

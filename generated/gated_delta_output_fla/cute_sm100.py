@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dcbefbafddee3de2
-# body: 4e01540e934d13e9
+# inputs: c6c30092ddb30401
+# body: d178a2b06ff0ace4
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
     o_i = scale * (2**c_i q_i @ h + sum over j <= i of 2**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -569,7 +569,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_8290d84ef166bdcd", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_69c16669965c2092", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):
@@ -632,6 +632,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("gated_delta_output_fla")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor,
@@ -679,6 +686,8 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7386f0ea44679c85
-# body: d2497f1e4f658856
+# inputs: e3fef7e0559caf2b
+# body: f6d381651a19149e
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -265,7 +265,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"gated_delta_output_fla runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"gated_delta_output_fla runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _tile(table, arch):
@@ -287,7 +290,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e0eadd998b743501", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_8d2f0cbd12bdd0aa", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):
@@ -373,6 +376,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"gated_delta_output_fla: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 @_operator("gated_delta_output_fla")
@@ -475,6 +485,8 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
     ):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 009d360a1638a8e8
-# body: 108801f77bdc8815
+# inputs: a671f934da81ed94
+# body: 9928c1189649b500
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -571,7 +571,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_8a97f0423e10403b", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a8218d75120c3503", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -634,6 +634,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("gated_delta_output_varlen")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor,
@@ -682,6 +689,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

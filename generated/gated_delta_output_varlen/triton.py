@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0509a43f487e473f
-# body: 9b3843d033ac2dff
+# inputs: c142a366bdaeffc8
+# body: 36b7e9af1a4cb534
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -267,7 +267,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"gated_delta_output_varlen runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"gated_delta_output_varlen runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _tile(table, arch):
@@ -289,7 +292,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_368de4691e18cf5c", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_90f656546e57cb21", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -375,6 +378,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"gated_delta_output_varlen: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 @_operator("gated_delta_output_varlen")
@@ -477,6 +487,8 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h and g. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
     ):

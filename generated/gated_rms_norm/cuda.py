@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ff9202ca68c8ec4f
-# body: 61dd892609f57ac7
+# inputs: e550c8652774eac3
+# body: 13ac50e02f677f02
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_56c4d81266495567", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_12a03ae17acfd09b", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -269,6 +269,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"gated_rms_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -383,6 +390,7 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    x, weight, z = (_cast(x, torch.bfloat16) for x in (x, weight, z))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("gated_rms_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8b397e938287236
-# body: 3bc199fcadbeece7
+# inputs: a03e824450296dcc
+# body: 3e334ad6c1e6eda6
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -235,7 +235,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"gated_rms_norm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"gated_rms_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -299,7 +302,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_595643da8345436d", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d8c601f53df75d11", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -385,6 +388,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"gated_rms_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 @_operator("gated_rms_norm")
@@ -482,18 +497,19 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     Returns out [..., D] bfloat16. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    x, weight, z = (_cast(x, torch.bfloat16) for x in (x, weight, z))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("gated_rms_norm: x must be a bfloat16 tensor")
+        raise TypeError(f"gated_rms_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
         raise ValueError(f"gated_rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"gated_rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("gated_rms_norm: weight must be a bfloat16 tensor")
+        raise TypeError(f"gated_rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"gated_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     if not isinstance(z, Tensor) or z.dtype != torch.bfloat16:
-        raise TypeError("gated_rms_norm: z must be a bfloat16 tensor")
+        raise TypeError(f"gated_rms_norm: z must be a tensor of bfloat16, got {_dtype(z)}")
     if z.shape != x.shape or z.device != x.device:
         raise ValueError(f"gated_rms_norm: z must be {list(x.shape)} on {x.device}, got {list(z.shape)} on {z.device}")
     eps = _real("eps", eps)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3167b9aadbfdd2ea
-# body: 6cbbba6c1765b1c2
+# inputs: 4fb7400202f12ae7
+# body: 3ce22f8d2e10f333
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_598d45e6bf46af70", "layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b256e46c5d1b59da", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -269,6 +269,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"layer_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -385,6 +392,7 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("layer_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

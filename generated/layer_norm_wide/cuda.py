@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03d1a0c520d36cda
-# body: f59c998aa34e40c5
+# inputs: 91b38cf6dcc6c7ca
+# body: 66ed1e70bfff0db5
 """Layer norm of rows of 65536.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1d296bd2ec4f3c11", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d78246e9d7db7423", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):
@@ -269,6 +269,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"layer_norm_wide: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -385,6 +392,7 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("layer_norm_wide: x must be a tensor [..., width]")
     if x.shape[-1] not in (65536,):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 06dfd247fe47d2b0
-# body: f169263dc168dd86
+# inputs: d9f6be6a487914c2
+# body: c2f84e9035e0c211
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -491,7 +491,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_c2b0bdaa7155497c", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_34048ec7a9552e14", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -554,6 +554,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("linear_attention_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float
@@ -592,6 +599,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e0e494a1831f0fb8
-# body: bdc6fe3e9d60fc9a
+# inputs: 1c6f15ffa52b6b92
+# body: ef75eacbf917b398
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -373,7 +373,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a7074002a8a03736", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_fa4f5e0b52b08967", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -436,6 +436,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("linear_attention_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float
@@ -474,6 +481,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     Returns o [B, T, HV, 128]. Raises ValueError or TypeError for arguments that do not fit, or on another device,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc9d4365a74932ae
-# body: fa745e06be9a7deb
+# inputs: c4d81692c24f2d69
+# body: cd36fd36a27183d9
 """The output step of chunked linear attention without decay.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -207,7 +207,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"linear_attention_output runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"linear_attention_output runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _tile(table, arch):
@@ -221,7 +224,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_cd837e6617172614", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_01189bda33eef3f3", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -307,6 +310,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"linear_attention_output: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 @_operator("linear_attention_output")
@@ -399,6 +409,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     Returns o [B, T, HV, V]. Differentiable in q, k, v, h. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16)
     ):

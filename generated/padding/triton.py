@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e4a5746fc555f3e
-# body: 8c4a52ab70d1cd5b
+# inputs: d9fede74f55950c5
+# body: defe1ab9ee343f30
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -446,7 +446,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"padding runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"padding runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -571,7 +574,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_802178f4618829f6", "padding"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_630053eb762a6b01", "padding"), "FRAGMENT")
 
 
 def _operator(name):
@@ -657,6 +660,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"padding: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, lens, scale, store_lse):
@@ -824,6 +839,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"padding: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -845,7 +861,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("padding: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(lens, Tensor) or lens.dtype != torch.int32:
-        raise TypeError("padding: lens must be a int32 tensor")
+        raise TypeError(f"padding: lens must be a tensor of int32, got {_dtype(lens)}")
     if lens.shape != (B,) or lens.device != q.device:
         raise ValueError(f"padding: lens must be [{B}] on {q.device}, got {list(lens.shape)} on {lens.device}")
     if (B - 1) * lens.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: dbb528e3a3ce6933
-# body: a3167cf8d9ceaeaa
+# inputs: 1ac1a3ec98a94edc
+# body: 1c8ff58d3c355597
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -532,7 +532,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"pair_bias runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"pair_bias runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -657,7 +660,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1602919f1a3c9cf8", "pair_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_38c2f99fdf05d5dc", "pair_bias"), "FRAGMENT")
 
 
 def _operator(name):
@@ -743,6 +746,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"pair_bias: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, bias, scale, store_lse):
@@ -914,6 +929,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"pair_bias: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -928,6 +944,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
             "pair_bias: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    bias = _cast(bias, torch.float32)
     if HQ != HKV:
         raise ValueError(f"pair_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -935,7 +952,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("pair_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(bias, Tensor) or bias.dtype != torch.float32:
-        raise TypeError("pair_bias: bias must be a float32 tensor")
+        raise TypeError(f"pair_bias: bias must be a tensor of float32, got {_dtype(bias)}")
     if bias.shape != (HQ, SQ, SK) or bias.device != q.device:
         raise ValueError(f"pair_bias: bias must be [{HQ}, {SQ}, {SK}] on {q.device}, got {list(bias.shape)} on {bias.device}")
     if (SK - 1) * bias.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9272ec2ad2ff7a83
-# body: 701d4d6bb75dd6e1
+# inputs: c6fb42c6f7bd70f5
+# body: f5ecb2fb636d9b1d
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -185,7 +185,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_937469067b21dfcc", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ee5c368e20c70a2f", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -271,6 +271,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"qk_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -381,6 +388,7 @@ def qk_norm(x, weight, *, eps=1e-06):
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise TypeError("qk_norm: x must be a tensor [..., H, width]")
     if x.shape[-1] not in (64, 128):

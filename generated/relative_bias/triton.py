@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 78b0c0a63d0d5861
-# body: 1284651d5ef46e12
+# inputs: e2e906ab821887f3
+# body: c132959d8564e493
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -537,7 +537,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"relative_bias runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"relative_bias runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -625,7 +628,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_011ad95429fed369", "relative_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_d53d5a57df639caf", "relative_bias"), "FRAGMENT")
 
 
 def _operator(name):
@@ -711,6 +714,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"relative_bias: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, table, scale, store_lse):
@@ -892,6 +907,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
     return_lse is true. A row that sees no key gives zeros and -inf. Raises ValueError or TypeError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"relative_bias: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -906,6 +922,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
             "relative_bias: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    table = _cast(table, torch.float32)
     if HQ != HKV:
         raise ValueError(f"relative_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -913,7 +930,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("relative_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(table, Tensor) or table.dtype != torch.float32:
-        raise TypeError("relative_bias: table must be a float32 tensor")
+        raise TypeError(f"relative_bias: table must be a tensor of float32, got {_dtype(table)}")
     if table.shape != (HQ, 1024) or table.device != q.device:
         raise ValueError(f"relative_bias: table must be [{HQ}, 1024] on {q.device}, got {list(table.shape)} on {table.device}")
     if 1023 * table.stride(-1) >= 2**31:

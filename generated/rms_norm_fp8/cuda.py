@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ceb5bad23a649434
-# body: 94fd4b0f8033f63f
+# inputs: 50f9dacf88d05e07
+# body: 598c0e43acf71018
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_49f5ba12fd75853f", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5724f3c46111eb5d", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):
@@ -246,6 +246,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 def _outputs(x):
     """out, scale: not yet written."""
     return (
@@ -287,6 +294,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     Returns out and scale [..., 1], what out is to be multiplied by, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_fp8: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

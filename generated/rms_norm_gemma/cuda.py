@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 45d7459cd033623e
-# body: 28b5bb94f53fc79a
+# inputs: c32a4186ee33f4b6
+# body: a69266a24c500a27
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_7a466df9d06df784", "rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_72a0ef91c9f6ba92", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):
@@ -269,6 +269,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"rms_norm_gemma: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -378,6 +385,7 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     Returns out, shaped as x. Raises TypeError or ValueError for arguments that do not fit,
     and RuntimeError for derivatives of second order and in forward mode.
     """
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_gemma: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:
