@@ -242,10 +242,10 @@ class _Builder:
             return Built(Var(name, self.scope.variables[name]), 1, 1)
         if name in self.scope.meanings:
             return of_tree(self.scope.meanings[name])
-        if name in self.scope.buffers and not self.scope.buffers[name].rank:
-            return Built(Read(name, (), self.scope.buffers[name].element), 1, 1)
-        if name in self.scope.buffers:
-            hint = f"index it: `{language.indexed(name, self.scope.buffers[name].rank)}`"
+        if buffer := self.scope.buffers.get(name):
+            if not buffer.rank:
+                return Built(Read(name, (), buffer.element), 1, 1)
+            hint = f"index it: `{language.indexed(name, buffer.rank)}`"
             raise wrong(span, "bad-index", f"`{name}` is a buffer, not a number", hint)
         if name in language.CALLABLE:
             raise wrong(span, "bad-call", f"`{name}` is a function, not a value", f"call it: `{name}(...)`")
@@ -408,12 +408,11 @@ class _Builder:
         return built
 
     def unknown_function(self, name: str, span: Span) -> ExpressionError:
-        if name in self.scope.buffers and not self.scope.buffers[name].rank:
-            return wrong(span, "bad-call", f"`{name}` is a number, not a function", "write `*` to multiply")
-        if name in self.scope.buffers:
-            hint = f"index it with square brackets: `{language.indexed(name, self.scope.buffers[name].rank)}`"
+        buffer = self.scope.buffers.get(name)
+        if buffer and buffer.rank:
+            hint = f"index it with square brackets: `{language.indexed(name, buffer.rank)}`"
             return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", hint)
-        if name in self.scope.names or name in self.locals or name == "inf":
+        if buffer or name in self.scope.names or name in self.locals or name == "inf":
             return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
         hint = (
             language.FUNCTION_HINTS.get(name)

@@ -15,6 +15,7 @@ from typing import Any
 
 from kgen.diagnostics import did_you_mean, shown
 from kgen.flex import calls, modules, numbers, statements, tensors
+from kgen.flex.operators import BINARY, COMPARISONS, UNARY
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
 from kgen.flex.statements import Returned
@@ -39,29 +40,6 @@ from kgen.flex.values import (
 MAX_STEPS = 50_000
 MAX_CALLS = 50
 
-BINARY: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.BitAnd: "bitand",
-    ast.BitOr: "bitor",
-    ast.BitXor: "bitxor",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-}
-UNARY: dict[type[ast.AST], str] = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-COMPARISONS: dict[type[ast.AST], str] = {
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-}
 PYTHON = frozenset(
     {
         *("abs", "all", "any", "bool", "callable", "dict", "divmod", "enumerate", "float", "int"),
