@@ -133,13 +133,16 @@ class Varying:
 
 
 def dtype_of(argument: str) -> Varying:
-    """The dtype of an argument, and of the spec: that of its input, where it has several."""
+    """The dtype of an argument, and of the spec: that of its input, where it has several.
+
+    `_wanted` is in `_wanted.j2`, and `_DTYPES` are those of all variants.
+    """
     torch = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
 
     def word(spec: Any) -> str:
         return str(getattr(spec.dtype, "input", spec.dtype))
 
-    return Varying(f"{argument}.dtype", lambda spec: torch[word(spec)], word, "dtype")
+    return Varying(f"_wanted({argument}, _DTYPES)", lambda spec: torch[word(spec)], word, "dtype")
 
 
 HEAD_DIM = Varying(

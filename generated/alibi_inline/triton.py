@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 37879b2b3d8da503
-# body: 1aede3d38440cccc
+# inputs: fd857be2f48f0da8
+# body: 5ea51aa5e8a133a8
 """Causal attention with ALiBi slopes computed from the head's index.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -469,7 +469,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"alibi_inline runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"alibi_inline runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -594,7 +597,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_fa9f089f1dc23b19", "alibi_inline"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e479a073393490ca", "alibi_inline"), "FRAGMENT")
 
 
 def _operator(name):
@@ -706,6 +709,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"alibi_inline: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, scale, store_lse):
@@ -873,6 +888,7 @@ def alibi_inline(q, k, v, *, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v", q, k, v)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"alibi_inline: {arg_name} must be a 4-d tensor [B, H, S, D]")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fe56edccb9c941f5
-# body: fd321d9081a127be
+# inputs: cc9b158fe0f584d6
+# body: b874d8082e522e41
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -566,7 +566,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"block_sparse runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"block_sparse runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -691,7 +694,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_7e52bb14eea8eded", "block_sparse"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_b69417a9294a7fd7", "block_sparse"), "FRAGMENT")
 
 
 def _operator(name):
@@ -805,6 +808,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 class BlockMask(NamedTuple):
     """The blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask leaves, as block_sparse_block_mask gives them.
 
@@ -873,7 +888,7 @@ def block_sparse_block_mask(B, HQ, HKV, SQ, SK, *, allowed):
     """
     _dense("allowed", allowed)
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-        raise TypeError("block_sparse_block_mask: allowed must be a bool tensor")
+        raise TypeError(f"block_sparse_block_mask: allowed must be a tensor of bool, got {_dtype(allowed)}")
     if allowed.shape != (B, HQ, 128, 128) or allowed.device != allowed.device:
         raise ValueError(f"block_sparse_block_mask: allowed must be [{B}, {HQ}, 128, 128] on {allowed.device}, got {list(allowed.shape)} on {allowed.device}")
     if 127 * allowed.stride(-1) >= 2**31:
@@ -1049,6 +1064,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v allowed", q, k, v, allowed)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"block_sparse: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -1070,7 +1086,7 @@ def block_sparse(q, k, v, *, allowed, block_mask=None, scale=None, return_lse=Fa
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("block_sparse: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(allowed, Tensor) or allowed.dtype != torch.bool:
-        raise TypeError("block_sparse: allowed must be a bool tensor")
+        raise TypeError(f"block_sparse: allowed must be a tensor of bool, got {_dtype(allowed)}")
     if allowed.shape != (B, HQ, 128, 128) or allowed.device != q.device:
         raise ValueError(f"block_sparse: allowed must be [{B}, {HQ}, 128, 128] on {q.device}, got {list(allowed.shape)} on {allowed.device}")
     if 127 * allowed.stride(-1) >= 2**31:

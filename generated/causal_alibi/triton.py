@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 70a675765767afe7
-# body: 44651bd6daccc18e
+# inputs: 5844f65cb58cac05
+# body: 13918656f3d6066b
 """Causal attention with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -471,7 +471,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"causal_alibi runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"causal_alibi runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -596,7 +599,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3f9e174a08293b35", "causal_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3a550a916794ab23", "causal_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -723,6 +726,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"causal_alibi: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, slopes, scale, store_lse):
@@ -891,6 +906,7 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
     """
     _dense("q k v slopes", q, k, v, slopes)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"causal_alibi: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -905,6 +921,7 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
             "causal_alibi: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    slopes = _cast(slopes, torch.float32)
     if HQ != HKV:
         raise ValueError(f"causal_alibi: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -912,7 +929,7 @@ def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("causal_alibi: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:
-        raise TypeError("causal_alibi: slopes must be a float32 tensor")
+        raise TypeError(f"causal_alibi: slopes must be a tensor of float32, got {_dtype(slopes)}")
     if slopes.shape != (HQ,) or slopes.device != q.device:
         raise ValueError(f"causal_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}")
     if (HQ - 1) * slopes.stride(-1) >= 2**31:

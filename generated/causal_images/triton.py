@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2dfd9ae00c27e204
-# body: 8110ff8c24208c0e
+# inputs: f6337f515355cfc0
+# body: b155713de7780414
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -561,7 +561,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"causal_images runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"causal_images runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -686,7 +689,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_5155e370b91c8b9b", "causal_images"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_97592ea50f40b650", "causal_images"), "FRAGMENT")
 
 
 def _operator(name):
@@ -800,6 +803,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 class BlockMask(NamedTuple):
     """The blocks of BLOCK_SIZE queries by BLOCK_SIZE keys that the mask leaves, as causal_images_block_mask gives them.
 
@@ -870,7 +885,7 @@ def causal_images_block_mask(B, HQ, HKV, SQ, SK, *, image):
     if SQ != SK:
         raise ValueError(f"causal_images_block_mask: q and k must be equally long, got {SQ} and {SK}")
     if not isinstance(image, Tensor) or image.dtype != torch.int32:
-        raise TypeError("causal_images_block_mask: image must be a int32 tensor")
+        raise TypeError(f"causal_images_block_mask: image must be a tensor of int32, got {_dtype(image)}")
     if image.shape != (B, SQ) or image.device != image.device:
         raise ValueError(f"causal_images_block_mask: image must be [{B}, {SQ}] on {image.device}, got {list(image.shape)} on {image.device}")
     if (SQ - 1) * image.stride(-1) >= 2**31:
@@ -1046,6 +1061,7 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v image", q, k, v, image)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"causal_images: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -1069,7 +1085,7 @@ def causal_images(q, k, v, *, image, block_mask=None, scale=None, return_lse=Fal
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("causal_images: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(image, Tensor) or image.dtype != torch.int32:
-        raise TypeError("causal_images: image must be a int32 tensor")
+        raise TypeError(f"causal_images: image must be a tensor of int32, got {_dtype(image)}")
     if image.shape != (B, SQ) or image.device != q.device:
         raise ValueError(f"causal_images: image must be [{B}, {SQ}] on {q.device}, got {list(image.shape)} on {image.device}")
     if (SQ - 1) * image.stride(-1) >= 2**31:

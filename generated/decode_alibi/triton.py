@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b4fdefcd82500dce
-# body: 390cc1857eba2c5f
+# inputs: a67c970d9035bb30
+# body: ed5edef390a08d67
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -644,7 +644,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"decode_alibi runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"decode_alibi runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -822,7 +825,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_aadd6fede0eb856b", "decode_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a2344bb175471eb9", "decode_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -949,6 +952,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"decode_alibi: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, slopes, scale, store_lse):
@@ -1121,6 +1136,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
     """
     _dense("q k v slopes", q, k, v, slopes)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"decode_alibi: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -1135,6 +1151,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
             "decode_alibi: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    slopes = _cast(slopes, torch.float32)
     if HKV == 0 or HQ % HKV:
         raise ValueError(f"decode_alibi: q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v")
     if max(SQ, SK) > 2**29:
@@ -1142,7 +1159,7 @@ def decode_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("decode_alibi: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:
-        raise TypeError("decode_alibi: slopes must be a float32 tensor")
+        raise TypeError(f"decode_alibi: slopes must be a tensor of float32, got {_dtype(slopes)}")
     if slopes.shape != (HQ,) or slopes.device != q.device:
         raise ValueError(f"decode_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}")
     if (HQ - 1) * slopes.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41e9d3d00ce140e1
-# body: 42756e73954c5bdf
+# inputs: 736ccd22f685c3e5
+# body: 84fee0559a3d05c3
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -263,7 +263,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"decode_paged runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"decode_paged runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -422,7 +425,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_c5e52b81f1f7ac7a", "decode_paged"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_e22d3534e1d95d96", "decode_paged"), "FRAGMENT")
 
 
 def _operator(name):
@@ -504,6 +507,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 def _forward(q, k, v, block_table, kv_lens, scale, store_lse):
     """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
@@ -565,6 +580,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("q k v block_table kv_lens", q, k, v, block_table, kv_lens)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"decode_paged: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -574,7 +590,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
             raise ValueError(f"decode_paged: {arg_name} is on {arg.device}, q on {q.device}")
     B, HQ, SQ, D = q.shape
     if not isinstance(block_table, Tensor) or block_table.dtype != torch.int32:
-        raise TypeError("decode_paged: block_table must be a int32 tensor")
+        raise TypeError(f"decode_paged: block_table must be a tensor of int32, got {_dtype(block_table)}")
     if block_table.dim() != 2 or block_table.shape[0] != B or block_table.device != q.device:
         raise ValueError(f"decode_paged: block_table must be [{B}, n] on {q.device}, got {list(block_table.shape)} on {block_table.device}")
     if (block_table.shape[1] - 1) * block_table.stride(1) >= 2**31:
@@ -592,7 +608,7 @@ def decode_paged(q, k, v, *, block_table, kv_lens, scale=None, return_lse=False)
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("decode_paged: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:
-        raise TypeError("decode_paged: kv_lens must be a int32 tensor")
+        raise TypeError(f"decode_paged: kv_lens must be a tensor of int32, got {_dtype(kv_lens)}")
     if kv_lens.shape != (B,) or kv_lens.device != q.device:
         raise ValueError(f"decode_paged: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}")
     if (B - 1) * kv_lens.stride(-1) >= 2**31:

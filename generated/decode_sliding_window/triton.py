@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fad36ce648104a2e
-# body: 1bb3a26356be126d
+# inputs: 54988df1555a8e47
+# body: efdcdda86cde406b
 """Causal attention to the last 1024 positions of a KV cache.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -379,7 +379,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"decode_sliding_window runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"decode_sliding_window runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -545,7 +548,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_9af05666fdae6637", "decode_sliding_window"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2c3cd5b236c193e5", "decode_sliding_window"), "FRAGMENT")
 
 
 def _operator(name):
@@ -627,6 +630,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 def _forward(q, k, v, kv_lens, scale, store_lse):
     """out, and the base-2 log-sum-exp of each row if it is to be stored, else None."""
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
@@ -702,6 +717,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("q k v kv_lens", q, k, v, kv_lens)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"decode_sliding_window: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -723,7 +739,7 @@ def decode_sliding_window(q, k, v, *, kv_lens, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("decode_sliding_window: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(kv_lens, Tensor) or kv_lens.dtype != torch.int32:
-        raise TypeError("decode_sliding_window: kv_lens must be a int32 tensor")
+        raise TypeError(f"decode_sliding_window: kv_lens must be a tensor of int32, got {_dtype(kv_lens)}")
     if kv_lens.shape != (B,) or kv_lens.device != q.device:
         raise ValueError(f"decode_sliding_window: kv_lens must be [{B}] on {q.device}, got {list(kv_lens.shape)} on {kv_lens.device}")
     if (B - 1) * kv_lens.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c5a3a6dbc464c0c
-# body: 03394aa461052ed9
+# inputs: 95ea7b1351558b33
+# body: f605f548bc641c8a
 """Causal self-attention within each document of a packed sequence.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -476,7 +476,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"document_causal runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"document_causal runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -601,7 +604,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_ba52f7381ef63b78", "document_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_823367e4ea683616", "document_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -713,6 +716,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"document_causal: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, doc, scale, store_lse):
@@ -880,6 +895,7 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v doc", q, k, v, doc)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"document_causal: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -903,7 +919,7 @@ def document_causal(q, k, v, *, doc, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("document_causal: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(doc, Tensor) or doc.dtype != torch.int32:
-        raise TypeError("document_causal: doc must be a int32 tensor")
+        raise TypeError(f"document_causal: doc must be a tensor of int32, got {_dtype(doc)}")
     if doc.shape != (SQ,) or doc.device != q.device:
         raise ValueError(f"document_causal: doc must be [{SQ}] on {q.device}, got {list(doc.shape)} on {doc.device}")
     if (SQ - 1) * doc.stride(-1) >= 2**31:

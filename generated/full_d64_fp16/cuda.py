@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3d8a9255a14dd6fd
-# body: 06d452bec8dbb57b
+# inputs: 2d8d62aeb79c7adc
+# body: 4cb66d0fe315d3ff
 """The delta of the backward pass of `full_d64_fp16`.
 
     delta = rowsum(out * dout) - dlse
@@ -88,7 +88,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_bd2678ac62ad2f0d", "full_d64_fp16_delta"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f87d20ced6fb03ea", "full_d64_fp16_delta"), "FRAGMENT")
 
 
 def _operator(name):
@@ -161,6 +161,18 @@ def _no_gradients(why, /, **tensors):
                 raise RuntimeError(f"full_d64_fp16_delta: {label} requires grad, {why} pass {label}.detach()")
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 def _vectors(x):
     """Whether rows of a tensor can be read 16 bytes at a time."""
     return x.stride(3) == 1 and x.data_ptr() % 16 == 0 and all(
@@ -199,6 +211,8 @@ def full_d64_fp16_delta(out, dout, dlse=None):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("out dout dlse", out, dout, dlse)
+    out, dout = (_cast(x, torch.float16) for x in (out, dout))
+    dlse = _cast(dlse, torch.float32)
     for label, x in (("out", out), ("dout", dout)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise TypeError(f"full_d64_fp16_delta: {label} must be a 4-d tensor [B, H, S, D]")
@@ -208,7 +222,7 @@ def full_d64_fp16_delta(out, dout, dlse=None):
             raise ValueError(f"full_d64_fp16_delta: {label} must be [B, H, S, 64] like out, got {list(x.shape)} on {x.device}")
     if dlse is not None:
         if not isinstance(dlse, Tensor) or dlse.dtype != torch.float32:
-            raise TypeError("full_d64_fp16_delta: dlse must be a float32 tensor")
+            raise TypeError(f"full_d64_fp16_delta: dlse must be a tensor of float32, got {_dtype(dlse)}")
         if dlse.device != out.device or dlse.shape != out.shape[:3]:
             raise ValueError(f"full_d64_fp16_delta: dlse must be {list(out.shape[:3])}, got {list(dlse.shape)} on {dlse.device}")
     _no_tangents(out, dout, dlse)

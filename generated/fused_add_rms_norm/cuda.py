@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6f971fdfc1c9647c
-# body: 17c8ab9bb6022ada
+# inputs: 55744f63f8f1f8a0
+# body: fb80f9c254f62662
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6de3e9fd6a7df256", "fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_7d918691d0d468a8", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -295,6 +295,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"fused_add_rms_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -412,6 +419,7 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x residual weight", x, residual, weight)
+    x, residual, weight = (_cast(x, torch.bfloat16) for x in (x, residual, weight))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("fused_add_rms_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 94f13107fda0a8ba
-# body: fda094f030bbea6e
+# inputs: 1f7d16c0c27957ac
+# body: 1daec856f2aa48a2
 """Adds a block's output to the residual stream and norms the sum; returns both.
 
     h = x + residual, rounded to bf16
@@ -231,7 +231,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"fused_add_rms_norm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"fused_add_rms_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -295,7 +298,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6151130597278682", "fused_add_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9b95183b342bed87", "fused_add_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -409,6 +412,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 @_operator("fused_add_rms_norm")
 def _forward_op(x: Tensor, residual: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
@@ -505,18 +520,19 @@ def fused_add_rms_norm(x, weight, *, residual, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x residual weight", x, residual, weight)
+    x, residual, weight = (_cast(x, torch.bfloat16) for x in (x, residual, weight))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("fused_add_rms_norm: x must be a bfloat16 tensor")
+        raise TypeError(f"fused_add_rms_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
         raise ValueError(f"fused_add_rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"fused_add_rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(residual, Tensor) or residual.dtype != torch.bfloat16:
-        raise TypeError("fused_add_rms_norm: residual must be a bfloat16 tensor")
+        raise TypeError(f"fused_add_rms_norm: residual must be a tensor of bfloat16, got {_dtype(residual)}")
     if residual.shape != x.shape or residual.device != x.device:
         raise ValueError(f"fused_add_rms_norm: residual must be {list(x.shape)} on {x.device}, got {list(residual.shape)} on {residual.device}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("fused_add_rms_norm: weight must be a bfloat16 tensor")
+        raise TypeError(f"fused_add_rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"fused_add_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     eps = _real("eps", eps)

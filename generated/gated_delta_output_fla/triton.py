@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f7aae9571b400326
-# body: 57c5f08688e35777
+# inputs: 0206b264bf424dda
+# body: 40b4a2891bee2349
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -289,7 +289,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"gated_delta_output_fla runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"gated_delta_output_fla runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _tile(table, arch):
@@ -316,7 +319,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_cc1e07991f30d763", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_4a7723a5665090a2", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):
@@ -430,6 +433,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("gated_delta_output_fla")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g: Tensor, cu_seqlens: Tensor, chunk_indices: Optional[Tensor], scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
@@ -532,6 +542,8 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v h g cu_seqlens chunk_indices", q, k, v, h, g, cu_seqlens, chunk_indices)
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g = _cast(g, torch.float32)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g", g, 3, torch.float32)
     ):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bcf758ae720386d5
-# body: 6c569073ead0439d
+# inputs: e3e67e3eb53345ce
+# body: a81b115b353c7d81
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1493034fc51514aa", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2cb5561a91e982f4", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -295,6 +295,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"gated_rms_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -410,6 +417,7 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight z", x, weight, z)
+    x, weight, z = (_cast(x, torch.bfloat16) for x in (x, weight, z))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("gated_rms_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 04e625d13c15d715
-# body: 60c51e46a89bf0e9
+# inputs: 2ed5983f846dddfa
+# body: afdff1e3f600ae71
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 
     h = x
@@ -235,7 +235,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"gated_rms_norm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"gated_rms_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -299,7 +302,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_becfaf9a4eccfd56", "gated_rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_80ed7a2c65bb131c", "gated_rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -413,6 +416,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 @_operator("gated_rms_norm")
 def _forward_op(x: Tensor, weight: Tensor, z: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
@@ -509,18 +524,19 @@ def gated_rms_norm(x, weight, *, z, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight z", x, weight, z)
+    x, weight, z = (_cast(x, torch.bfloat16) for x in (x, weight, z))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("gated_rms_norm: x must be a bfloat16 tensor")
+        raise TypeError(f"gated_rms_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
         raise ValueError(f"gated_rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"gated_rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("gated_rms_norm: weight must be a bfloat16 tensor")
+        raise TypeError(f"gated_rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"gated_rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     if not isinstance(z, Tensor) or z.dtype != torch.bfloat16:
-        raise TypeError("gated_rms_norm: z must be a bfloat16 tensor")
+        raise TypeError(f"gated_rms_norm: z must be a tensor of bfloat16, got {_dtype(z)}")
     if z.shape != x.shape or z.device != x.device:
         raise ValueError(f"gated_rms_norm: z must be {list(x.shape)} on {x.device}, got {list(z.shape)} on {z.device}")
     eps = _real("eps", eps)

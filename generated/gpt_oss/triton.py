@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2c2dcb839fa628d0
-# body: 54e563956f53d1b3
+# inputs: da65341c0c25d702
+# body: 692ef31ac3178e09
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -461,7 +461,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"gpt_oss runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"gpt_oss runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -586,7 +589,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_a4c56f324cdc9675", "gpt_oss"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_9cae6260d3838740", "gpt_oss"), "FRAGMENT")
 
 
 def _operator(name):
@@ -698,6 +701,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"gpt_oss: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, sinks, scale, store_lse):
@@ -865,6 +880,7 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v sinks", q, k, v, sinks)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"gpt_oss: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -886,7 +902,7 @@ def gpt_oss(q, k, v, *, sinks, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("gpt_oss: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     if not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise TypeError("gpt_oss: sinks must be a float32, bfloat16 or float16 tensor")
+        raise TypeError(f"gpt_oss: sinks must be a tensor of float32, bfloat16 or float16, got {_dtype(sinks)}")
     if sinks.shape != (HQ,) or sinks.device != q.device:
         raise ValueError(f"gpt_oss: sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}")
     _no_tangents(q, k, v, sinks)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64085af0ca7e9dcd
-# body: da43ec04ff1d9dc1
+# inputs: 221f5ff42fc398a9
+# body: 2f850b551ca55d79
 """Attention with a learned temperature for each head.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -454,7 +454,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"head_scale runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"head_scale runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -579,7 +582,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_6666f1098cac2957", "head_scale"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_dd00ce433f6ed22f", "head_scale"), "FRAGMENT")
 
 
 def _operator(name):
@@ -691,6 +694,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"head_scale: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, temperature, scale, store_lse):
@@ -860,6 +875,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v temperature", q, k, v, temperature)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"head_scale: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -874,6 +890,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
             "head_scale: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    temperature = _cast(temperature, torch.float32)
     if HQ != HKV:
         raise ValueError(f"head_scale: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -881,7 +898,7 @@ def head_scale(q, k, v, *, temperature, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("head_scale: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(temperature, Tensor) or temperature.dtype != torch.float32:
-        raise TypeError("head_scale: temperature must be a float32 tensor")
+        raise TypeError(f"head_scale: temperature must be a tensor of float32, got {_dtype(temperature)}")
     if temperature.shape != (HQ,) or temperature.device != q.device:
         raise ValueError(f"head_scale: temperature must be [{HQ}] on {q.device}, got {list(temperature.shape)} on {temperature.device}")
     if (HQ - 1) * temperature.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5ea305317bbba6ca
-# body: 1cc334fec1f6b5c3
+# inputs: 87b6ebd442f12762
+# body: d7b8cdf01ba4b84f
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_9a7d067949300d13", "layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_c115798cb9ea1f24", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -295,6 +295,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"layer_norm: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -412,6 +419,7 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight bias", x, weight, bias)
+    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("layer_norm: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

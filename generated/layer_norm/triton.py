@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b09bbc938bc0d03f
-# body: ff1671452b06f1f9
+# inputs: 41d4c4c0875254ce
+# body: 0f3cd19d24d53a5a
 """Layer norm over the last dimension, with weight and bias.
 
     h = x
@@ -240,7 +240,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"layer_norm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"layer_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -304,7 +307,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_3a8ba32cb6f842b9", "layer_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ba49b594ead67bc8", "layer_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -418,6 +421,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 @_operator("layer_norm")
 def _forward_op(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
@@ -516,18 +531,19 @@ def layer_norm(x, weight, bias, *, eps=1e-05):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight bias", x, weight, bias)
+    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("layer_norm: x must be a bfloat16 tensor")
+        raise TypeError(f"layer_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
         raise ValueError(f"layer_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"layer_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("layer_norm: weight must be a bfloat16 tensor")
+        raise TypeError(f"layer_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"layer_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     if not isinstance(bias, Tensor) or bias.dtype != torch.bfloat16:
-        raise TypeError("layer_norm: bias must be a bfloat16 tensor")
+        raise TypeError(f"layer_norm: bias must be a tensor of bfloat16, got {_dtype(bias)}")
     if bias.shape != x.shape[-1:] or bias.device != x.device:
         raise ValueError(f"layer_norm: bias must be {list(x.shape[-1:])} on {x.device}, got {list(bias.shape)} on {bias.device}")
     eps = _real("eps", eps)

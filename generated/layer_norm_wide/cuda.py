@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 607fb82790e3206b
-# body: 85df0bfc9180e0ed
+# inputs: 82c196af69b3e4ae
+# body: 6bb9c8e9a31408f9
 """Layer norm of rows of 65536.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_489df60374725eb8", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5ce2b7dd22e81b5c", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):
@@ -295,6 +295,13 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"layer_norm_wide: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
 
 
 def _outputs(x, save):
@@ -412,6 +419,7 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight bias", x, weight, bias)
+    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("layer_norm_wide: x must be a tensor [..., width]")
     if x.shape[-1] not in (65536,):

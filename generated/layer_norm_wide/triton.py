@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c7c87e6265709e78
-# body: 8b718971cbad8fc2
+# inputs: a8fa4e5fdc5ec8e0
+# body: f0b1bc236485a8a7
 """Layer norm of rows of 65536.
 
     h = x
@@ -216,7 +216,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"layer_norm_wide runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"layer_norm_wide runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -280,7 +283,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_95f3226c211ccc02", "layer_norm_wide"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_87cbe64a374bcd9b", "layer_norm_wide"), "FRAGMENT")
 
 
 def _operator(name):
@@ -394,6 +397,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 @_operator("layer_norm_wide")
 def _forward_op(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
@@ -492,18 +507,19 @@ def layer_norm_wide(x, weight, bias, *, eps=1e-05):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight bias", x, weight, bias)
+    x, weight, bias = (_cast(x, torch.bfloat16) for x in (x, weight, bias))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("layer_norm_wide: x must be a bfloat16 tensor")
+        raise TypeError(f"layer_norm_wide: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
         raise ValueError(f"layer_norm_wide: x must be [..., D], got {list(x.shape)}")
     if x.shape[-1] != 65536:
         raise ValueError(f"layer_norm_wide: rows have 65536 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("layer_norm_wide: weight must be a bfloat16 tensor")
+        raise TypeError(f"layer_norm_wide: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"layer_norm_wide: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     if not isinstance(bias, Tensor) or bias.dtype != torch.bfloat16:
-        raise TypeError("layer_norm_wide: bias must be a bfloat16 tensor")
+        raise TypeError(f"layer_norm_wide: bias must be a tensor of bfloat16, got {_dtype(bias)}")
     if bias.shape != x.shape[-1:] or bias.device != x.device:
         raise ValueError(f"layer_norm_wide: bias must be {list(x.shape[-1:])} on {x.device}, got {list(bias.shape)} on {bias.device}")
     eps = _real("eps", eps)

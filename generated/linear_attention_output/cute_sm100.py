@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7f3c6822874821db
-# body: 5e08207c89d9d41e
+# inputs: eff32fd42ec6d2c9
+# body: cdcda9b5d2c42340
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -491,7 +491,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_5d3842ead13960be", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_efab4ef1d472ee00", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -573,6 +573,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("linear_attention_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float
@@ -612,6 +619,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("q k v h", q, k, v, h)
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c29ee588cc6ddf37
-# body: 0b10a1543de88893
+# inputs: 17e03f3a4003cf2f
+# body: bb9be4a336f71ebd
 """The output step of chunked linear attention without decay.
 
     o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -373,7 +373,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_dd0fc12630574326", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0fc1fc5c659b20dc", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -455,6 +455,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("linear_attention_output")
 def _forward_op(
     q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float
@@ -494,6 +501,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("q k v h", q, k, v, h)
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
     for label, x, dims, dtype in (
         ("q", q, 4, torch.bfloat16),
         ("k", k, 4, torch.bfloat16),

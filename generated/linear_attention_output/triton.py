@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 65af8f0f47b376dd
-# body: 8159cc7aba0e38b7
+# inputs: 594206d7184c9c09
+# body: 98f68765a93718ed
 """The output step of chunked linear attention without decay.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -207,7 +207,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"linear_attention_output runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"linear_attention_output runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _tile(table, arch):
@@ -221,7 +224,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_fc4d5de148e27689", "linear_attention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3dfa4bbe90d5fedc", "linear_attention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -335,6 +338,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("linear_attention_output")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
@@ -426,6 +436,7 @@ def linear_attention_output(q, k, v, h, *, scale=None):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v h", q, k, v, h)
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16)
     ):

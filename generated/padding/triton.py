@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b5ded43f11c0ab8
-# body: 505e15139ddd8da0
+# inputs: c920edba13068c0b
+# body: 198d43ca29f60161
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -446,7 +446,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"padding runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"padding runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -571,7 +574,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_7c96912bfbe112d8", "padding"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_890dbb0121b7af83", "padding"), "FRAGMENT")
 
 
 def _operator(name):
@@ -683,6 +686,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"padding: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, lens, scale, store_lse):
@@ -851,6 +866,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v lens", q, k, v, lens)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"padding: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -872,7 +888,7 @@ def padding(q, k, v, *, lens, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("padding: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(lens, Tensor) or lens.dtype != torch.int32:
-        raise TypeError("padding: lens must be a int32 tensor")
+        raise TypeError(f"padding: lens must be a tensor of int32, got {_dtype(lens)}")
     if lens.shape != (B,) or lens.device != q.device:
         raise ValueError(f"padding: lens must be [{B}] on {q.device}, got {list(lens.shape)} on {lens.device}")
     if (B - 1) * lens.stride(-1) >= 2**31:

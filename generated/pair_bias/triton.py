@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9172e93c25222ecd
-# body: 34282a2fd6f0cfc6
+# inputs: 621cfdfbe7adba99
+# body: 9dd9d34569efe50a
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -532,7 +532,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"pair_bias runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"pair_bias runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -657,7 +660,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_60bd414956464e81", "pair_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_398eed6b6775ed70", "pair_bias"), "FRAGMENT")
 
 
 def _operator(name):
@@ -769,6 +772,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"pair_bias: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, bias, scale, store_lse):
@@ -941,6 +956,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v bias", q, k, v, bias)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"pair_bias: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -955,6 +971,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
             "pair_bias: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    bias = _cast(bias, torch.float32)
     if HQ != HKV:
         raise ValueError(f"pair_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -962,7 +979,7 @@ def pair_bias(q, k, v, *, bias, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("pair_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(bias, Tensor) or bias.dtype != torch.float32:
-        raise TypeError("pair_bias: bias must be a float32 tensor")
+        raise TypeError(f"pair_bias: bias must be a tensor of float32, got {_dtype(bias)}")
     if bias.shape != (HQ, SQ, SK) or bias.device != q.device:
         raise ValueError(f"pair_bias: bias must be [{HQ}, {SQ}, {SK}] on {q.device}, got {list(bias.shape)} on {bias.device}")
     if (SK - 1) * bias.stride(-1) >= 2**31:

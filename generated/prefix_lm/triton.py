@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c4bd04feba77af77
-# body: a9e8d4ad575a7f8a
+# inputs: e1bc46687ea4b0da
+# body: 2cc1379b63258410
 """Full attention within a prefix whose length is given at launch, causal after it.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -455,7 +455,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"prefix_lm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"prefix_lm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -580,7 +583,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d5f88bc19b0070a6", "prefix_lm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_96741f72eed624a9", "prefix_lm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -701,6 +704,18 @@ def _integer(label, x):
     if not -(2**31) <= x < 2**31:
         raise ValueError(f"prefix_lm: {label} must be an int32, got {x}")
     return x
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, scale, prefix, store_lse):
@@ -869,6 +884,7 @@ def prefix_lm(q, k, v, *, prefix, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v", q, k, v)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"prefix_lm: {arg_name} must be a 4-d tensor [B, H, S, D]")

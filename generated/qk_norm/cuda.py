@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e5e3696437e2d05c
-# body: 4ecaf3fd3f644cda
+# inputs: 9416ba7dc4695e0f
+# body: b9ce99b599717c9e
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -185,7 +185,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_9bde0abbe7733945", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_245aa016130d5637", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -299,6 +299,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 def _outputs(x, save):
     """out, rstd: not yet written; without `save` no statistics, which backward alone needs."""
     return (
@@ -408,6 +415,7 @@ def qk_norm(x, weight, *, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight", x, weight)
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise TypeError("qk_norm: x must be a tensor [..., H, width]")
     if x.shape[-1] not in (64, 128):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4a4bf89ab7dd14c2
-# body: 09c76699ae86227e
+# inputs: b34bb5031de16497
+# body: de4439700951583e
 """RMS norm of queries or keys, with a weight for each head.
 
     h = x
@@ -140,7 +140,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"qk_norm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"qk_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -188,7 +191,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_b9aa4dd4c3df7fd0", "qk_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_0bf32c0848088f5f", "qk_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -302,6 +305,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 @_operator("qk_norm")
 def _forward_op(x: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
@@ -393,14 +408,15 @@ def qk_norm(x, weight, *, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight", x, weight)
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("qk_norm: x must be a bfloat16 tensor")
+        raise TypeError(f"qk_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 2:
         raise ValueError(f"qk_norm: x must be [..., H, D], got {list(x.shape)}")
     if x.shape[-1] not in (64, 128):
         raise ValueError(f"qk_norm: rows have 64 or 128 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("qk_norm: weight must be a bfloat16 tensor")
+        raise TypeError(f"qk_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-2:] or weight.device != x.device:
         raise ValueError(f"qk_norm: weight must be {list(x.shape[-2:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     eps = _real("eps", eps)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c17fdd020f7a6851
-# body: 6ca84f1792c082ea
+# inputs: e42cbc71fb7730d7
+# body: ae9076b18b6cff69
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -537,7 +537,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"relative_bias runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"relative_bias runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -625,7 +628,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_09ec37530093cb02", "relative_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_6d13b8fdd6278d7b", "relative_bias"), "FRAGMENT")
 
 
 def _operator(name):
@@ -737,6 +740,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"relative_bias: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, table, scale, store_lse):
@@ -919,6 +934,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v table", q, k, v, table)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"relative_bias: {arg_name} must be a 4-d tensor [B, H, S, D]")
@@ -933,6 +949,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
             "relative_bias: expects q [B, HQ, SQ, 128], k [B, HKV, SK, 128], v [B, HKV, SK, 128], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    table = _cast(table, torch.float32)
     if HQ != HKV:
         raise ValueError(f"relative_bias: q must have 1 head for each of k and v, got {HQ} and {HKV}")
     if max(SQ, SK) > 2**29:
@@ -940,7 +957,7 @@ def relative_bias(q, k, v, *, table, scale=None, return_lse=False):
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**24:
         raise ValueError("relative_bias: elements of a row of q, k and v may not lie more than 2**24 apart, make it contiguous")
     if not isinstance(table, Tensor) or table.dtype != torch.float32:
-        raise TypeError("relative_bias: table must be a float32 tensor")
+        raise TypeError(f"relative_bias: table must be a tensor of float32, got {_dtype(table)}")
     if table.shape != (HQ, 1024) or table.device != q.device:
         raise ValueError(f"relative_bias: table must be [{HQ}, 1024] on {q.device}, got {list(table.shape)} on {table.device}")
     if 1023 * table.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03243276a8172d27
-# body: 43dc17d57ada8ec5
+# inputs: f52bd28afeba27f6
+# body: 6fcca98f0f2cf976
 """The output step of chunked retention, where each head decays by a constant of its own.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 256:
@@ -222,7 +222,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"retention_output runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"retention_output runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _tile(table, arch):
@@ -236,7 +239,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_dfc58e206546cc76", "retention_output"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2a83c86cd5218826", "retention_output"), "FRAGMENT")
 
 
 def _operator(name):
@@ -365,6 +368,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 @_operator("retention_output")
 def _forward_op(q: Tensor, k: Tensor, v: Tensor, h: Tensor, g_gamma: Tensor, scale: float) -> Tensor:
     if q.dtype == torch.bfloat16 and _arch(q.device) == 0:
@@ -457,6 +467,8 @@ def retention_output(q, k, v, h, g_gamma, *, scale=None):
     and RuntimeError for derivatives of second order and in forward mode, or if another tensor than those with a gradient requires grad.
     """
     _dense("q k v h g_gamma", q, k, v, h, g_gamma)
+    q, k, v, h = (_cast(x, torch.bfloat16) for x in (q, k, v, h))
+    g_gamma = _cast(g_gamma, torch.float32)
     for label, x, shape, dtype in (
         ("q", q, 4, torch.bfloat16), ("k", k, 4, torch.bfloat16), ("v", v, 4, torch.bfloat16), ("h", h, 5, torch.bfloat16), ("g_gamma", g_gamma, 1, torch.float32)
     ):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b61f07c18223e449
-# body: 6f6c88e28bfc632d
+# inputs: 1266c238e13ad737
+# body: f1ab409096895fbc
 """RMS norm over the last dimension.
 
     h = x
@@ -222,7 +222,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"rms_norm runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"rms_norm runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -286,7 +289,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_928da5b5ab1e96a5", "rms_norm"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_bbb0b5e79dd89171", "rms_norm"), "FRAGMENT")
 
 
 def _operator(name):
@@ -400,6 +403,18 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
+
+
 @_operator("rms_norm")
 def _forward_op(x: Tensor, weight: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor]:
     out = x.new_empty(x.shape, dtype=_stored(torch.bfloat16, x.device))
@@ -491,14 +506,15 @@ def rms_norm(x, weight, *, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight", x, weight)
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dtype != torch.bfloat16:
-        raise TypeError("rms_norm: x must be a bfloat16 tensor")
+        raise TypeError(f"rms_norm: x must be a tensor of bfloat16, got {_dtype(x)}")
     if x.dim() < 1:
         raise ValueError(f"rms_norm: x must be [..., D], got {list(x.shape)}")
     if not 1 <= x.shape[-1] <= 262144:
         raise ValueError(f"rms_norm: rows have 1 to 262144 elements, got {x.shape[-1]}")
     if not isinstance(weight, Tensor) or weight.dtype != torch.bfloat16:
-        raise TypeError("rms_norm: weight must be a bfloat16 tensor")
+        raise TypeError(f"rms_norm: weight must be a tensor of bfloat16, got {_dtype(weight)}")
     if weight.shape != x.shape[-1:] or weight.device != x.device:
         raise ValueError(f"rms_norm: weight must be {list(x.shape[-1:])} on {x.device}, got {list(weight.shape)} on {weight.device}")
     eps = _real("eps", eps)

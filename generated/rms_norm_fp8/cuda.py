@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0097c443f3f16a57
-# body: 33a433bef53310f1
+# inputs: 18d35f8ebddaec45
+# body: 10e54be9487c607b
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_b4a7d9dde4008e09", "rms_norm_fp8"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_3686352027a06191", "rms_norm_fp8"), "FRAGMENT")
 
 
 def _operator(name):
@@ -265,6 +265,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 def _outputs(x):
     """out, scale: not yet written."""
     return (
@@ -307,6 +314,7 @@ def rms_norm_fp8(x, weight, *, eps=1e-06):
     and RuntimeError where a gradient is asked for: there is only the forward pass.
     """
     _dense("x weight", x, weight)
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_fp8: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 214b4a33d87f439c
-# body: 02b6deefeb12a1d5
+# inputs: 1db57e29c8d47803
+# body: d32508012d1297f6
 """RMS norm whose weights are stored around zero, as Gemma's are.
 
     h = x
@@ -183,7 +183,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_1fcfa6ecfb2fabf8", "rms_norm_gemma"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_5f07bbc2e3ffca3c", "rms_norm_gemma"), "FRAGMENT")
 
 
 def _operator(name):
@@ -297,6 +297,13 @@ def _real(label, x):
     return float(x)
 
 
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
 def _outputs(x, save):
     """out, rstd: not yet written; without `save` no statistics, which backward alone needs."""
     return (
@@ -405,6 +412,7 @@ def rms_norm_gemma(x, weight, *, eps=1e-06):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("x weight", x, weight)
+    x, weight = (_cast(x, torch.bfloat16) for x in (x, weight))
     if not isinstance(x, Tensor) or x.dim() < 1:
         raise TypeError("rms_norm_gemma: x must be a tensor [..., width]")
     if not 1 <= x.shape[-1] <= 262144:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e1d489c62093e162
-# body: c573db15f8fb0d5b
+# inputs: fe866d46c74ca819
+# body: f958cd61be846e20
 """Attention of every query to every key, heads of 72, as in SigLIP.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -516,7 +516,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"siglip runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"siglip runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -641,7 +644,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_bfc633d37f00cd9a", "siglip"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a606632b04c14b51", "siglip"), "FRAGMENT")
 
 
 def _operator(name):
@@ -753,6 +756,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"siglip: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, scale, store_lse):
@@ -919,6 +934,7 @@ def siglip(q, k, v, *, scale=None, return_lse=False):
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v", q, k, v)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 4:
             raise TypeError(f"siglip: {arg_name} must be a 4-d tensor [B, H, S, D]")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 87bef452dca31929
-# body: ebf2b1121f0e4afa
+# inputs: 39c9c913bdf182b8
+# body: 3d6a5ced6199e0c5
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -513,7 +513,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"varlen_alibi runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"varlen_alibi runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -640,7 +643,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_28876b820d07a2e5", "varlen_alibi"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_f4c473940138cdd3", "varlen_alibi"), "FRAGMENT")
 
 
 def _operator(name):
@@ -752,6 +755,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"varlen_alibi: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, slopes, scale, store_lse):
@@ -925,6 +940,7 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v cu_seqlens_q cu_seqlens_k slopes", q, k, v, cu_seqlens_q, cu_seqlens_k, slopes)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 3:
             raise TypeError(f"varlen_alibi: {arg_name} must be a 3-d tensor [T, H, D]")
@@ -939,12 +955,13 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
             "varlen_alibi: expects q [TQ, HQ, 64], k [TK, HKV, 64], v [TK, HKV, 64], "
             f"got {list(q.shape)}, {list(k.shape)}, {list(v.shape)}"
         )
+    slopes = _cast(slopes, torch.float32)
     if HQ != 4 * HKV:
         raise ValueError(f"varlen_alibi: q must have 4 heads for each of k and v, got {HQ} and {HKV}")
     if not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.dtype != torch.int32:
-        raise TypeError("varlen_alibi: cu_seqlens_q must be an int32 tensor")
+        raise TypeError(f"varlen_alibi: cu_seqlens_q must be a tensor of int32, got {_dtype(cu_seqlens_q)}")
     if not isinstance(cu_seqlens_k, Tensor) or cu_seqlens_k.dtype != torch.int32:
-        raise TypeError("varlen_alibi: cu_seqlens_k must be an int32 tensor")
+        raise TypeError(f"varlen_alibi: cu_seqlens_k must be a tensor of int32, got {_dtype(cu_seqlens_k)}")
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
         raise ValueError(f"varlen_alibi: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}")
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):
@@ -954,7 +971,7 @@ def varlen_alibi(q, k, v, cu_seqlens_q, cu_seqlens_k, *, slopes, scale=None, ret
     if max(q.stride(-1), k.stride(-1), v.stride(-1)) > 2**25:
         raise ValueError("varlen_alibi: elements of a row of q, k and v may not lie more than 2**25 apart, make it contiguous")
     if not isinstance(slopes, Tensor) or slopes.dtype != torch.float32:
-        raise TypeError("varlen_alibi: slopes must be a float32 tensor")
+        raise TypeError(f"varlen_alibi: slopes must be a tensor of float32, got {_dtype(slopes)}")
     if slopes.shape != (HQ,) or slopes.device != q.device:
         raise ValueError(f"varlen_alibi: slopes must be [{HQ}] on {q.device}, got {list(slopes.shape)} on {slopes.device}")
     if (HQ - 1) * slopes.stride(-1) >= 2**31:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 97ae145217bdd148
-# body: 15fb807503f572cc
+# inputs: da8bbf757153163c
+# body: f2379b1477496cd5
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -498,7 +498,10 @@ def _arch(device):
         return major * 10 + minor
     if os.environ.get("TRITON_INTERPRET") == "1":
         return 0
-    raise ValueError(f"varlen_causal runs on CUDA devices, got tensors on {device}")
+    raise ValueError(
+        f"varlen_causal runs on CUDA devices, got tensors on {device}; on the CPU it runs in Triton's interpreter, "
+        "if TRITON_INTERPRET=1 is set before triton is imported"
+    )
 
 
 def _cdiv(a, b):
@@ -625,7 +628,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_913b8bbc2e6da9bd", "varlen_causal"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2b6c5057073cbe1b", "varlen_causal"), "FRAGMENT")
 
 
 def _operator(name):
@@ -737,6 +740,18 @@ def _real(label, x):
     if x != 0 and not 2.0**-126 <= abs(x) <= 3.4028234663852886e38:
         raise ValueError(f"varlen_causal: {label} must be finite in float32, and not vanish there, got {x}")
     return float(x)
+
+
+def _cast(x, dtype):
+    """x; under autocast in this dtype, as PyTorch casts operands of its own functions, which are never float64."""
+    if not isinstance(x, Tensor) or x.dtype == dtype or x.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return x
+    return x.to(dtype) if not x.is_meta and torch.is_autocast_enabled(x.device.type) else x
+
+
+def _dtype(x):
+    """The dtype of a tensor, the type of anything else: for messages."""
+    return x.dtype if isinstance(x, Tensor) else type(x).__name__
 
 
 def _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, scale, store_lse):
@@ -909,6 +924,7 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
     and RuntimeError for derivatives of second order and in forward mode.
     """
     _dense("q k v cu_seqlens_q cu_seqlens_k", q, k, v, cu_seqlens_q, cu_seqlens_k)
+    q, k, v = (_cast(x, torch.bfloat16) for x in (q, k, v))
     for arg_name, arg in (("q", q), ("k", k), ("v", v)):
         if not isinstance(arg, Tensor) or arg.dim() != 3:
             raise TypeError(f"varlen_causal: {arg_name} must be a 3-d tensor [T, H, D]")
@@ -926,9 +942,9 @@ def varlen_causal(q, k, v, cu_seqlens_q, cu_seqlens_k, *, scale=None, return_lse
     if HKV == 0 or HQ % HKV:
         raise ValueError(f"varlen_causal: q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v")
     if not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.dtype != torch.int32:
-        raise TypeError("varlen_causal: cu_seqlens_q must be an int32 tensor")
+        raise TypeError(f"varlen_causal: cu_seqlens_q must be a tensor of int32, got {_dtype(cu_seqlens_q)}")
     if not isinstance(cu_seqlens_k, Tensor) or cu_seqlens_k.dtype != torch.int32:
-        raise TypeError("varlen_causal: cu_seqlens_k must be an int32 tensor")
+        raise TypeError(f"varlen_causal: cu_seqlens_k must be a tensor of int32, got {_dtype(cu_seqlens_k)}")
     if cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2:
         raise ValueError(f"varlen_causal: cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}")
     if any(x.device != q.device or not x.is_contiguous() for x in (cu_seqlens_q, cu_seqlens_k)):

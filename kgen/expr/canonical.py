@@ -19,6 +19,7 @@ from functools import lru_cache, reduce
 
 from kgen.expr.affine import POSITIONS, Affine, affine, is_large, order
 from kgen.expr.algebra import call
+from kgen.expr.detached import without_detach
 from kgen.expr.fold import choice, decided, folded
 from kgen.expr.magnitudes import FAR
 from kgen.expr.mask_form import (
@@ -61,11 +62,13 @@ LONGEST = 64
 def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = None) -> dict[str, Node]:
     """The expressions of attention, `score_mod` and `mask_mod`, in one form. `numbers` are those of compile-time
     params, for conditions that these decide; elsewhere params keep their names."""
-    found = {name: folded(tree, numbers or {}) for name, tree in trees.items()}
+    # A mask has no gradient to stop.
+    given = {name: without_detach(tree) if name == "mask_mod" else tree for name, tree in trees.items()}
+    found = {name: folded(tree, numbers or {}) for name, tree in given.items()}
     if "score_mod" in found:
         found["score_mod"], hidden = _without_infinities(found["score_mod"])
         if hidden:
-            found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *hidden])
+            found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *map(without_detach, hidden)])
     if "score_mod" in found:
         # The mask keeps its value in what follows, so that the score has all of its facts.
         known = _distances(condition(found.get("mask_mod", TRUE)))

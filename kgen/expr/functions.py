@@ -398,6 +398,18 @@ _ROWS = [
         cuda="float({0})",
         cute="Float32({0})",
     ),
+    # No gradient goes through it. Plans leave it out when all is differentiated; what is left of it is its operand.
+    function(
+        "detach",
+        lambda t, x: x.detach(),
+        None,
+        typed=types.arithmetic,
+        value=lambda x: x,
+        torch="({0}).detach()",
+        triton="({0})",
+        cuda="({0})",
+        cute="({0})",
+    ),
     # Towards zero, as in Python: what makes an index of a real number.
     function(
         "int",

@@ -256,11 +256,9 @@ class _Builder:
     def _name(self, node: Node, place: Place, role: str) -> str:
         if isinstance(node, Read):
             indices = [i.name.removesuffix("_idx") for i in node.indices if isinstance(i, Var)]
-            stem = (
-                "_".join([node.buffer, *indices])
-                if len(indices) == len(node.indices)
-                else f"{node.buffer}_at"
-            )
+            told = len(indices) == len(node.indices)
+            # Without indices the name is that of the buffer, which kernels have as a pointer.
+            stem = "_".join([node.buffer, *(indices or ["value"])]) if told else f"{node.buffer}_at"
         else:
             heads = [name for name in ("b", "h") if name in variables(node)]
             stem = "_".join([role, *(place.axes if len(place.axes) == 1 else () if place.axes else heads)])

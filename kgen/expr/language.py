@@ -132,4 +132,4 @@ def kind_of(type_: Type) -> str:
 
 def indexed(name: str, rank: int) -> str:
     """How a buffer is read."""
-    return f"{name}[{', '.join('ijklmn'[:rank])}]"
+    return f"{name}[{', '.join('ijklmn'[:rank])}]" if rank else name

@@ -242,9 +242,11 @@ class _Builder:
             return Built(Var(name, self.scope.variables[name]), 1, 1)
         if name in self.scope.meanings:
             return of_tree(self.scope.meanings[name])
-        if name in self.scope.buffers:
-            hint = f"index it: `{language.indexed(name, self.scope.buffers[name].rank)}`"
-            raise wrong(span, "bad-index", f"`{name}` is a buffer, not a number", hint)
+        if buffer := self.scope.buffers.get(name):
+            if not buffer.rank:
+                return Built(Read(name, (), buffer.element), 1, 1)
+            how = f"index it: `{language.indexed(name, buffer.rank)}`"
+            raise wrong(span, "bad-index", f"`{name}` is a buffer, not a number", how)
         if name in language.CALLABLE:
             raise wrong(span, "bad-call", f"`{name}` is a function, not a value", f"call it: `{name}(...)`")
         if name in self.needs:
@@ -275,8 +277,7 @@ class _Builder:
         if name in self.scope.elsewhere:
             return wrong(span, "unknown-name", f"`{name}` cannot be used here", self.scope.elsewhere[name])
         known = sorted({*self.scope.names, *self.scope.buffers, *self.locals})
-        near = closest(name, known)
-        hint = None if near else language.NAME_HINTS.get(name)
+        hint = None if closest(name, known) else language.NAME_HINTS.get(name)
         hint = hint or did_you_mean(name, known) or "declare it under `buffers` or `params`"
         return wrong(span, "unknown-name", f"{shown(name)} is not defined", hint)
 
@@ -406,10 +407,11 @@ class _Builder:
         return built
 
     def unknown_function(self, name: str, span: Span) -> ExpressionError:
-        if name in self.scope.buffers:
-            hint = f"index it with square brackets: `{language.indexed(name, self.scope.buffers[name].rank)}`"
-            return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", hint)
-        if name in self.scope.names or name in self.locals or name == "inf":
+        buffer = self.scope.buffers.get(name)
+        if buffer and buffer.rank:
+            how = f"index it with square brackets: `{language.indexed(name, buffer.rank)}`"
+            return wrong(span, "bad-call", f"`{name}` is a buffer, not a function", how)
+        if buffer or name in self.scope.names or name in self.locals or name == "inf":
             return wrong(span, "bad-call", f"`{name}` is a value, not a function", "write `*` to multiply")
         hint = (
             language.FUNCTION_HINTS.get(name)
@@ -480,8 +482,7 @@ class _Builder:
             type_ = TABLE[row].typed(tuple(argument.type for argument in arguments))
         except TypeRuleError as error:
             raise wrong(span, "wrong-type", f"`{symbol}` {error}", error.hint) from None
-        tree = Call(row, tuple(argument.node for argument in arguments), type_)
-        built = grown(tree, arguments, times_printed(row))
+        built = grown(Call(row, tuple(a.node for a in arguments), type_), arguments, times_printed(row))
         if row in ("add", "sub"):
             terms, factors = sum(a.terms for a in arguments), max(a.factors for a in arguments)
         elif row in ("mul", "div", "neg"):

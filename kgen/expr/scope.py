@@ -10,7 +10,7 @@ from kgen.expr.nodes import Node, Type
 
 @dataclass(frozen=True)
 class BufferType:
-    """A buffer that an expression may index with exactly `rank` integers."""
+    """A buffer that an expression indexes with exactly `rank` integers; without any it is used by name."""
 
     element: Type
     rank: int

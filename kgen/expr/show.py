@@ -25,6 +25,8 @@ def _form(node: Node) -> tuple[str, int]:
         *leading, value = map(show, node.indices)
         row = f"{buffer}[{', '.join(leading)}]" if leading else buffer
         return f"first_at_least({row}, {value})", ATOM
+    if isinstance(node, Read) and not node.indices:
+        return node.buffer, ATOM
     if isinstance(node, Read):
         return f"{node.buffer}[{', '.join(map(show, node.indices))}]", ATOM
     spelling = TABLE[node.fn].spelled["python"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kgen.expr.parse import FLOAT32_MAX
 from kgen.flex import numbers, tables, tensors
 from kgen.flex.source import Place
-from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
+from kgen.flex.tables import DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
     DtypeOf,
     External,
@@ -33,12 +33,13 @@ Keywords = dict[str, Any]
 _KNOWN_MASKS = {"and_masks": "bitand", "or_masks": "bitor"}
 _TRANSPARENT = frozenset(
     {
-        *("compile", "script", "ignore", "lru_cache", "cache", "no_grad", "staticmethod", "wraps"),
+        *("compile", "script", "ignore", "lru_cache", "cache", "staticmethod", "wraps"),
         *("disable", "jit"),
     }
 )
 """Decorators that leave what a function computes."""
 JOINED = "kgen.joined"
+DETACHED = "kgen.detached"
 
 
 # --- operations of elements ------------------------
@@ -46,6 +47,8 @@ JOINED = "kgen.joined"
 
 def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
     """An operation of elements: a term, or a tensor where whole tensors are computed ahead of the mods."""
+    if ev.of_a_pair or any(isinstance(a, Term) for a in args):
+        args = tuple(tensors.scalar(a, place) for a in args)
     if any(isinstance(a, Tensor) for a in args):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.computed(fn, args, place)
@@ -55,13 +58,15 @@ def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
     if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
         hint = 'write `torch.where(allowed, score, -float("inf"))`'
         place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
-    return Term(fn, [operand(ev, a, place) for a in args], place)
+    made = Term(fn, [operand(ev, a, place) for a in args], place)
+    return tensors.detached(made, place) if ev.detaches else made
 
 
 def operand(ev: Evaluator, value: Any, place: Place) -> Term | int | float | bool:
     """What an operation of a pair may be applied to."""
     if isinstance(value, Part):
         return tensors.element(value)
+    value = tensors.scalar(value, place)
     if isinstance(value, Tensor):
         message = f"{tensors.called(value)} is a whole tensor here"
         place.refuse("whole-tensor", message, "index it, so that one element is left")
@@ -127,6 +132,10 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
     last = path.rpartition(".")[2]
     if path == JOINED:
         return _joined(ev, args, place)
+    if path == DETACHED:
+        with ev.without_gradients():
+            found = ev.call(args[0], args[1:], keywords, place)
+        return tensors.detached(found, place) if ev.of_a_pair else found
     if package == "builtins":
         return _python(ev, name, args, keywords, place)
     if path in ("functools.partial", "functools.reduce"):
@@ -161,7 +170,10 @@ def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place:
     last = path.rpartition(".")[2]
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
-    if last in ("compile", "script", "no_grad", "is_tensor", "vmap"):
+    if last in NO_GRAD:
+        wraps = args and is_callable(args[0])
+        return Partial(External(DETACHED), (args[0],), {}) if wraps else External(path)
+    if last in ("compile", "script", "is_tensor", "vmap"):
         if args and is_callable(args[0]):
             return args[0]
         return External(path)
@@ -258,6 +270,8 @@ def _functools(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, pl
 def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any:
     """A function with a decorator."""
     if isinstance(decorator, External):
+        if decorator.path.rpartition(".")[2] in NO_GRAD:
+            return Partial(External(DETACHED), (function,), {})
         if decorator.path.rpartition(".")[2] in _TRANSPARENT:
             return function
         return Unknown(place, f"what the decorator `{decorator.path}` makes of `{function.name}`")
@@ -274,20 +288,21 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
         return _of_sequence(ev, owner, name, args, keywords, place)
+    if isinstance(owner, Tensor | Part) and name == "detach" and ev.of_a_pair:
+        return tensors.detached(owner, place)
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.method(ev, owner, name, args, keywords, place)
         if name in REDUCTIONS:
             place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
-        operand(ev, owner, place)
+        owner = operand(ev, owner, place)
     value = owner
+    if name == "requires_grad_" and not ev.of_a_pair:
+        return tensors.owned(value, place, grad=not args or args[0] is not False)
     if name in SAME:
         return value
-    if name in ("detach", "data"):
-        ev.note("gradients flow through `.detach()`, which is left out")
-        return value
-    if name == "item":
-        return operand(ev, value, place)
+    if name in ("detach", "item"):
+        return tensors.detached(operand(ev, value, place), place)
     if name in ("to", "type", "type_as"):
         return _cast(ev, value, args, keywords, place)
     if name in DTYPES:
@@ -369,6 +384,7 @@ def _of_sequence(
 
 
 def _python(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    args = [tensors.scalar(a, place) for a in args] if ev.of_a_pair else args
     simple = all(is_number(a) for a in args)
     of_pair = any(isinstance(a, Term | Part) for a in args)
     match name, args:

@@ -16,6 +16,7 @@ from typing import Any
 
 from kgen.diagnostics import did_you_mean, shown
 from kgen.flex import calls, modules, numbers, statements, tensors
+from kgen.flex.operators import BINARY, COMPARISONS, UNARY
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
 from kgen.flex.statements import Returned
@@ -40,29 +41,6 @@ from kgen.flex.values import (
 MAX_STEPS = 50_000
 MAX_CALLS = 50
 
-BINARY: dict[type[ast.AST], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.Pow: "pow",
-    ast.BitAnd: "bitand",
-    ast.BitOr: "bitor",
-    ast.BitXor: "bitxor",
-    ast.LShift: "lshift",
-    ast.RShift: "rshift",
-}
-UNARY: dict[type[ast.AST], str] = {ast.USub: "neg", ast.UAdd: "pos", ast.Invert: "invert"}
-COMPARISONS: dict[type[ast.AST], str] = {
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-}
 PYTHON = frozenset(
     {
         *("abs", "all", "any", "bool", "callable", "dict", "divmod", "enumerate", "float", "int"),
@@ -81,6 +59,8 @@ class Evaluator:
         self.depth = 0
         self.of_a_pair = False
         """Whether a mod is being inlined: what is not a term or a number has no place there."""
+        self.detaches = 0
+        """In how many blocks of `torch.no_grad()` it is, whose results have no gradient."""
         self.notes: dict[str, None] = {}
         """What is assumed, for people."""
         self.loaded: dict[Path, modules.Module] = {}
@@ -103,6 +83,15 @@ class Evaluator:
         if self.steps > MAX_STEPS:
             message = f"reading the source takes more than {MAX_STEPS} steps"
             place.refuse("too-large", message, "write shorter loops, or put numbers into a tensor")
+
+    @contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """As in `torch.no_grad()`."""
+        self.detaches += 1
+        try:
+            yield
+        finally:
+            self.detaches -= 1
 
     @contextmanager
     def ahead(self) -> Iterator[None]:
@@ -321,6 +310,8 @@ class Evaluator:
                 return value
             case External(path=path):
                 return constant(f"{path}.{name}")
+            case Term() | Part() | Tensor() if name == "data":
+                return calls.method(self, Method(owner, "detach"), [], {}, place)
             case Term() | Part() | Tensor():
                 return tensors.attribute(owner, name, place)
             case Function() if name == "__name__":

@@ -180,6 +180,8 @@ def _form(node: Node) -> tuple[str, int]:
             return 'float("inf")', ATOM
         case Const() | Var():
             return show(node), ATOM if not show(node).startswith("-") else UNARY
+        case Read(indices=()):
+            return node.buffer, ATOM
         case Read():
             return f"{node.buffer}[{', '.join(_printed(i) for i in node.indices)}]", ATOM
     assert isinstance(node, Call)

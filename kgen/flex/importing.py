@@ -20,7 +20,7 @@ from kgen.flex.evaluating import Evaluator, signature
 from kgen.flex.inference import infer, walk
 from kgen.flex.lowering import Lowering
 from kgen.flex.source import Place, Source
-from kgen.flex.tensors import element
+from kgen.flex.tensors import element, scalar
 from kgen.flex.text import size
 from kgen.flex.values import (
     MISSING,
@@ -37,7 +37,7 @@ from kgen.flex.values import (
     kind,
 )
 from kgen.flex.writing import Spec
-from kgen.spec.common import checked_name, differentiable
+from kgen.spec.common import MAX_RANK, REALS, checked_name, differentiable
 
 PAIR = ("b", "h", "q_idx", "kv_idx")
 OF_INDEX = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
@@ -147,6 +147,7 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         if name not in used:
             continue
         dtype = tensor.dtype or dtypes[tensor]
+        dtype = "any" if tensor.follows and dtype in REALS else dtype
         shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
         said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
         spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
@@ -175,8 +176,7 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         ev.of_a_pair = False
     if isinstance(value, bool | int | float):
         return Term("const", (value,), place)
-    if isinstance(value, Part):
-        value = element(value)
+    value = element(value) if isinstance(value, Part) else scalar(value, place)
     if not isinstance(value, Term):
         hint = f"a {field_} returns " + ("a score" if field_ == "score_mod" else "whether the pair is kept")
         at = function.place if isinstance(function, Function) else place
@@ -260,8 +260,9 @@ def _shape(
             "bad-index", f"`{name}` is read with {min(ranks)} and with {max(ranks)} indices", "use as many"
         )
     (rank,) = ranks
-    if not 1 <= rank <= 4:
-        tensor.place.refuse("bad-shape", f"`{name}` has {rank} dimensions", "a buffer has 1 to 4 of them")
+    if rank > MAX_RANK:
+        message, hint = f"`{name}` has {rank} dimensions", f"a buffer has {MAX_RANK} of them at most"
+        tensor.place.refuse("bad-shape", message, hint)
     columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
     known = tensor.shape or (None,) * rank
     return tuple(_extent(nodes, extent, gqa) for nodes, extent in zip(columns, known, strict=True))

@@ -84,7 +84,7 @@ class _Reader:
             return Partial(
                 self.value(live.__func__, name, place), (self.value(live.__self__, "self", place),), {}
             )
-        if type(live).__module__.partition(".")[0] == "torch" and hasattr(type(live), "requires_grad"):
+        if _is_tensor(live):
             return self.tensor(live, name, place)
         if _of_torch(live):
             return External(f"torch.{getattr(live, '__name__', str(live).removeprefix('torch.'))}")
@@ -92,16 +92,18 @@ class _Reader:
             return External(f"{live.__module__}.{live.__name__}")
         return _Object(live, self, place)
 
-    def tensor(self, live: Any, name: str, place: Place) -> Any:
+    def tensor(self, live: Any, name: str, place: Place, follows: bool = False) -> Any:
+        """A captured tensor; `follows` says that it is a buffer of a module."""
         dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))
-        if not live.shape and not live.requires_grad:
+        follows = follows or type(live).__name__ == "Parameter"
+        if not live.shape and not live.requires_grad and not follows:
             value = live.item()
             self.evaluator.note(f"{name} is {value}, what the tensor held when it was read")
             return Term("cast", (Term("const", (value,), place), dtype), place)
         if id(live) not in self.tensors:
             self.kept.append(live)
             shape = tuple(int(n) for n in live.shape)
-            self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad))
+            self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad), follows)
         return self.tensors[id(live)]
 
     def function(self, live: types.FunctionType, place: Place) -> Any:
@@ -180,13 +182,20 @@ class _Object:
 
     def find_attribute(self, name: str, place: Place) -> Any:
         own = getattr(self.live, "__dict__", {})
-        for names in (own, own.get("_parameters") or {}, own.get("_buffers") or {}):
+        buffers = own.get("_buffers") or {}
+        if _is_tensor(buffers.get(name)):
+            return self.reader.tensor(buffers[name], name, place, follows=True)
+        for names in (own, own.get("_parameters") or {}, buffers):
             if name in names:
                 return self.reader.value(names[name], name, place)
         found = inspect.getattr_static(type(self.live), name, MISSING)
         if isinstance(found, types.FunctionType):
             return Partial(self.reader.function(found, place), (self,), {})
         return Unknown(place, f"`.{name}` of a {type(self.live).__name__}")
+
+
+def _is_tensor(live: Any) -> bool:
+    return type(live).__module__.partition(".")[0] == "torch" and hasattr(type(live), "requires_grad")
 
 
 def _of_torch(live: Any) -> bool:

@@ -14,7 +14,7 @@ from kgen.flex.inference import COMPARISONS, walk
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES
 from kgen.flex.values import Least, Tensor, Term
-from kgen.spec.common import ELEMENTS
+from kgen.spec.common import ELEMENTS, differentiable
 
 INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
 
@@ -165,6 +165,9 @@ class Lowering:
             yes, no = (b, self.call("not", b)) if fn == "eq" else (self.call("not", b), b)
             return self.call("where", a, yes, no)
         return self.call(fn, self.numeric(a), self.numeric(b))
+
+    def _detach(self, a: Node) -> Node:
+        return self.call("detach", a) if differentiable(a) else a
 
     def _pos(self, a: Node) -> Node:
         return a

@@ -18,7 +18,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.flex import source, statements
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
-from kgen.flex.values import MISSING, External, Frame, Scope, Tensor
+from kgen.flex.values import MISSING, External, Frame, Scope, Tensor, Term
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -118,8 +118,9 @@ class Module:
         match statement:
             case ast.Expr() | ast.Assign(targets=[ast.Subscript()]) | ast.AugAssign(target=ast.Subscript()):
                 value = self.find(name, binding.order)
-                if isinstance(value, list | dict | Tensor):
-                    self._run(binding)
+                if isinstance(value, list | dict | Tensor | Term):
+                    # One number that is made to learn is another value.
+                    return self._run(binding).names.get(name, value)
                 return value
         made = self._run(binding).names
         # A list that a loop appended to is the one that was there before.
@@ -224,6 +225,9 @@ def _stored(target: ast.expr) -> Iterator[str]:
         yield target.id
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         yield target.value.id
+    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+        if target.attr == "requires_grad":
+            yield target.value.id
     elif isinstance(target, ast.Starred):
         yield from _stored(target.value)
     elif isinstance(target, ast.Tuple | ast.List):

@@ -6,9 +6,10 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex import numbers
+from kgen.flex import numbers, tensors
 from kgen.flex.packages import constant
 from kgen.flex.source import Place, Source
+from kgen.flex.tables import NO_GRAD
 from kgen.flex.values import Frame, Method, Part, Tensor, Term, Unknown
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case ast.Return():
             value = ev.expression(node.value, frame, place.source) if node.value else None
             raise Returned(value)
+        case ast.Assign(targets=[ast.Attribute(value=ast.Name() as named, attr="requires_grad")]):
+            learns(ev, named, ev.expression(node.value, frame, place.source), frame, place)
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as named, attr="requires_grad_"))):
+            assign(ev, named, ev.expression(node.value, frame, place.source), frame, place.source)
         case ast.Assign():
             # `mod.__name__ = ...` and elements of tensors make no difference to what a pair computes.
             targets = [t for t in node.targets if not isinstance(t, ast.Attribute)]
@@ -88,6 +93,13 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
                 checked(ev, node, frame, place)
         case ast.Import() | ast.ImportFrom():
             imported(ev, node, frame)
+        case ast.With(items=items) if any(_stops_gradients(item.context_expr) for item in items):
+            try:
+                with ev.without_gradients():
+                    run(ev, node.body, frame, place.source)
+            except Returned as returned:
+                kept = returned.value
+                raise Returned(tensors.detached(kept, place) if ev.of_a_pair else kept) from None
         case ast.With():
             run(ev, node.body, frame, place.source)
         case ast.Raise():
@@ -97,6 +109,16 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case _:
             word = type(node).__name__.lower()
             place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
+
+
+def _stops_gradients(context: ast.expr) -> bool:
+    """`torch.no_grad()`, `torch.inference_mode()`, `torch.set_grad_enabled(False)`."""
+    if not isinstance(context, ast.Call):
+        return False
+    function = context.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    off = [isinstance(a, ast.Constant) and a.value is False for a in context.args]
+    return name in NO_GRAD or (name == "set_grad_enabled" and off == [True])
 
 
 UNTOLD = Unknown | Tensor | Part | Term | Method
@@ -112,6 +134,15 @@ def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None
     test = ev.expression(node.test, frame, place.source)
     if not isinstance(test, UNTOLD) and not test:
         place.refuse("raises", "the source asserts here what does not hold", "give it what it asks for")
+
+
+def learns(ev: Evaluator, named: ast.Name, value: Any, frame: Frame, place: Place) -> None:
+    """`x.requires_grad = value`."""
+    owner = ev.name(named, frame, place.source)
+    if isinstance(owner, Tensor):
+        owner.grad = value is not False
+    elif isinstance(owner, Term) and not ev.of_a_pair:
+        assign(ev, named, tensors.owned(owner, place, grad=value is not False), frame, place.source)
 
 
 def imported(ev: Evaluator, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
@@ -144,6 +175,8 @@ def body_ends(ev: Evaluator, body: Sequence[ast.stmt], frame: Frame, source: Sou
 def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: Source) -> None:
     match target:
         case ast.Name(id=name):
+            if ev.detaches and ev.of_a_pair:
+                value = tensors.detached(value, Place(source, target))
             if isinstance(value, Term) and value.label is None:
                 value.label = name
             if isinstance(value, Tensor) and value.name is None:

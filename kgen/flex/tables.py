@@ -113,6 +113,9 @@ SAME = frozenset(
 )
 """Methods that give what they are called on."""
 
+NO_GRAD = frozenset({"no_grad", "inference_mode"})
+"""Contexts of torch whose results have no gradient; they are decorators, too."""
+
 OF_SEQUENCES = frozenset(
     {
         *("append", "clear", "extend", "insert", "pop", "reverse", "setdefault", "update"),

@@ -77,8 +77,6 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
         case "T" | "mT" if isinstance(owner, Tensor):
             turned = None if shape is None else shape[::-1]
             return _changed(owner, place, shape=turned)
-        case "data":
-            return owner
     return Method(owner, name)
 
 
@@ -88,6 +86,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
     """Some more indices, or a tensor that is cut out ahead of the mods."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
+    index = tuple(scalar(i, place) for i in index) if ev.of_a_pair else index
     if any(isinstance(i, slice | Tensor | list) or i is None or i is Ellipsis for i in index) or any(
         isinstance(i, Unknown) and i.what == "this literal" for i in index
     ):
@@ -114,13 +113,55 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     return Part(tensor, tuple(found), place)
 
 
+def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
+    """A tensor that learns, or that a module owns: what it holds is told at each call, of one number too."""
+    match value:
+        case Tensor():
+            return dataclasses.replace(value, grad=grad, follows=follows or value.follows)
+        case Part(tensor=tensor, indices=before):
+            shape = None if tensor.shape is None else tensor.shape[len(before) :]
+            return Tensor(place, None, shape, tensor.dtype, grad, follows, _origin(place))
+        case Term():
+            known = value.args[1] if value.fn == "cast" else "fp32"
+            return Tensor(place, None, (), known, grad, follows, _origin(place))
+    return value
+
+
+def scalar(value: Any, place: Place) -> Any:
+    """A tensor without dimensions as what it holds, a value of every pair; anything else as it is."""
+    if isinstance(value, Tensor) and value.shape == ():
+        return _read(value, (), place)
+    return value
+
+
+def _read(tensor: Tensor, indices: tuple[Any, ...], place: Place) -> Term:
+    """An element, of a tensor that may be detached."""
+    if tensor.detached_from is not None:
+        return Term("detach", (_read(tensor.detached_from, indices, place),), place)
+    return Term("read", (tensor, *indices), place)
+
+
+def detached(value: Any, place: Place) -> Any:
+    """The same value of a pair, through which no gradient goes; what is no tensor is as it is."""
+    match value:
+        case Tensor():
+            return dataclasses.replace(value, detached_from=value)
+        case Part():
+            return dataclasses.replace(value, tensor=detached(value.tensor, place))
+        case Term():
+            return Term("detach", (value,), place)
+        case tuple() | list():
+            return type(value)(detached(item, place) for item in value)
+    return value
+
+
 def element(part: Part) -> Term:
     """The element that is read when all dimensions are indexed."""
     tensor = part.tensor
     if tensor.shape is not None and len(part.indices) < len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(part.indices)} are indexed"
         part.place.refuse("whole-tensor", message, "index all of them, so that one element is left")
-    return Term("read", (tensor, *part.indices), part.place)
+    return _read(tensor, part.indices, part.place)
 
 
 # --- constructors ------------------------
@@ -131,13 +172,16 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
     if ev.of_a_pair and name in RANDOM:
         hint = "draw the numbers beforehand, and index the tensor that has them"
         place.refuse("randomness", f"`{name}` is random", hint)
+    if ev.of_a_pair:
+        args = [scalar(a, place) for a in args]
+        keywords = {key: scalar(value, place) for key, value in keywords.items()}
     asked = keywords.get("dtype")
     known = None if asked is None or isinstance(asked, DtypeOf | Unknown) else dtype(asked, place)
     grad = keywords.get("requires_grad") is True
     if name in ("tensor", "as_tensor", "scalar_tensor") and args:
         return _literal(args[0], known, grad, place)
     if name == "Parameter" and args:
-        return dataclasses.replace(args[0], grad=True) if isinstance(args[0], Tensor) else args[0]
+        return owned(args[0], place, grad=keywords.get("requires_grad", True) is not False, follows=True)
     if name in _LIKE and args:
         return _like(name, args, keywords, known, place)
     if name in _FILLED:
@@ -150,7 +194,7 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
             _counted(name, args, keywords),
             known or ("int64" if whole else "fp32"),
             grad,
-            _origin(place),
+            origin=_origin(place),
         )
     if name in ("tril", "triu", "flip", "roll", "cumsum", "repeat_interleave", "sort") and args:
         of = args[0]
@@ -163,14 +207,15 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
 def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
     if is_number(value):
         const = Term("const", (value,), place)
-        return const if known is None else Term("cast", (const, known), place)
+        made = const if known is None else Term("cast", (const, known), place)
+        return owned(made, place, grad=True) if grad else made
     if isinstance(value, Term | Part | Tensor):
-        return value
+        return owned(value, place, grad=True) if grad else value
     shape, leaves = _extents(value)
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
         known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
-    return Tensor(place, None, shape, known, grad, _origin(place))
+    return Tensor(place, None, shape, known, grad, origin=_origin(place))
 
 
 def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
@@ -204,7 +249,7 @@ def _filled(
     name: str, args: list[Any], keywords: Mapping[str, Any], known: str | None, grad: bool, place: Place
 ) -> Any:
     args = list(args)
-    fill = {"zeros": 0.0, "ones": 1.0, "empty": 0.0}.get(name)
+    fill = {"zeros": 0.0, "ones": 1.0}.get(name)
     if name == "full":
         fill = keywords.get("fill_value", args.pop() if len(args) > 1 else None)
         if known is None and is_number(fill):
@@ -214,11 +259,11 @@ def _filled(
         known = known or "int64"
     sizes = keywords.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
     if not isinstance(sizes, list | tuple):
-        return Tensor(place, None, None, known or "fp32", grad, _origin(place))
-    if not sizes and is_number(fill):
+        return Tensor(place, None, None, known or "fp32", grad, origin=_origin(place))
+    if not sizes and is_number(fill) and not grad:
         return Term("cast", (Term("const", (fill,), place), known or "fp32"), place)
     shape = tuple(n if type(n) is int else None for n in sizes)
-    return Tensor(place, None, shape, known or "fp32", grad, _origin(place))
+    return Tensor(place, None, shape, known or "fp32", grad, origin=_origin(place))
 
 
 def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Shape:
@@ -249,7 +294,8 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         dtype = next((a.dtype for a in found if a.dtype in ("bf16", "fp16", "fp64")), "fp32")
     else:
         dtype = found[-1].dtype if len({a.dtype for a in found}) == 1 else None
-    return Tensor(place, None, shape, dtype, any(a.grad for a in found), _origin(place))
+    grad, follows = any(a.grad for a in found), any(a.follows for a in found)
+    return Tensor(place, None, shape, dtype, grad, follows, _origin(place))
 
 
 _REAL = frozenset(
@@ -277,7 +323,7 @@ def method(
     """A method of a whole tensor, ahead of the mods."""
     if name in SAME or (name == "to" and (not args or is_device(args[0])) and "dtype" not in keywords):
         if name == "requires_grad_":
-            owner.grad = True
+            owner.grad = not args or args[0] is not False
         return owner
     if name in ("size", "dim"):
         shape = attribute(owner, "shape" if name == "size" else "ndim", place)
@@ -285,9 +331,9 @@ def method(
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
-        return _changed(owner, place, dtype=known)
+        return _changed(owner, place, dtype=known, follows=False)
     if name in DTYPES:
-        return _changed(owner, place, dtype=DTYPES[name])
+        return _changed(owner, place, dtype=DTYPES[name], follows=False)
     if name in ("detach", "clone"):
         return _changed(owner, place, grad=False, origin=owner.origin)
     if name in ("view", "reshape"):
@@ -334,7 +380,7 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
     given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
-        return Tensor(place, None, None, None, first.grad, _origin(place))
+        return Tensor(place, None, None, None, first.grad, origin=_origin(place))
     return Unknown(place, "what torch computes here")
 
 

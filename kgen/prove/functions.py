@@ -133,6 +133,8 @@ def apply(world: World, fn: str, args: tuple[Any, ...]) -> Any:
             return z3.If(args[0], *_alike(args[1:]))
         case "float":
             return real(args[0])
+        case "detach":
+            return args[0]
         case "div":
             return real(args[0]) / real(args[1])
         case "floor":

@@ -45,7 +45,7 @@ class Place:
     indices: tuple[Any, ...]
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{', '.join(map(shown, self.indices))}]"
+        return f"{self.buffer}[{', '.join(map(shown, self.indices))}]" if self.indices else self.buffer
 
 
 @dataclass(frozen=True)
@@ -120,10 +120,15 @@ class World:
     def element(self, buffer: str, indices: tuple[Any, ...]) -> Any:
         """The element at a place where there is one."""
         of = self.buffers[buffer]
-        real = of.dtype in ("fp32", "bf16", "fp16")
+        real = of.dtype in ("fp32", "bf16", "fp16", "any")
         sort = z3.RealSort() if real else z3.IntSort()
         indices = tuple(z3.simplify(i) for i in indices)
-        found = self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)
+        # z3 has a function without arguments as a constant.
+        found = (
+            self.function(f"{buffer}", *[z3.IntSort()] * len(indices), sort)(*indices)
+            if indices
+            else z3.Const(buffer, sort)
+        )
         known = self._elements.setdefault(buffer, {})
         key = tuple(i.get_id() for i in indices)
         if key in known:

@@ -27,6 +27,11 @@ ELEMENTS = {
     "bool": Type.BOOL,
 }
 
+MAX_RANK = 4
+"""Dimensions of a buffer."""
+REALS = ("fp32", "bf16", "fp16")
+"""The dtypes of a buffer that leaves its dtype open."""
+
 ELSEWHERE = frozenset(
     {
         # Arguments of every launch in Triton, and of the function that it writes to read those of a kernel.

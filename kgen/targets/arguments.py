@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kgen.expr.nodes import Call, Const, Node, Var, distinct, substitute, variables
 from kgen.expr.show import show
@@ -33,6 +33,21 @@ def derivative_fields(
         "derived": derived,
         "derivative_words": _words(groups, derived),
     }
+
+
+def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
+    """The lines that cast arguments under autocast: each floating-point tensor to its dtype of torch."""
+    groups: dict[str, list[str]] = {}
+    for name, dtype in dtypes.items():
+        groups.setdefault(dtype, []).append(name)
+    return [_cast_line(names, dtype) for dtype, names in groups.items()]
+
+
+def _cast_line(names: Sequence[str], dtype: str) -> str:
+    if len(names) == 1:
+        return f"{names[0]} = _cast({names[0]}, {dtype})"
+    listed = ", ".join(names)
+    return f"{listed} = (_cast(x, {dtype}) for x in ({listed}))"
 
 
 def number_fields(

@@ -43,6 +43,7 @@ FORMS = {
     "gelu": "(0.5 * {0} * (1.0 + std::erf({0} * 0.70710678118654752)))",
     "clamp": "std::min<{type}>(std::max<{type}>({0}, {1}), {2})",
     "float": "double({0})",
+    "detach": "({0})",
     "int": "int64_t({0})",
     "mod": "example::f_mod({0}, {1})",
     "floordiv": "example::f_floordiv({0}, {1})",

@@ -69,7 +69,7 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
             "name": spec.name,
             "summary": opening(spec),
             "words": [f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
-            "dtypes": "dtype" in fields,
+            "dtypes": _dtypes(variants) if "dtype" in fields else [],
             "choices": [
                 {"word": "elif" if number else "if", "variant": one.variant, "test": tests[number]}
                 for number, (one, _) in enumerate(variants)
@@ -81,6 +81,12 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
         },
         borrowed=files[0][0].docstring,
     )
+
+
+def _dtypes(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> list[str]:
+    """The dtypes of all variants, in Python."""
+    varies = family(variants[0][0].spec.kernel).varies
+    return list(dict.fromkeys(varies["dtype"].literal(one.spec) for one, _ in variants))
 
 
 def _of_variant(one: Loaded, fields: Iterable[str]) -> str:

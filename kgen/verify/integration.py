@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from kgen.family import family
 from kgen.verify.compare import same_bits
 from kgen.verify.emitted import parts
-from kgen.verify.families import Cases, Subject, family_of, must_refuse
+from kgen.verify.families import Cases, Example, Subject, family_of, must_refuse
 from kgen.verify.toolchain import import_file
 
 
@@ -168,10 +168,42 @@ def refuses_derivatives(subject: Subject) -> None:
     must_refuse(wrong, errors=(RuntimeError,))
 
 
+def casts_under_autocast(subject: Subject) -> None:
+    """Under autocast operands of another dtype give what they give in the dtype of the kernels.
+
+    Gradients have the dtype of the operands.
+    """
+    example = family_of(subject.problem).example(subject, "autocast")
+    given: dict[Any, Any] = {**dict(enumerate(example.args)), **example.kwargs}
+    names = {id(x): name for name, x in example.wanted.items()}
+    casts: dict[Any, Tensor] = {}
+    for name, x in given.items():
+        if isinstance(x, Tensor) and x.dtype in (torch.float32, torch.bfloat16, torch.float16):
+            casts[name] = x.detach().to(torch.bfloat16 if x.dtype == torch.float32 else torch.float32)
+
+    def called(tensors: Mapping[Any, Tensor]) -> dict[str, Tensor]:
+        new = {**given, **tensors}
+        wanted = {names[id(x)]: new[n].requires_grad_() for n, x in given.items() if id(x) in names}
+        args = tuple(new.pop(i) for i in range(len(example.args)))
+        return Example(args, new, wanted, example.cotangents).run(subject.function)
+
+    plain = called({n: x.to(given[n].dtype) for n, x in casts.items()})
+    with torch.autocast(subject.device, dtype=torch.bfloat16):
+        cast = called(casts)
+    dtypes = {f"d{names[id(x)]}": casts[n].dtype for n, x in given.items() if id(x) in names}
+    for name, value in plain.items():
+        got, dtype = cast[name], dtypes.get(name, value.dtype)
+        assert got.dtype == dtype, f"{name} is {got.dtype}, and not {dtype}"
+        # What was rounded on one way, too, is rounded on the other.
+        pair = got.to(value.dtype).to(dtype), value.to(dtype)
+        torch.testing.assert_close(*pair, msg=lambda text, name=name: f"{name}: {text}")
+
+
 CHECKS: Mapping[str, tuple[Callable[[Subject], None], bool]] = {
     "imports-alone": (imports_alone, False),
     "imports-twice": (imports_twice, False),
     "derivatives": (refuses_derivatives, False),
+    "autocast": (casts_under_autocast, False),
     "opcheck": (passes_opcheck, False),
     "compile-fullgraph": (compiles_whole, True),
     "cuda-graph": (captures_graph, True),

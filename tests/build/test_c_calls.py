@@ -55,9 +55,10 @@ buffers:
   doc: {shape: [SQ], dtype: int32}
   table: {shape: [3, HQ], dtype: fp32, grad: true}
   columns: {shape: [8], dtype: fp32, grad: true}
+  blend: {shape: [], dtype: any, grad: true}
 score_mod: |
   once = score * gain[h] + gain[h // 2] * bias[h, q_idx, kv_idx] + near[h, min(abs(q_idx - kv_idx), 15)]
-  once + table[doc[q_idx], h] + columns[kv_idx % 8]
+  once + table[doc[q_idx], h] + (1 + blend) * columns[kv_idx % 8]
 mask_mod: q_idx >= kv_idx
 """
 """Gradients of buffers in all forms in which kernels leave them."""
@@ -118,7 +119,7 @@ def test_numbers_are_right(folder: Path, layout: str) -> None:
 @pytest.mark.parametrize(
     ("name", "results"),
     [
-        ("learned", 10),
+        ("learned", 11),
         pytest.param("cache", 2, marks=pytest.mark.thorough),
         ("pages", 2),
         pytest.param("images", 5, marks=pytest.mark.thorough),

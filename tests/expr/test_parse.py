@@ -22,6 +22,7 @@ INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 INDICES = ("b", "h", "q_idx", "kv_idx", "SQ", "window")
 BUFFERS = {
     "slopes": BufferType(FLOAT, 1),
+    "rate": BufferType(FLOAT, 0),
     "bias": BufferType(FLOAT, 3),
     "doc": BufferType(INT, 1),
     "keep": BufferType(BOOL, 2),

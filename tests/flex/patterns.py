@@ -755,3 +755,58 @@ class Reach:
 
     def __call__(self, b, h, q_idx, kv_idx):
         return (q_idx - kv_idx).abs() < self.reach
+
+
+class Biased(torch.nn.Module):
+    """A module with a parameter that learns, one that does not, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.randn(HEADS))
+        self.frozen = torch.nn.Parameter(torch.randn(HEADS), requires_grad=False)
+        self.register_buffer("steps", torch.randn(LENGTH))
+        self.register_buffer("ends", torch.full((2,), 50, dtype=torch.int32))
+
+    def score(self, score, b, h, q_idx, kv_idx):
+        return score * self.frozen[h] + self.bias[h] + self.steps[kv_idx]
+
+    def mask(self, b, h, q_idx, kv_idx):
+        return kv_idx < self.ends[b]
+
+
+rate = torch.nn.Parameter(torch.tensor(0.5))
+offset = torch.full((), 0.25, requires_grad=True)
+sharpness = torch.tensor(1.5)
+sharpness.requires_grad_()
+floor_of = torch.tensor(-2.0)
+floor_of.requires_grad = True
+constant = torch.tensor(3.0)
+
+
+def by_learned_numbers(score, b, h, q_idx, kv_idx):
+    return torch.maximum(score * rate + offset.exp() * constant, floor_of) * sharpness
+
+
+def by_numbers_of_a_factory():
+    learned = torch.nn.Parameter(torch.ones([]))
+
+    def mod(score, b, h, q_idx, kv_idx):
+        return torch.where(kv_idx < 9, learned, rate) * score
+
+    return mod
+
+
+def straight_through(score, b, h, q_idx, kv_idx):
+    x = score * rate + gate[h]
+    return x + (x.round() - x).detach() + gate.data[h] * rate.detach()
+
+
+@torch.no_grad()
+def stopped(score, h):
+    return score * gate[h]
+
+
+def without_gradient(score, b, h, q_idx, kv_idx):
+    with torch.no_grad():
+        bounded = torch.tanh(score * rate)
+    return bounded + stopped(score, h) + score * gate[h]

@@ -22,6 +22,7 @@ from kgen.flex.importing import Options, imported
 from kgen.flex.writing import settled
 from kgen.kernels.attention.verify.reference import attention
 from kgen.spec.load import loads
+from kgen.verify.evaluate import evaluate
 
 HERE = Path(__file__).parent
 
@@ -171,6 +172,53 @@ def test_shapes_and_dtypes_are_those_of_the_source() -> None:
 def test_learned_tensors_have_gradients() -> None:
     spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
     assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].grad
+
+
+def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
+    """Whatever makes them learn, in the source or alive."""
+    spec = imported(str(HERE / "patterns.py"), {"score_mod": "by_learned_numbers"}, Options())
+    live = live_spec(score_mod=live_patterns.by_learned_numbers, name="alive")
+    for found in (settled(spec, "spec.yaml")[1], loads(live, "alive.yaml")):
+        buffers = {name: (b.shape, b.grad) for name, b in found.spec.buffers.items()}
+        assert buffers == dict.fromkeys(("rate", "offset", "floor_of", "sharpness"), ((), True))
+    made = imported(str(HERE / "patterns.py"), {"score_mod": "by_numbers_of_a_factory()"}, Options())
+    found = settled(made, "spec.yaml")[1].spec.buffers
+    assert {name: (b.shape, b.dtype, b.grad) for name, b in found.items()} == dict.fromkeys(
+        ("learned", "rate"), ((), "any", True)
+    )
+
+
+@pytest.mark.parametrize("text", ["straight_through", "without_gradient"])
+def test_what_torch_detaches_has_no_gradient(text: str, live_patterns: Any) -> None:
+    """The derivatives of what is imported are those of the function itself, in the score and in what learns."""
+    loaded = settled(imported(str(HERE / "patterns.py"), {"score_mod": text}, Options()), "spec.yaml")[1]
+    score = torch.linspace(-2, 2, 7, dtype=torch.float64, requires_grad=True)
+    learned = [score, live_patterns.rate, live_patterns.gate]
+    at = {"b": 0, "h": 2, "q_idx": 3, "kv_idx": 1}
+    place = {n: torch.tensor(i) for n, i in at.items()}
+    env = {**SIZES, **place, "score": score, "rate": learned[1], "gate": learned[2]}
+    own = getattr(live_patterns, text)(score, *place.values())
+    read = evaluate(loaded.trees["score_mod"], env, torch)
+    found = [
+        torch.autograd.grad(x.sum(), learned, allow_unused=True, materialize_grads=True) for x in (read, own)
+    ]
+    for got_, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got_, wanted)
+
+
+def test_tensors_of_modules_have_the_dtype_that_the_module_gives_them(live_patterns: Any) -> None:
+    """`model.bfloat16()` converts parameters, and buffers of floating point."""
+    spec = imported(str(HERE / "patterns.py"), {"score_mod": "gated"}, Options())
+    assert settled(spec, "spec.yaml")[1].spec.buffers["gate"].dtype == "any"
+    module = live_patterns.Biased().float()
+    found = loads(live_spec(score_mod=module.score, mask_mod=module.mask, name="biased"), "x.yaml").spec
+    dtypes = {name: (buffer.dtype, buffer.grad) for name, buffer in found.buffers.items()}
+    assert dtypes == {
+        "bias": ("any", True),
+        "frozen": ("any", False),
+        "steps": ("any", False),
+        "ends": ("int32", False),
+    }
 
 
 def test_a_live_object_that_is_called(live_patterns: Any) -> None:

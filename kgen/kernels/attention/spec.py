@@ -18,6 +18,8 @@ from kgen.expr.spelling import Accuracy
 from kgen.spec.adapters import adapters_field
 from kgen.spec.common import (
     ELEMENTS,
+    MAX_RANK,
+    REALS,
     Expression,
     License,
     Param,
@@ -39,7 +41,7 @@ KV_LENS = "kv_lens"
 """The argument that says how many keys each sequence has."""
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 ANY = "any"
-"""An extent of a buffer that each call's tensor has of its own."""
+"""An extent of a buffer that each call's tensor has of its own; as a dtype, any of `REALS`."""
 MEANINGS = ("h_kv",)
 INDICES = ("b", "h", "q_idx", "kv_idx")
 RESERVED = frozenset(
@@ -73,7 +75,6 @@ RESERVED = frozenset(
 OF_TILES = frozenset({"qk", "q_start", "q_last", "q_live", "kv_start", "kv_last", "kv_live", "offs_n"})
 """What plans say of a tile, in the trees of a spec: its own such names give way before it is planned."""
 PASSES = ("forward", "backward", "decode")
-MAX_RANK = 4
 
 Name = Annotated[str, AfterValidator(checked_name), AfterValidator(refuse(RESERVED | OF_TILES))]
 OwnName = Annotated[str, AfterValidator(checked_own_name), AfterValidator(refuse(RESERVED))]
@@ -168,17 +169,16 @@ Extent = Annotated[
 
 
 class Buffer(SpecModel):
-    """A tensor that the expressions may index. An index outside of it reads zero."""
+    """A tensor that the expressions read. An index outside of it reads zero."""
 
-    shape: Annotated[
-        tuple[Extent, ...], Field(strict=False, min_length=1, max_length=MAX_RANK, examples=[["HQ"]])
-    ]
+    shape: Annotated[tuple[Extent, ...], Field(strict=False, max_length=MAX_RANK, examples=[["HQ"]])]
     """Integers, the sizes B, HQ, HKV, SQ, SK (batch, query heads, key-value heads, queries, keys), and `any`: what the
-    tensor of a call has."""
+    tensor of a call has. Empty for one number, which expressions use by name."""
     dtype: Annotated[
-        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool"], Field(examples=["fp32"])
+        Literal["fp32", "bf16", "fp16", "int32", "int64", "uint8", "bool", "any"], Field(examples=["fp32"])
     ]
-    """Of the elements in memory; kernels compute in fp32 and int32."""
+    """Of the elements in memory; kernels compute in fp32 and int32. `any`: fp32, bf16 or fp16, the one that the
+    tensor of a call has."""
     grad: bool = False
     """Whether the backward pass gives a gradient for it."""
     sorted: bool = False
@@ -187,7 +187,18 @@ class Buffer(SpecModel):
     @property
     def element(self) -> Type:
         """The type of one element in expressions."""
-        return ELEMENTS[self.dtype]
+        return ELEMENTS[self.dtypes[0]]
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that the tensor of a call may have."""
+        return REALS if self.dtype == ANY else (self.dtype,)
+
+    @property
+    def dtype_words(self) -> str:
+        """The same in words."""
+        *first, last = self.dtypes
+        return f"{', '.join(first)} or {last}" if first else last
 
     @model_validator(mode="after")
     def _check(self) -> Buffer:
@@ -196,6 +207,9 @@ class Buffer(SpecModel):
             raise problem(
                 "bad-grad", message, "remove `grad`, or use a floating-point dtype", at=("grad",), key=True
             )
+        if self.sorted and not self.shape:
+            message = "a buffer without dimensions has no row to be sorted"
+            raise problem("bad-sorted", message, "remove `sorted`", at=("sorted",), key=True)
         if self.sorted and self.dtype not in ("int32", "int64"):
             message = f"only buffers of int32 and int64 can be sorted, this one is {self.dtype}"
             raise problem("bad-sorted", message, "remove `sorted`, or use int32", at=("sorted",), key=True)
@@ -435,7 +449,8 @@ class AttentionSpec(SpecModel):
         for name, buffer in self.buffers.items():
             at = ("buffers", name)
             if name not in read:
-                hint = "index it in `score_mod` or `mask_mod`, or remove it"
+                verb = "index" if buffer.shape else "use"
+                hint = f"{verb} it in `score_mod` or `mask_mod`, or remove it"
                 yield problem(
                     "unused-buffer", f"no expression reads the buffer `{name}`", hint, at=at, key=True
                 )

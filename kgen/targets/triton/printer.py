@@ -180,7 +180,7 @@ class Printer:
         """The elements of a buffer at an address, as numbers that expressions compute with."""
         value = load(address, guard)
         dtype = self.buffers[buffer].dtype
-        if dtype in ("bf16", "fp16"):
+        if dtype in ("bf16", "fp16", "any"):
             return as_type(value, "float32")
         if dtype == "uint8":
             return as_type(value, "int32")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 TORCH_DTYPES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -11,3 +13,16 @@ TORCH_DTYPES = {
     "uint8": "uint8",
     "bool": "bool",
 }
+
+
+def dtype_words(dtypes: Sequence[str]) -> str:
+    """The dtypes that a tensor may have, in words: `float32, bfloat16 or float16`."""
+    *first, last = (TORCH_DTYPES[d] for d in dtypes)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def other_dtype(name: str, dtypes: Sequence[str]) -> str:
+    """The condition that an argument is no tensor of these dtypes."""
+    allowed = [f"torch.{TORCH_DTYPES[d]}" for d in dtypes]
+    differs = f"!= {allowed[0]}" if len(allowed) == 1 else f"not in ({', '.join(allowed)})"
+    return f"not isinstance({name}, Tensor) or {name}.dtype {differs}"

@@ -63,8 +63,9 @@ BROAD = ["gemma2", "broad_full", "broad_learned", "broad", "broad_padded", "pack
 FILLED = {"filled": FUSED, "filled_narrow": {"forward", "dkdv"}, "filled_broad": ALL}
 # Steps in a bias, a derivative by a condition, lengths that are promised, extents that are open.
 ODD = {"key_tables": FUSED, "steps": ALL, "leaky": FUSED, "promised_window": FUSED, "promised_full": FUSED}
-# Gradients of buffers: of each head; of each head and query, past a mask that hides NaN; of packed sequences.
-LEARNED = ["head_scale", "learned_slopes", "learned_logs", "packed_learned"]
+# Gradients of buffers: of each head; of one number for all; of each head and query, past a mask that hides NaN; of
+# packed sequences.
+LEARNED = ["head_scale", "learned_slopes", "learned_logs", "learned_numbers", "packed_learned"]
 # Integers of 64 bits: searched, as ends of the keys.
 WIDE = {"documents_of_64_bits": ALL, "lengths_of_64_bits": FUSED}
 # Without one backward kernel: a derivative of two values of a pair, documents.

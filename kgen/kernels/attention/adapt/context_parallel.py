@@ -16,11 +16,12 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop, exact
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.exact import exact_fields
+from kgen.kernels.attention.targets.triton.launcher import real_dtypes
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
-from kgen.targets.arguments import number_fields
+from kgen.targets.arguments import cast_lines, number_fields
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
@@ -177,6 +178,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "keywords": [*spec.buffers, *sinks, *runtime],
         "tensors_words": tensor,
         "argument_words": _words(spec, packed),
+        **_casts(parts, spec),
         **number_fields(runtime),
         "number_lines": number_fields(runtime)["numbers"]["lines"],  # type: ignore[index]
         "plan_params": [*(packed or ["length", "kv_length=None"]), "*", *(n for n in asked if n not in packed),
@@ -188,6 +190,15 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         else "(length, length if kv_length is None else kv_length)",
         "plan_given": "{" + ", ".join(f'"{n}": {n}' for n in asked) + "}",
     }  # fmt: skip
+
+
+def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> dict[str, object]:
+    """How operands are cast under autocast."""
+    dtypes = list(dict.fromkeys(family("attention").varies["dtype"].literal(one.spec) for one in parts))
+    several = len(dtypes) > 1
+    wanted = f"_wanted(q, ({', '.join(dtypes)}))" if several else dtypes[0]
+    lines = cast_lines(dict.fromkeys(("q", "k", "v"), wanted)) + cast_lines(real_dtypes(spec.buffers))
+    return {"casts": lines, "several_dtypes": several}
 
 
 SIZES = {"batch": "B", "heads": "HQ", "kv_heads": "HKV"}
@@ -233,7 +244,7 @@ def _words(spec: AttentionSpec, packed: Sequence[str]) -> list[str]:
     ] * bool(packed)
     for name, buffer in spec.buffers.items():
         shape = ", ".join(map(str, buffer.shape))
-        words.append(f"{name}: [{shape}] {buffer.dtype}, of the whole sequence, the same on all ranks.")
+        words.append(f"{name}: [{shape}] {buffer.dtype_words}, of the whole sequence, the same on all ranks.")
     words += ["sinks: [HQ], logits that join the softmax without a value."] * spec.sinks
     return words + [f"{n}: {p.type}." for n, p in spec.params.items() if p.runtime]
 

@@ -156,13 +156,14 @@ def _words(spec: AttentionSpec, said: Flash) -> dict[str, object]:
 def _tensor(buffer: Buffer) -> str:
     """Python that makes a tensor for a test."""
     sizes = {"B": "2", "HKV": "2", "HQ": "HQ", "SQ": "LENGTH", "SK": "LENGTH", ANY: "2 * LENGTH"}
-    shape = ", ".join(sizes.get(str(n), str(n)) for n in buffer.shape)
-    dtype = f"torch.{TORCH_DTYPES[buffer.dtype]}"
-    if buffer.dtype in ("fp32", "bf16", "fp16"):
+    shape = ", ".join(sizes.get(str(n), str(n)) for n in buffer.shape) or "()"
+    dtype = f"torch.{TORCH_DTYPES[buffer.dtypes[0]]}"
+    if buffer.element is Type.FLOAT:
         return f"(0.1 * torch.randn({shape}, device=DEVICE)).to({dtype})"
     if buffer.dtype == "bool":
         return f"torch.rand({shape}, device=DEVICE) < 0.6"
     if buffer.sorted:
         last = shape.rpartition(", ")[2]
         return f"(torch.arange({last}, device=DEVICE) // 50).expand({shape}).to({dtype}).contiguous()"
-    return f"torch.randint(0, 100, ({shape},), device=DEVICE).to({dtype})"
+    size = f"({shape},)" if buffer.shape else shape
+    return f"torch.randint(0, 100, {size}, device=DEVICE).to({dtype})"

@@ -35,7 +35,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 
 def _package(variant: Variant, package: str, places: list[str]) -> Source:
     spec, softcap = variant.spec, variant.softcap
-    given = {n: f"{n}: {_shape(b.shape)} {b.dtype}" for n, b in spec.buffers.items()}
+    given = {n: f"{n}: {_shape(b.shape)} {b.dtype_words}" for n, b in spec.buffers.items()}
     given |= {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
     asked = ", ".join(f"{n}=..." for n in given)
     name = spec.name

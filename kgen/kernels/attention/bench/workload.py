@@ -112,7 +112,7 @@ def _ordinary(name: str, type_: str, length: int) -> int | float:
 
 def _contents(buffer: Buffer, sizes: Mapping[str, int], in_blocks: bool = False) -> Tensor:
     """Ordinary contents; `in_blocks`, what a mask reads leaves whole blocks out."""
-    dtype, length = DTYPES[buffer.dtype], sizes["SK"]
+    dtype, length = DTYPES[buffer.dtypes[0]], sizes["SK"]
     sizes = {**sizes, ANY: length}
     shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
     per_token = any(n in ("SQ", "SK") for n in buffer.shape)

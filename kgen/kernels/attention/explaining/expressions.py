@@ -39,7 +39,12 @@ def as_read(plan: AttentionPlan, written: Mapping[str, Node]) -> Iterator[Block]
         promises = [", sorted"] * buffer.sorted + [", with a gradient"] * buffer.grad
         shape = ", ".join(map(str, buffer.shape))
         yield Prose(
-            words(Code(name), " is a tensor ", Code(f"[{shape}]"), f" of {buffer.dtype}{''.join(promises)}")
+            words(
+                Code(name),
+                " is a tensor ",
+                Code(f"[{shape}]"),
+                f" of {buffer.dtype_words}{''.join(promises)}",
+            )
         )
     if spec.varlen:
         yield _said(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kgen.expr.differentiate import is_one
-from kgen.expr.nodes import Var
+from kgen.expr.nodes import Read, Type, Var
 from kgen.expr.show import show
 from kgen.expr.softmax_form import QK
 from kgen.expr.spelling import MUL as TIMES
@@ -31,7 +31,7 @@ def gradients(plan: AttentionPlan) -> Iterator[Block]:
         rest = (f" times {side}, and is multiplied by ", Code(after), " after the loop")
         yield Prose(words(Code(name), " adds up ", Code(inside), *rest))
     for gradient in plan.gradients:
-        read = f"{gradient.buffer}[{', '.join(show(i) for i in gradient.indices)}]"
+        read = show(Read(gradient.buffer, gradient.indices, Type.FLOAT))
         of = Code(f"d score_mod / d {read} = {product([gradient.factor, gradient.derivative])}")
         yield Remarks(of, tuple(map(words, _reduction(gradient))))
     wanted = [name for name, buffer in plan.spec.buffers.items() if buffer.grad]
@@ -61,7 +61,7 @@ def _reduction(gradient: ReadGradient) -> Iterator[str]:
     one, kernel = ("query", "dq") if gradient.along == "q" else ("key", "dk and dv")
     yield f"The {kernel} kernel keeps one number for each {one} of each (b, h) and writes it once;"
     if gradient.summed is not None:
-        kept = ", ".join(gradient.summed) or "nothing"
-        yield f"the launcher sums over all but {kept}: no atomics, the same bits every time."
+        kept = f"all but {', '.join(gradient.summed)}" if gradient.summed else "everything"
+        yield f"the launcher sums over {kept}: no atomics, the same bits every time."
     else:
         yield "the launcher adds each number to the element that it belongs to (index_put with accumulation)."

@@ -456,6 +456,7 @@ def mask_of(
         starts = tuple(given[f"cu_seqlens_{side}"].tolist() for side in "qk")
         sizes["B"] = len(starts[0]) - 1
     values = {n: given.get(n, sizes.get(n)) for n in kernels.reads if n not in ("b", "h")}
+    values = {n: x.item() if isinstance(x, Tensor) and not x.dim() else x for n, x in values.items()}
     values = {n: Rows(x.tolist()) if isinstance(x, Tensor) else x for n, x in values.items()}
     return Mask(
         kernels.keys,

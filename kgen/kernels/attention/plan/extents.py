@@ -44,9 +44,11 @@ def ties_lengths(
 def is_searched(read: Read, buffer: Buffer, tied: bool) -> bool:
     """True if the elements ascend with a position, from position 0 on: the row exists, and is as long as there are
     positions, so that no position reads zero past its end. `tied`: one side is as long as the other."""
+    if not buffer.sorted:
+        return False
     *rows, position = read.indices
     length = buffer.shape[-1]
-    ascends = buffer.sorted and length in SIZES and all(map(HEADS.within, rows, buffer.shape))
+    ascends = length in SIZES and all(map(HEADS.within, rows, buffer.shape))
     return ascends and _ends_before(position, str(length), tied)
 
 

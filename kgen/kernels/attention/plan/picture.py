@@ -137,7 +137,7 @@ def usual(plan: AttentionPlan, run: Run) -> tuple[dict[str, Any], dict[str, Row]
     quarter = max(1, length // 4)
     for name in dict.fromkeys(r.buffer.removesuffix(FIRST_AT_LEAST) for n in bounds for r in reads(n)):
         buffer = plan.spec.buffers[name]
-        extent = buffer.shape[-1]
+        extent = buffer.shape[-1] if buffer.shape else 1
         if buffer.sorted:
             buffers[name] = [i // quarter for i in range(length)]
             assumed.append(f"{name} in four parts of {quarter}")
@@ -168,7 +168,7 @@ def value(node: Node, env: Mapping[str, Any], buffers: Mapping[str, Row]) -> Any
     if isinstance(node, Var):
         return env[node.name]
     if isinstance(node, Read):
-        last = value(node.indices[-1], env, buffers)
+        last = value(node.indices[-1], env, buffers) if node.indices else 0
         row = buffers[node.buffer.removesuffix(FIRST_AT_LEAST)]
         if node.buffer.endswith(FIRST_AT_LEAST):
             return next((i for i, element in enumerate(row) if element >= last), len(row))

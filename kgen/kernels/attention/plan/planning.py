@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from kgen.expr.algebra import LOG2E, Algebra, call
 from kgen.expr.canonical import canonical
+from kgen.expr.detached import without_detach
 from kgen.expr.differentiate import differentiate, is_one, is_zero
 from kgen.expr.distance import DISTANCE, over_distance, reads_over_distance
 from kgen.expr.hoist import TILE, Place, hoist, place_of
@@ -84,13 +85,13 @@ class _Planner:
         self.called = loaded.called
         self.packed = packed
         self.score_mod = loaded.trees.get("score_mod")
-        self.mask_mod = loaded.trees.get("mask_mod")
+        self.mask_mod = loaded.trees.get("mask_mod")  # canonical, so without `detach`
         params = self.spec.params
         self.positive = frozenset(n for n, p in params.items() if p.value is not None and p.value > 0)
         self.algebra = Algebra(self.positive)
         self.divisible_q = _promised(self.spec.lengths.q)
         self.divisible_kv = _promised(self.spec.lengths.kv)
-        form = softmax_form(self.score_mod or SCORE, self.algebra, exact(self.spec))
+        form = softmax_form(without_detach(self.score_mod or SCORE), self.algebra, exact(self.spec))
         per_row = packed and "h" in variables(form.multiplier)
         self.form = replace(form, positive=form.positive and not per_row)
         self.q, self.kv, self.mask = self._split_mask()
@@ -106,7 +107,7 @@ class _Planner:
         by_key = tuple(g for g in gradients if g.along == "kv")
         by_pair = tuple(g for g in gradients if g.along == "pair" and g.summed is not None)
         by_distance = tuple(g for g in gradients if g.along == "distance")
-        dscore = differentiate(self.score_mod or SCORE, SCORE, self.algebra)
+        dscore = self._derivative(SCORE)
         # dk sums over the query heads of a group: what differs between them cannot wait until after the loop.
         by_head = (Var("h", Type.INT),) if grouped(spec) else ()
         forward = self._loop(*outer_q)
@@ -353,7 +354,7 @@ class _Planner:
         for read in sorted(reads(score), key=lambda r: (order.index(r.buffer), show(r))):
             if not self.spec.buffers[read.buffer].grad:
                 continue
-            derivative = differentiate(score, read, self.algebra)
+            derivative = self._derivative(read)
             if is_zero(derivative):
                 continue
             factor, rest = peel_scalar(derivative, self.algebra)
@@ -366,6 +367,10 @@ class _Planner:
                 along, indices = self._along_distance(read)
             found.append(ReadGradient(name, read.buffer, indices, along, summed, rest, factor))
         return tuple(found)
+
+    def _derivative(self, wrt: Var | Read) -> Node:
+        """Of the score, as kernels compute it: what stops gradients has done so."""
+        return without_detach(differentiate(self.score_mod or SCORE, wrt, self.algebra))
 
     def _along_distance(self, read: Read) -> tuple[str, tuple[Node, ...]]:
         """Whether a gradient is kept by distance or by pair, and the indices over that."""

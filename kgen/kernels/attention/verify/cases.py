@@ -20,11 +20,12 @@ from kgen.kernels.attention.verify.inputs import Case, Inputs, call, cases, diff
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Result, attention, eager
+from kgen.spec.common import REALS
 from kgen.verify import compare
 from kgen.verify.families import NO_SIZES, Example, Subject
 from kgen.verify.tensors import DTYPES
 
-_EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40)}
+_EXAMPLES = {"twice": (40, 40), "opcheck": (24, 40), "derivatives": (24, 40), "autocast": (24, 40)}
 _DECODED = {**_EXAMPLES, "compile": (2, 300), "graph": (1, 300), "graph-replay": (1, 300)}
 
 
@@ -272,9 +273,10 @@ def compile_calls(
     problem: Problem, sizes: Mapping[str, Sequence[int]] = NO_SIZES
 ) -> Iterator[tuple[str, Callable[[Any], None]]]:
     """Everything divisible by 16, nothing, and all but rows of buffers: each without and with gradients, and with the
-    log-sum-exp. Where `sizes` say that it is for a package, also all but one operand, and sinks in all of their dtypes.
+    log-sum-exp. Where `sizes` say that it is for a package, also all but one operand, and what may have several dtypes,
+    sinks too, in each of them.
     """
-    dtypes = (torch.float32, torch.bfloat16, torch.float16) if sizes and problem.sinks else (None,)
+    dtypes = [DTYPES[d] for d in REALS] if sizes and _open(problem) else [None]
     for group in sizes.get("gqa", (2,)) if problem.gqa == "any" else (int(problem.gqa),):
         found = _compiled_cases(problem, group, sizes.get("batch", ()))
         if sizes:  # TMA loads two of q, k and v
@@ -312,10 +314,15 @@ def _compiled_cases(problem: Problem, group: int, batches: Sequence[int]) -> lis
     return found
 
 
-def _compile(problem: Problem, case: Case, sinks: torch.dtype | None, function: Any) -> None:
+def _open(problem: Problem) -> list[str]:
+    """The buffers that may have several dtypes."""
+    return [b.name for b in problem.buffers if len(b.dtypes) > 1] + ["sinks"] * problem.sinks
+
+
+def _compile(problem: Problem, case: Case, dtype: torch.dtype | None, function: Any) -> None:
     inputs = draw(problem, case, "cpu")
-    if sinks is not None:
-        inputs.buffers["sinks"] = inputs.buffers["sinks"].to(sinks)
+    if dtype is not None:
+        inputs.buffers |= {name: inputs.buffers[name].to(dtype) for name in _open(problem)}
     with torch.no_grad():
         call(function, inputs)
     call(function, inputs, return_lse=True)

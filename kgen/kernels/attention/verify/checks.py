@@ -114,10 +114,9 @@ def _misuses(subject: Subject, inputs: Inputs) -> dict[str, dict[str, Any]]:
         del found["another batch size in k and v"]
     for buffer in problem.buffers:
         value = inputs.buffers[buffer.name]
-        if buffer.shape:
-            told = next((axis for axis, size in enumerate(buffer.shape) if size != ANY), None)
-            other = value[None] if told is None else torch.cat([value, value], told)
-            found[f"{buffer.name} of another shape"] = {buffer.name: other}
+        told = next((axis for axis, size in enumerate(buffer.shape) if size != ANY), None)
+        other = value[None] if told is None else torch.cat([value, value], told)
+        found[f"{buffer.name} of another shape"] = {buffer.name: other}
         found[f"{buffer.name} of another dtype"] = {buffer.name: value.to(torch.complex64)}
     offsets = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), inputs.cu_seqlens, strict=False))
     found |= elsewhere({"k": k, "v": v, **offsets, **inputs.cache, **inputs.buffers}, subject.device)

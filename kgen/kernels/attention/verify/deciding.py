@@ -89,7 +89,7 @@ def _taken(problem: Problem, node: Node, sq: int, sk: int) -> set[int]:
     for b in problem.buffers:
         shape = [n if isinstance(n, int) else sizes[n] for n in b.shape]
         # Integers and truth values are the same everywhere: what they decide does not depend on positions.
-        real = DTYPES[b.dtype].is_floating_point
+        real = DTYPES[b.dtypes[0]].is_floating_point
         buffers[b.name] = torch.rand(shape, generator=random) if real else torch.ones(shape)
     env = {**sizes, **params, **buffers, "kv_lens": torch.tensor([sk]), "score": 1.0}
     queries, keys = (

@@ -16,17 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kgen.kernels.attention.spec import ANY
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
 from kgen.kernels.attention.verify.deciding import shapes_that_decide
-from kgen.kernels.attention.verify.problem import Buffer, Problem
+from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.unread import candidates, with_anything
+from kgen.kernels.attention.verify.values import EDGES, drawn, edge
 from kgen.verify.deciding import edges
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
-
-INT_EDGES = (34, 1, 100_000, 0)
-FLOAT_EDGES = (1.0, 0.125, 50.0)
 
 
 @dataclass(frozen=True)
@@ -178,8 +175,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.key_conjuncts:
         yield Case("nan-hidden", 68, 90, batch=2, heads_kv=2, hidden=True)
     if problem.runtime_params:
-        for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
-            yield Case(f"params-{edge}", 71, 71, edge=edge)
+        for number in range(1, EDGES):
+            yield Case(f"params-{number}", 71, 71, edge=number)
     if problem.decodes:
         yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
@@ -245,8 +242,8 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.key_conjuncts:
         yield Case("long-nan-hidden", 513, 1030, batch=3, heads_kv=2, hidden=True)
     if problem.runtime_params:
-        for edge in range(max(len(INT_EDGES), len(FLOAT_EDGES))):
-            yield Case(f"long-params-{edge}", 771, 771, edge=edge)
+        for number in range(EDGES):
+            yield Case(f"long-params-{number}", 771, 771, edge=number)
 
 
 def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
@@ -274,8 +271,8 @@ def packed_cases(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.exact_scores:
         yield case("ties", (130, 130), (20, 70), heads_kv=2, magnitude=256.0, ties=True, lse=True)
     if problem.runtime_params:
-        for edge in range(1, max(len(INT_EDGES), len(FLOAT_EDGES))):
-            yield case(f"params-{edge}", (71, 71), (8, 8), edge=edge)
+        for number in range(1, EDGES):
+            yield case(f"params-{number}", (71, 71), (8, 8), edge=number)
     if candidates(problem):
         yield case("unread", (40, 40), (0, 23), (17, 0), (33, 50), heads_kv=2, lse=True, unread=True)
     if "backward" in problem.passes:
@@ -332,10 +329,10 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
     if case.dout == "none":
         dout = torch.zeros_like(dout)
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
-    runtime = {p.name: _edge(p.type, case) for p in problem.runtime_params}
+    runtime = {p.name: edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
     buffers = {
-        b.name: _buffer(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
+        b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
         for b in problem.buffers
     }
     if problem.sinks:
@@ -409,61 +406,6 @@ def kv_lens(case: Case) -> Tensor:
 def _by_token(dlse: Tensor) -> Tensor:
     """The same, the heads of a token side by side: autograd makes dense what is not, and keeps what is."""
     return dlse.mT.contiguous().mT
-
-
-def _edge(type_: str, case: Case) -> int | float:
-    edges: tuple[int | float, ...] = INT_EDGES if type_ == "int" else FLOAT_EDGES
-    return edges[case.edge % len(edges)]
-
-
-def _buffer(
-    buffer: Buffer, case: Case, random: Any, compared: tuple[int, ...], plain: bool = False
-) -> Tensor:
-    """Values that make sense for what a buffer seems to be, in its own dtype; integers also about what they are
-    `compared` with. Of a `plain` one all heads are alike."""
-    longest = max(case.sq, case.sk)
-    # Of an open extent some indices are outside.
-    sizes = case.sizes | {ANY: longest // 2 + 2}
-    shape = tuple(n if isinstance(n, int) else sizes[n] for n in buffer.shape)
-    per_token = buffer.per_token
-    dtype = DTYPES[buffer.dtype]
-    wide = dtype == torch.int64 and case.ints == "wide"
-    if dtype.is_floating_point:
-        values = torch.randn(shape, generator=random) * (1.0 if per_token else 0.1)
-        if not per_token and not plain:
-            values *= case.magnitude
-            values[..., ::2] /= 20  # so that in some heads keys tiles away count
-        return (values.sort(-1).values if buffer.sorted else values).to(dtype)
-    if buffer.sorted and per_token:
-        if case.ints == "runs":
-            return (torch.arange(shape[-1]) // 270).expand(shape).to(dtype)
-        # Document ids: 0 0 0 1 1 2 2 2 2 ..., also documents of one token.
-        documents = (torch.rand(shape, generator=random) < 4 / max(1, shape[-1])).cumsum(-1).to(dtype)
-        return (documents - 1) * 2**32 + 5 if wide else documents
-    if dtype == torch.uint8:
-        low, high = {"zero": (0, 1), "past": (255, 256)}.get(case.ints, (0, 256))
-        return torch.randint(low, high, shape, generator=random, dtype=dtype)
-    if dtype == torch.bool:
-        chance = {"mixed": 0.6, "runs": 0.3, "wide": 0.6, "zero": 0.0, "past": 1.0}[case.ints]
-        found = torch.rand(shape, generator=random) < chance
-        if case.unread and not per_token:
-            found.view(-1)[0], found.view(-1)[-1] = True, False  # one head or sequence sees nothing
-        return found
-    choice = torch.tensor(sorted({*range(4 if per_token else longest + 9), *compared}))
-    values = choice[torch.randint(0, len(choice), shape, generator=random)]
-    if not per_token and values.numel() > 1:
-        values.view(-1)[0], values.view(-1)[-1] = longest // 2 + 1, 0
-    if wide:
-        high = torch.randint(-1, 2, shape, generator=random)
-        # Of lengths: one past the end, one of few, one below zero.
-        values += 2**32 * (high if per_token else (1 - torch.arange(high.numel()) % 3).view(shape))
-    if buffer.sorted:
-        values = values.sort(-1).values
-    elif case.ints == "runs" and per_token:
-        values = ((torch.arange(shape[-1]) + values.view(-1)[0]) // 150 % 3).expand(shape)
-    elif case.ints in ("zero", "past"):
-        values = torch.full_like(values, {"zero": 0, "past": longest + 5}[case.ints])
-    return values.to(dtype)
 
 
 def _hidden(

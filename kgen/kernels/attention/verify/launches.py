@@ -85,8 +85,8 @@ def _each_laid_out(problem: Problem, inputs: Inputs) -> Iterator[Callable[[Subje
     """Calls as they are, without and with gradients; and with one tensor laid out in one way."""
     yield partial(_call, inputs)
     for (name, x), way in itertools.product(inputs.tensors.items(), WAYS):
-        # Offsets have to be next to each other.
-        if way is shifted or not name.startswith("cu_seqlens_"):
+        # Offsets have to be next to each other, and one number has no strides.
+        if way is shifted or (x.dim() and not name.startswith("cu_seqlens_")):
             yield partial(_call, _with(inputs, name, way(x)))
     if "backward" in problem.passes:
         rows_of_lse = inputs.dout.shape[:-1][:: -1 if problem.varlen else 1]

@@ -12,17 +12,24 @@ from typing import Any, ClassVar
 from kgen.expr.nodes import Call, Node, variables
 from kgen.kernels.attention.plan.extents import ties_lengths
 from kgen.kernels.attention.plan.planning import plan_attention
+from kgen.kernels.attention.spec import ANY
+from kgen.spec.common import REALS
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """A declared tensor. `shape` holds numbers and the names `B HQ HKV SQ SK any`."""
+    """A declared tensor. `shape` holds numbers and the names `B HQ HKV SQ SK any`, and `dtype` may be `any`."""
 
     name: str
     shape: tuple[int | str, ...]
     dtype: str
     grad: bool = False
     sorted: bool = False
+
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        """The dtypes that its tensor may have."""
+        return REALS if self.dtype == ANY else (self.dtype,)
 
     @property
     def per_token(self) -> bool:

@@ -23,7 +23,7 @@ def candidates(problem: Problem) -> frozenset[str]:
         return frozenset()
     mask = problem.mask_mod
     by_mask = {read.buffer for read in reads(mask)} if mask is not None else set()
-    real = {b.name for b in problem.buffers if b.dtype in ("fp32", "bf16", "fp16")}
+    real = {b.name for b in problem.buffers if b.dtype in ("fp32", "bf16", "fp16", "any")}
     return frozenset({read.buffer for read in reads(problem.score_mod)} & real - by_mask)
 
 
@@ -34,7 +34,9 @@ def with_anything(
     seen = {name: torch.zeros(buffers[name].shape, dtype=torch.bool) for name in candidates(problem)}
     for env in _visible_pairs(problem, {**buffers, **scalars}, lengths):
         for read in reads(problem.score_mod) if problem.score_mod is not None else ():
-            if read.buffer in seen:
+            if read.buffer in seen and not read.indices:
+                seen[read.buffer] |= env["q_idx"].numel() > 0
+            elif read.buffer in seen:
                 at = torch.broadcast_tensors(env["q_idx"], *(evaluate(i, env, torch) for i in read.indices))[
                     1:
                 ]

@@ -49,7 +49,7 @@ def case_names(problem: Problem, group: str, quick: bool) -> tuple[str, ...]:
 def example(subject: Subject, name: str) -> Example:
     """Forward, with gradients where there are some; of packed sequences as a user calls it, who has no indices."""
     problem = subject.problem
-    length = 5 if name == "derivatives" else 2 * problem.chunk_size + 5
+    length = 5 if name in ("derivatives", "autocast") else 2 * problem.chunk_size + 5
     inputs = sized(problem, name, length, subject.device)
     inputs.keywords.pop("chunk_indices", None)
     wanted = differentiable(problem, inputs) if subject.backward else {}

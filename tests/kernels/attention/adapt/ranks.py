@@ -187,6 +187,12 @@ def compiled(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inp
     return torch.compile(function, fullgraph=True, backend="aot_eager")(*operands, **keywords)  # type: ignore[no-any-return]
 
 
+def under_autocast(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
+    """Operands of float32, which autocast has the kernels take in their own dtype."""
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return function(*(x.float() for x in operands), **keywords)  # type: ignore[no-any-return]
+
+
 def turned(function: Any, operands: Any, keywords: dict[str, Any], inputs: Inputs) -> tuple[Any, Any]:
     """[B, S, H, D] in memory. What compilers are told of results is so of them: their strides, too."""
     module = inspect.getmodule(function)
@@ -224,6 +230,7 @@ THROUGH = {
     "dtensors": of_dtensors,
     "context_parallel": in_context_parallel,
     "compile": compiled,
+    "autocast": under_autocast,
     "turned": turned,
     "checkpoint": checkpointed,
     "failure": after_a_failure,

@@ -40,6 +40,8 @@ SPECS = {
     # What the files beside the package's call things is free.
     "learned": "buffers: {called: {shape: [HQ], dtype: fp32, grad: true}}\n"
     "score_mod: score + called[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx",
+    "number": "buffers: {gain: {shape: [], dtype: any, grad: true}, reach: {shape: [], dtype: int32}}\n"
+    "score_mod: score * (1 + gain)\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx <= reach",
     "local": "params: {forward: {type: int, runtime: true}}\nmask_mod: kv_idx < forward or q_idx >= kv_idx",
     "bias": "buffers: {bias: {shape: [HQ, SQ, SK], dtype: fp32, grad: true}}\n"
     "score_mod: score + bias[h, q_idx, kv_idx]",
@@ -94,8 +96,10 @@ CALLS = [
     ("window", 2, {}, {"sharding": "contiguous", "peers": True, "brief": True}),
     ("sunk", 3, {}, {"sharding": "contiguous", "gathered": False, "peers": True, "brief": True}),
     ("window", 2, {}, {"through": "failure", "sharding": "contiguous", "peers": True, "brief": True}),
+    ("bf16", 2, {}, {"through": "autocast"}),
+    ("number", 2, {}, {"gathered": False}),
 ]
-SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34}
+SAMPLE = {1, 4, 5, 7, 9, 12, 15, 16, 18, 20, 21, 22, 23, 24, 25, 26, 28, 30, 34, 36, 37}
 """Which of these run at every change: of gathered keys and of steps, of two and three ranks."""
 WRONG = [
     ("heads", True),
@@ -187,7 +191,7 @@ def test_ranks_give_what_one_gives(number: int, calls: dict[int, Any]) -> None:
     name = CALLS[number][0]
     rows = calls[number]
     wanted = {"out", "lse"} | ({"dq", "dk", "dv"} if name != "cache" else set())
-    wanted |= {"learned": {"dcalled"}, "bias": {"dbias"}}.get(name, set())
+    wanted |= {"learned": {"dcalled"}, "bias": {"dbias"}, "number": {"dgain"}}.get(name, set())
     wanted |= {"dsinks"} if name in ("sinks", "sunk", "lens") else set()
     assert {row["name"] for row in rows} == wanted
     assert all(row["ok"] for row in rows), rows

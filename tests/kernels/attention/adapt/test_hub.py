@@ -46,8 +46,9 @@ def written(text: str, folder: Path) -> None:
 
 MODS = {
     "packed": f"varlen: true\nmask_mod: {CAUSAL}",
-    "learned": "buffers: {slopes: {shape: [HQ], dtype: fp32, grad: true}}\nsinks: true\n"
-    "score_mod: score + slopes[h] * (kv_idx - q_idx)\nmask_mod: q_idx >= kv_idx and q_idx - kv_idx < 40",
+    "learned": "buffers: {slopes: {shape: [HQ], dtype: fp32, grad: true}, gain: {shape: [], dtype: any, grad: true}}\n"
+    "sinks: true\nscore_mod: score * (1 + gain) + slopes[h] * (kv_idx - q_idx)\n"
+    "mask_mod: q_idx >= kv_idx and q_idx - kv_idx < 40",
     "given": "buffers: {doc: {shape: [B, SK], dtype: int32, sorted: true}, seen: {shape: [SK], dtype: bool}}\n"
     "params: {n: {type: int, runtime: true}}\nmask_mod: doc[b, q_idx] == doc[b, kv_idx] and seen[kv_idx] or kv_idx < n",
 }

@@ -160,6 +160,32 @@ def test_a_model_is_what_it_is_in_eager(name: str, tmp_path: Path) -> None:
     assert {key: error for key, error in found.items() if not error < 3e-5} == {}
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_model_of_float32_trains_under_autocast(name: str, tmp_path: Path) -> None:
+    written(spec(name, MODELS[name][2]).replace("dtype: fp32", "dtype: bf16"), tmp_path)
+    found = interpreted(autocast, tmp_path, name)
+    assert len(found) > 10
+    assert {key: error for key, error in found.items() if not error < 3e-2} == {}
+
+
+def autocast(folder: Path, name: str) -> dict[str, float]:
+    """The difference to PyTorch's own attention, relative to the norm; gradients have the dtype of the parameters."""
+    imported(folder, name)
+    model, (ids, _) = model_of(name), tokens()
+    found = []
+    for implementation in ("sdpa", f"my_{name}"):
+        model.set_attn_implementation(implementation)
+        model.train().zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(ids, labels=ids)
+        out.loss.backward()
+        grads = {n: p.grad.clone() for n, p in model.named_parameters()}
+        assert {g.dtype for g in grads.values()} == {torch.float32}
+        found.append({"logits": out.logits.detach().float(), **grads})
+    wanted, got = found
+    return {key: float((got[key] - x).norm() / x.norm()) for key, x in wanted.items()}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["llama", "gpt_oss"])
 def test_with_a_static_cache_steps_are_compiled_as_a_whole(name: str, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.spec.load import Loaded
 from kgen.targets import Source
-from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, dense, derivative_fields
+from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, cast_lines, dense, derivative_fields
 from kgen.targets.cuda.elements import ELEMENTS, used
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -23,12 +23,14 @@ def sources(loaded: Loaded) -> list[Source]:
 
 def _context(loaded: Loaded) -> dict[str, object]:
     spec, plan = loaded.spec, plan_delta(loaded.spec)
+    dtypes = {"out": spec.dtype, "dout": spec.dtype, "dlse": "fp32"}
     return {
         "name": f"{spec.name}_delta",
         "summary": f"The delta of the backward pass of `{spec.name}`.",
         "width": spec.head_dim.v,
         "dtype": spec.dtype,
         "torch_dtype": TORCH_DTYPES[spec.dtype],
+        "casts": cast_lines({n: f"torch.{TORCH_DTYPES[d]}" for n, d in dtypes.items()}),
         "element": ELEMENTS[spec.dtype],
         "elements": used({spec.dtype, "fp32"}) | {"loaded_once": True},
         "rounds": False,

@@ -70,6 +70,7 @@ def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: Launcher
             ),
             *launcher.divisor_lines(scalars),
         ],
+        "casts": launcher.casts(buffers),
         "checks": launcher.length_checks()
         + launcher.scalar_checks(scalars)
         + launcher.buffer_checks(buffers, device),

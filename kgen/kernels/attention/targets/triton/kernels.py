@@ -450,7 +450,8 @@ def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
 
 def buffer_arguments(buffer: str, shape: Sequence[int | str]) -> list[str]:
     """What a launch is given of a buffer, as the kernels' parameters have it."""
-    return [buffer, f"*{buffer}.stride()", *(f"{buffer}.shape[{axis}]" for axis in _open(buffer, shape))]
+    strides = [f"*{buffer}.stride()"] if shape else []
+    return [buffer, *strides, *(f"{buffer}.shape[{axis}]" for axis in _open(buffer, shape))]
 
 
 _ZERO, _INFINITY = text("0.0"), text('float("inf")')

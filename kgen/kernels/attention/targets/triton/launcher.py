@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
-from kgen.kernels.attention.spec import ANY, KV_LENS
+from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
 from kgen.kernels.attention.targets.triton.kernels import buffer_arguments
 from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.kernels.attention.targets.triton.torch_indices import POSITIONS, torch_index
-from kgen.spec.common import differentiable
+from kgen.spec.common import REALS, differentiable
 from kgen.targets.arguments import (
     NO_BACKWARD,
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     NOT_LEARNED,
+    cast_lines,
     dense,
     derivative_fields,
     divisor_lines,
     number_fields,
 )
-from kgen.targets.triton.text import TORCH_DTYPES
+from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
 
 Check = dict[str, str]
 """A condition that is `wrong`, the `message` about it, and the `error` to raise."""
@@ -31,6 +32,11 @@ def _check(wrong: str, message: str, error: str = "ValueError") -> Check:
     return {"wrong": wrong, "message": message, "error": error}
 
 
+def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
+    words = f"{called} must be a tensor of {dtype_words(dtypes)}, got {{_dtype({name})}}"
+    return _check(other_dtype(name, dtypes), words, "TypeError")
+
+
 def _differs(name: str, sizes: Sequence[str]) -> str:
     """That a tensor has another shape; an open extent may be anything."""
     if ANY not in sizes:
@@ -38,6 +44,11 @@ def _differs(name: str, sizes: Sequence[str]) -> str:
     wrong = [f"{name}.dim() != {len(sizes)}"]
     wrong += [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes) if size != ANY]
     return " or ".join(wrong)
+
+
+def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
+    """The dtypes of torch that the floating-point buffers must have, by name."""
+    return {n: f"torch.{TORCH_DTYPES[b.dtype]}" for n, b in buffers.items() if b.dtype in REALS}
 
 
 class LauncherFields:
@@ -109,6 +120,10 @@ class LauncherFields:
             "kv_shapes": self._kv_shapes(),
             "k_shape": self._k_shape(),
             "buffer_words": self._argument_words(),
+            "casts": {
+                "operands": cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
+                "buffers": self.casts(spec.buffers),
+            },
             "checks": self._checks(),
             "widest_step": self._widest_step(),
             "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
@@ -196,9 +211,7 @@ class LauncherFields:
             )
         words += self.argument_words(spec.buffers, ())
         if spec.sinks:
-            words.append(
-                "sinks: [HQ] float32, bfloat16 or float16, logits that join the softmax without a value."
-            )
+            words.append(f"sinks: [HQ] {dtype_words(REALS)}, logits that join the softmax without a value.")
         words += self.argument_words((), self.runtime)
         if self.plan.block_mask is not None:
             words.append(
@@ -214,7 +227,7 @@ class LauncherFields:
         words = []
         for name in buffers:
             b = self.spec.buffers[name]
-            shape = f"[{', '.join(map(str, b.shape))}] {TORCH_DTYPES[b.dtype]}"
+            shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
             role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
             role += self._used_by(name) * (name != KV_LENS)
             words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
@@ -266,11 +279,7 @@ class LauncherFields:
         )
         checks += self.buffer_checks(spec.buffers, "q.device")
         if spec.sinks:
-            check(
-                "not isinstance(sinks, Tensor) or sinks.dtype not in (torch.float32, torch.bfloat16, torch.float16)",
-                "sinks must be a float32, bfloat16 or float16 tensor",
-                "TypeError",
-            )
+            checks.append(_dtype_check("sinks", "sinks", REALS))
             check(
                 "sinks.shape != (HQ,) or sinks.device != q.device",
                 "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
@@ -304,6 +313,10 @@ class LauncherFields:
             if self.runtime[name].type == "int"
         ]
 
+    def casts(self, names: Iterable[str]) -> list[str]:
+        """The lines that cast buffers under autocast."""
+        return cast_lines(real_dtypes({n: self.spec.buffers[n] for n in names}))
+
     def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
         """Of buffers, which have to be on a device."""
         checks = []
@@ -312,14 +325,13 @@ class LauncherFields:
             buffer, called = self.spec.buffers[name], self.called(name)
             # Packed tensors have no batch dimension.
             sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
+            checks.append(_dtype_check(name, called, buffer.dtypes))
+            if not sizes:
+                wrong = f"{name}.dim() or {name}.device != {device}"
+                words = f"{called} must be one number, a tensor without dimensions, on {{{device}}}, "
+                checks.append(_check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}"))
+                continue
             words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
-            checks.append(
-                _check(
-                    f"not isinstance({name}, Tensor) or {name}.dtype != torch.{TORCH_DTYPES[buffer.dtype]}",
-                    f"{called} must be a {TORCH_DTYPES[buffer.dtype]} tensor",
-                    "TypeError",
-                )
-            )
             checks.append(
                 _check(
                     f"{_differs(name, sizes)} or {name}.device != {device}",
@@ -340,11 +352,7 @@ class LauncherFields:
     def _check_packed(self, check: Callable[..., None]) -> None:
         both = ("cu_seqlens_q", "cu_seqlens_k")
         for name in both:
-            check(
-                f"not isinstance({name}, Tensor) or {name}.dtype != torch.int32",
-                f"{name} must be an int32 tensor",
-                "TypeError",
-            )
+            check(**_dtype_check(name, name, ("int32",)))
         check(
             "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
             "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "

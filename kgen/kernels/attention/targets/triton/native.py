@@ -294,17 +294,21 @@ class _Fields:
         found = []
         for name, buffer in self.spec.buffers.items():
             called = self.plan.called.get(name, name)
-            shape = ", ".join(map(str, buffer.shape))
-            said = f"[{shape}] {WORDS.get(buffer.dtype, buffer.dtype)}{', ascending' * buffer.sorted}"
+            shape = ", ".join(map(str, buffer.shape or (1,)))
+            # Machine code for C has one dtype for what is open, as it has for sinks.
+            dtype = buffer.dtypes[0]
+            said = f"[{shape}] {WORDS.get(dtype, dtype)}{', ascending' * buffer.sorted}"
             said += ", how many keys each sequence has, at most SK" * (name == KV_LENS)
-            sizes = ["KGEN_ANY" if s == ANY else self._size(s) for s in buffer.shape]
-            of = tensor(called, sizes, buffer.dtype, said, OWN)
+            # C has one number as a tensor of one element.
+            sizes = ["KGEN_ANY" if s == ANY else self._size(s) for s in buffer.shape or (1,)]
+            of = tensor(called, sizes, dtype, said, OWN)
             extents = [
                 {"name": f"size_{name}_{axis}", "axis": axis}
                 for axis, size in enumerate(buffer.shape)
                 if size == ANY
             ]
-            found.append(of | {"name": name, "stride": f"stride_{name}_0", "open": extents})
+            stride = f"stride_{name}_0" if buffer.shape else None
+            found.append(of | {"name": name, "stride": stride, "open": extents})
         return found
 
     def _size(self, size: int | str) -> str:

@@ -87,10 +87,9 @@ def _lens(buffers: Sequence[Fields]) -> str:
 def _drawn(of: Fields, buffer: Any) -> Fields:
     """How a buffer is filled."""
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
-    shape = [str(OPEN) if s == ANY else sizes.get(s, str(s)) for s in buffer.shape]
-    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(
-        buffer.dtype, buffer.dtype.upper()
-    )
+    shape = [str(OPEN) if s == ANY else sizes.get(str(s), str(s)) for s in buffer.shape or (1,)]
+    (first, *_) = buffer.dtypes
+    dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(first, first.upper())
     if of["name"] == KV_LENS:
         drawn = "[](int64_t b) { return double(std::max(sizes.SK - 50 * b, sizes.SQ)); }"
     elif buffer.sorted:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kgen.expr.nodes import Read, Type
 from kgen.expr.show import show
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
@@ -89,7 +90,7 @@ class _Part:
     def fields(self, taken: Collection[str]) -> Fields:
         g, label = self.g, f"d{self.buffer['label']}{self.g.name.removeprefix(self.g.buffer)}"
         sizes = self._sizes()
-        dtype = self.spec.dtype if g.along == "pair" and g.summed is not None else "fp32"
+        dtype = self.spec.dtypes[0] if g.along == "pair" and g.summed is not None else "fp32"
         of = tensor(label, sizes, dtype, self._words(dtype), taken, contiguous=True)
         return of | {
             "name": f"d_{g.name}",
@@ -121,7 +122,7 @@ class _Part:
         if g.along == "pair":
             shape = [LETTERS[n] for n in g.summed] if g.summed is not None else [*map(str, self.spec.shape)]
             return f"[{', '.join(shape)}] {WORDS[dtype]}, contiguous: {whole}. Written"
-        element = f"{called}[{', '.join(map(show, g.indices))}]"
+        element = show(Read(called, g.indices, Type.FLOAT))
         if g.along == "distance":
             shape, of = ["B", "HQ", "SQ + SK"], "b, h and distance = q_idx - kv_idx, from -SK on"
         elif self.packed:
@@ -149,7 +150,7 @@ def learned_example(
         indices = [in_cpp(i, {**names, "distance": "at.q_idx"}) for i in g.indices]
         more = {"whole": g.along == "pair", "element": [f"int64_t({i})" for i in indices]}
         found.setdefault(buffer, []).append({"member": part["member"], **more, **moved})
-        dtype = plan.spec.buffers[g.buffer].dtype if part["zeros"] is None else "fp32"
+        dtype = plan.spec.buffers[g.buffer].dtypes[0] if part["zeros"] is None else "fp32"
         tensors.append({"member": part["member"], "dtype": dtype.upper(), "sizes": shape or sizes[buffer]})
     learned = [{"buffer": buffer, "sizes": sizes[buffer], "parts": of} for buffer, of in found.items()]
     return {"learned": learned, "parts": tensors}

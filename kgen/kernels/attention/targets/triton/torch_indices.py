@@ -39,6 +39,8 @@ class _Indices:
             return number(node)
         if isinstance(node, Var):
             return Name(node.name)
+        if isinstance(node, Read) and not node.indices:
+            return Name(node.buffer)
         if isinstance(node, Read):
             holes = ", ".join(f"{{{at}}}" for at in range(len(node.indices) + 1))
             return op(f"_read({holes})", node.buffer, *map(self.tensor, node.indices))

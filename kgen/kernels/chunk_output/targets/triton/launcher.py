@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
-from kgen.targets.arguments import NO_DERIVATIVE, NOT_ASKED_FOR, dense, derivative_fields, number_fields
+from kgen.targets.arguments import (
+    NO_DERIVATIVE,
+    NOT_ASKED_FOR,
+    cast_lines,
+    dense,
+    derivative_fields,
+    number_fields,
+)
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -60,6 +67,7 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         **_derivatives(plan),
         **number_fields({}),
         "dense_check": dense(tensors),
+        "casts": chunk_casts(plan),
         "checks": _checks(plan),
         "varlen_lines": _varlen_lines() if spec.varlen else [],
         "gradient_types": f"tuple[{', '.join(['Tensor'] * len(fakes))}]",
@@ -70,6 +78,14 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "dg_args": ["dg", "dg.stride(0)"] if has_dg else [],
         "dg_words": "dg has a share for each block of columns." if has_dg else None,
     }
+
+
+def chunk_casts(plan: ChunkOutputPlan) -> list[str]:
+    """The lines that cast arguments under autocast."""
+    spec = plan.spec
+    dtypes = dict.fromkeys(("q", "k", "v"), spec.dtype) | {"h": spec.state}
+    dtypes |= dict.fromkeys(plan.gates, spec.gate_dtype)
+    return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})
 
 
 def _type(tensor: str) -> str:

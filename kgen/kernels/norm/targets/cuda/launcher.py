@@ -9,7 +9,13 @@ from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan.planning import Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
 from kgen.kernels.norm.targets.cuda.kernels import KernelFields
-from kgen.kernels.norm.targets.triton.launcher import FP8, meaning, norm_derivatives, norm_divisors
+from kgen.kernels.norm.targets.triton.launcher import (
+    FP8,
+    meaning,
+    norm_casts,
+    norm_derivatives,
+    norm_divisors,
+)
 from kgen.targets import opening
 from kgen.targets.arguments import dense, number_fields
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -91,6 +97,7 @@ class LauncherFields:
             "forward_vectors": ["out", *_along(self.forward["loads"], "column")],
             "eps_default": repr(spec.eps),
             "variance_words": "variance" if plan.layer else "mean of squares",
+            "casts": norm_casts(plan),
             **norm_derivatives(plan),
             "dense_check": dense(tensors),
             **number_fields(self.runtime, divisors=norm_divisors(plan)),

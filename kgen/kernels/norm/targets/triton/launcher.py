@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from kgen.expr.nodes import Const, Node, Type, Var, substitute
 from kgen.kernels.norm.plan.planning import NormPlan, Operand
@@ -10,12 +10,13 @@ from kgen.targets.arguments import (
     NO_BACKWARD,
     NOT_ASKED_FOR,
     NOT_LEARNED,
+    cast_lines,
     dense,
     derivative_fields,
     divisor_lines,
     number_fields,
 )
-from kgen.targets.triton.text import TORCH_DTYPES
+from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
 
 FP8 = {"fp8_e4m3": "float8_e4m3fn"}
 HEADS_WIDTH = 2**14
@@ -85,6 +86,7 @@ class NormLauncher:
             "returned_words": self._returned(),
             "single": len(returned) == 1,
             "argument_words": self._words(),
+            "casts": norm_casts(plan),
             "checks": self._checks(),
             "x_dims": 2 if self.heads else 1,
             "x_words": "[..., H, D]" if self.heads else "[..., D]",
@@ -176,19 +178,21 @@ class NormLauncher:
         if isinstance(spec.heads, int):
             check(f"x.shape[-2] != {spec.heads}", f"x must have {spec.heads} heads, got {{x.shape[-2]}}")
         for o in self.plan.operands[1:]:
-            dtype, (shape, words) = TORCH_DTYPES[o.dtype], self._shape(o)
-            wrong = f"not isinstance({o.name}, Tensor) or {o.name}.dtype != torch.{dtype}"
-            check(wrong, f"{o.name} must be a {dtype} tensor", "TypeError")
+            shape, words = self._shape(o)
+            self._check_dtype(check, o.name, o.dtype)
             got = f"got {{list({o.name}.shape)}} on {{{o.name}.device}}"
             check(
                 f"{o.name}.shape != {shape} or {o.name}.device != x.device",
                 f"{o.name} must be {{list({shape})}} on {{x.device}}, {got}",
             )
         if self.scale:
-            wrong = "not isinstance(scale, Tensor) or scale.dtype != torch.float32"
-            check(wrong, "scale must be a float32 tensor", "TypeError")
+            self._check_dtype(check, "scale", "fp32")
             check("scale.numel() != 1 or scale.device != x.device", "scale must be one number on {x.device}")
         return checks
+
+    def _check_dtype(self, check: Callable[..., None], name: str, dtype: str) -> None:
+        words = f"{name} must be a tensor of {TORCH_DTYPES[dtype]}, got {{_dtype({name})}}"
+        check(other_dtype(name, [dtype]), words, "TypeError")
 
     # --- calls of kernels ---
 
@@ -263,6 +267,14 @@ class NormLauncher:
             "finalize_args": ", ".join([*(f"{n}_parts" for n in sums), *sums]),
             "out_dtype": TORCH_DTYPES[self.spec.dtypes["output"]],
         }
+
+
+def norm_casts(plan: NormPlan) -> list[str]:
+    """The lines that cast arguments under autocast."""
+    dtypes = {o.name: o.dtype for o in plan.operands if o.type is Type.FLOAT}
+    if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
+        dtypes["scale"] = "fp32"
+    return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})
 
 
 def norm_derivatives(plan: NormPlan) -> dict[str, object]:
