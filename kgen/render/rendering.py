@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
@@ -184,7 +184,7 @@ def _blocks(env: Environment, source: Source, block: str) -> list[str]:
         blocks = apart.get_template(name).blocks
         if block in blocks:
             blocks[block] = kept(blocks[block])
-    apart.get_template(source.template).render(source.context)
+    apart.get_template(source.template).render(_context(apart, source))
     return found
 
 
@@ -225,14 +225,20 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
 
 def _body(env: Environment, source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    context = source.context
-    if source.borrowed is not None:
-        context = context | {"argument_lines": env.get_template(source.borrowed).render(context).splitlines()}
-    text = _tidy(env.get_template(source.template).render(context))
+    text = _tidy(env.get_template(source.template).render(_context(env, source)))
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
     return text.replace(environment.DIGEST_OF_CODE, digest(without_docstrings(text)))
+
+
+def _context(env: Environment, source: Source) -> dict[str, Any]:
+    """The names that the template of a file uses, with the docstring that it borrows from another file."""
+    if source.borrowed is None:
+        return source.context
+    return source.context | {
+        "argument_lines": env.get_template(source.borrowed).render(source.context).splitlines()
+    }
 
 
 def _tidy(rendered: str) -> str:

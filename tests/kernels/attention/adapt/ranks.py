@@ -155,7 +155,7 @@ def run(job: dict[str, Any], group: dist.ProcessGroup) -> list[dict[str, Any]]:
             dim = len(got["lse"].shape) - 1 if name == "lse" else axis
             whole[name] = layout.joined([one[name] for one in heard], dim, keys=name in ("dk", "dv"))
     truth, yardstick = references(problem, inputs, tuple(wanted))
-    checks = _compare(problem, whole, truth, yardstick)
+    checks = _compare(problem, whole, truth, yardstick, inputs.case.ties)
     return [
         {"name": c.name, "ok": c.ok, "error": c.error, "ratio": c.ratio, "message": c.message} for c in checks
     ]
