@@ -17,7 +17,7 @@ from fuzzing import seeds as of_seeds
 from fuzzing.ledger import Ledger, generator
 from fuzzing.running import Outcome
 from kgen.cli import terminal
-from kgen.cli.options import OnRay, PartOf, Ray
+from kgen.cli.options import Command, PartOf, Ray
 from kgen.cli.terminal import Format
 from kgen.verify.farm.sharding import Shard
 from kgen.verify.farm.tasks import Hands, Row, Task, hands
@@ -25,7 +25,7 @@ from kgen.verify.farm.tasks import Hands, Row, Task, hands
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@app.command(cls=OnRay)
+@app.command(cls=Command)
 def fuzz(
     seed: Annotated[
         int, typer.Option(help="The first one; by default the first that is not in the ledger.")

@@ -15,7 +15,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from kgen.cli import terminal
-from kgen.cli.options import OnRay, PartOf, Ray
+from kgen.cli.options import Command, PartOf, Ray
 from kgen.cli.terminal import Format
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify import ledger
@@ -36,7 +36,7 @@ AS_TEXT: dict[str, Any] = {"indent": 1, "sort_keys": True}
 app = typer.Typer(pretty_exceptions_enable=False)
 
 
-@app.command(cls=OnRay)
+@app.command(cls=Command)
 def mutate(
     specs: Annotated[
         Optional[list[Path]],  # noqa: UP045
