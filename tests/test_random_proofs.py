@@ -7,9 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import fuzzing.__main__
+import mutating.__main__
 import pytest
+import typer
 from fuzzing import proofs
 from fuzzing.proofs import Proof, drawn, read, told, tried
+from typer.testing import CliRunner
 
 from kgen.expr.nodes import Call, Node, transform
 from kgen.kernels.attention.plan import planning
@@ -84,3 +88,16 @@ def test_seeds_that_are_kept_are_not_tried_again(tmp_path: Path) -> None:
     assert read(kept) == [one, other]
     assert proofs.run((7, 8), 1, kept, lambda done: None) == [one, other]
     assert told([one, other]) == "specs: 1 proved, 1 unknown; obligations: 5 proved, 1 unknown"
+
+
+def test_the_program_hands_seeds_to_the_prover(tmp_path: Path) -> None:
+    kept = tmp_path / "proofs.jsonl"
+    kept.write_text(json.dumps(Proof(7, "proved", "a spec", 0.5, {"proved": 3}).row()) + "\n")
+    asked = ["--proofs", "--seed", "7", "--count", "1", "--jobs", "1", "--kept", str(kept)]
+    found = CliRunner().invoke(fuzzing.__main__.app, asked)
+    assert (found.exit_code, found.stdout) == (0, "specs: 1 proved; obligations: 3 proved\n")
+
+
+@pytest.mark.parametrize("program", [fuzzing.__main__.app, mutating.__main__.app])
+def test_programs_have_help(program: typer.Typer) -> None:
+    assert CliRunner().invoke(program, ["--help"]).exit_code == 0

@@ -1,7 +1,7 @@
 """Pass: prove that an index stays inside its buffer, so that the emitted load needs no guard.
 
-Bounds are linear forms over sizes (each at least 1): `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most
-511. What cannot be proved is guarded in the emitted code.
+Bounds are linear forms over sizes: `kv_idx` is at most `SK - 1`, `clamp(x, 0, 511)` at most 511. A size is at
+least 1, or 0 if it may be empty. What cannot be proved is guarded in the emitted code.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ class IndexRanges:
     greatest: Mapping[str, Linear]
     sizes: frozenset[str]
     definitions: Mapping[str, Node] = field(default_factory=dict)
+    empty: frozenset[str] = frozenset()
+    """The sizes that may be zero; all others are at least one."""
     _known: dict[tuple[str, Node], list[Linear]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def not_negative(self, index: Node) -> bool:
         """Whether `index >= 0` for certain."""
-        return any(_holds(low) for low in self._low(index))
+        return any(self._holds(low) for low in self._low(index))
 
     def below(self, index: Node, size: Node) -> bool:
         """Whether `index < size` for certain."""
         return any(
-            _holds(_sum(low, {"": -1}, _scaled(high, -1)))
+            self._holds(_sum(low, {"": -1}, _scaled(high, -1)))
             for high in self._high(index)
             for low in self._low(size)
         )
@@ -86,15 +88,15 @@ class IndexRanges:
                 return low[0] + low[1]
             case "min" | "where":
                 values = low[-2:]
-                return [a for a in values[0] if any(_holds(_sum(b, _scaled(a, -1))) for b in values[1])] + [
-                    b for b in values[1] if any(_holds(_sum(a, _scaled(b, -1))) for a in values[0])
-                ]
+                return [
+                    a for a in values[0] if any(self._holds(_sum(b, _scaled(a, -1))) for b in values[1])
+                ] + [b for b in values[1] if any(self._holds(_sum(a, _scaled(b, -1))) for a in values[0])]
             case "clamp":  # min(max(x, lo), hi)
-                return [a for a in low[1] if any(_holds(_sum(b, _scaled(a, -1))) for b in low[2])]
+                return [a for a in low[1] if any(self._holds(_sum(b, _scaled(a, -1))) for b in low[2])]
             case "mod":
-                return [{"": 0}] if any(_holds(_sum(b, {"": -1})) for b in low[1]) else []
+                return [{"": 0}] if any(self._holds(_sum(b, {"": -1})) for b in low[1]) else []
             case "floordiv" | "mul":
-                return [{"": 0}] if all(any(_holds(a) for a in side) for side in low) else []
+                return [{"": 0}] if all(any(self._holds(a) for a in side) for side in low) else []
             case "abs":
                 return [{"": 0}]
         return []
@@ -120,22 +122,27 @@ class IndexRanges:
                 return high[0] + high[1]
             case "max" | "where":
                 values = high[-2:]
-                return [a for a in values[0] if any(_holds(_sum(a, _scaled(b, -1))) for b in values[1])] + [
-                    b for b in values[1] if any(_holds(_sum(b, _scaled(a, -1))) for a in values[0])
-                ]
+                return [
+                    a for a in values[0] if any(self._holds(_sum(a, _scaled(b, -1))) for b in values[1])
+                ] + [b for b in values[1] if any(self._holds(_sum(b, _scaled(a, -1))) for a in values[0])]
             case "clamp":
                 return high[2]
             case "mod":
                 return (
                     [_sum(b, {"": -1}) for b in high[1]]
-                    if any(_holds(_sum(b, {"": -1})) for b in low[1])
+                    if any(self._holds(_sum(b, {"": -1})) for b in low[1])
                     else []
                 )
             case "floordiv" if isinstance(node.args[1], Const) and node.args[1].value > 0:
                 return [{"": a[""] // int(node.args[1].value)} for a in high[0] if set(a) <= {""}] + high[
                     0
-                ] * any(_holds(a) for a in low[0])
+                ] * any(self._holds(a) for a in low[0])
         return []
+
+    def _holds(self, form: Linear) -> bool:
+        """True if a linear form is at least zero for all sizes."""
+        least = sum(v for name, v in form.items() if name not in self.empty)
+        return all(v >= 0 for name, v in form.items() if name) and least >= 0
 
 
 def _sum(*forms: Linear) -> Linear:
@@ -145,8 +152,3 @@ def _sum(*forms: Linear) -> Linear:
 
 def _scaled(form: Linear, factor: int) -> Linear:
     return {name: factor * value for name, value in form.items()}
-
-
-def _holds(form: Linear) -> bool:
-    """Whether a linear form is at least zero for all sizes of at least one."""
-    return all(v >= 0 for name, v in form.items() if name) and sum(form.values()) >= 0

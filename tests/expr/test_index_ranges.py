@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -131,3 +132,15 @@ def test_definitions_stand_for_their_expressions() -> None:
     assert RANGES.below(Var("half", INT), Var("SK", INT))
     assert RANGES.not_negative(Var("half", INT))
     assert not RANGES.not_negative(Var("distance", INT))
+
+
+def test_an_axis_that_may_be_empty_has_no_first_or_last_position() -> None:
+    size, zero, last = Var("SK", INT), Const(0, INT), index("SK - 1")
+    full = IndexRanges({"kv_idx": {"SK": 1, "": -1}}, frozenset({"SK", "SQ"}))
+    empty = replace(full, empty=frozenset({"SK"}))
+    assert full.within(zero, "SK")
+    assert full.within(last, "SK")
+    assert not empty.below(zero, size)
+    assert not empty.not_negative(last)
+    assert empty.within(zero, "SQ")
+    assert empty.within(Var("kv_idx", INT), "SK")

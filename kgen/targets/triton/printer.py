@@ -161,8 +161,16 @@ class Printer:
         return total(Name(f"{buffer}_ptr"), *terms)
 
     def guard(self, buffer: str, indices: tuple[Node, ...], axes: tuple[str, ...]) -> Code | None:
-        """The condition under which an element exists, None when it is known to."""
-        ranges = replace(self.ranges, definitions={b.name: b.node for b in self.program.bindings})
+        """The condition under which an element exists, None when it is known to.
+
+        A position of the inner axis exists in the loop alone: elsewhere that axis may have none.
+        """
+        in_loop = any(self.program.place(index).in_loop for index in indices)
+        ranges = replace(
+            self.ranges,
+            definitions={b.name: b.node for b in self.program.bindings},
+            empty=frozenset[str]() if in_loop else self.ranges.empty,
+        )
         conditions = []
         for index, size in zip(indices, self.buffers[buffer].shape, strict=True):
             length, at = _length(size), self.over(index, axes)

@@ -33,7 +33,7 @@ from kgen.kernels.attention.prove.claims import (
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.obligations import obligations, of_fields
-from kgen.kernels.attention.prove.setting import Setting
+from kgen.kernels.attention.prove.setting import Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
@@ -47,6 +47,7 @@ STOCK = [p for p in sorted((ROOT / "specs").glob("*.yaml")) if "kernel: attentio
 SAMPLE = ("sliding_window", "relative_bias", "decode_alibi", "block_sparse")
 BLOCKS = (128, 64)
 TIMEOUT = 10.0
+ONE_SHAPE = Extent(lambda shapes: shapes[:1])
 
 Fields = dict[str, Any]
 
@@ -114,6 +115,26 @@ def test_ranges_of_which_an_earlier_one_is_empty(mask: str, cache: str) -> None:
     found = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
     assert {found[what] for what in (SKIPPED, ONCE)} == {Verdict.PROVED}
     assert Verdict.REFUTED not in found.values()
+
+
+ELEMENTS = (
+    ("buffers: {t: {shape: [SK], dtype: int32}}\nmask_mod: t[0] > kv_idx", 3),
+    ("buffers: {t: {shape: [SQ], dtype: int32}}\nmask_mod: t[SQ - 1] > q_idx", 3),
+    ("buffers: {t: {shape: [SK, 4], dtype: fp32}}\nscore_mod: score + t[SK - 1, 2]", 3),
+    (
+        "passes: [forward, decode]\nbuffers: {docs: {shape: [B, SK], dtype: int32, sorted: true}}\n"
+        "mask_mod: docs[b, q_idx] == docs[b, kv_idx]",
+        2,
+    ),
+)
+"""Elements that are read before the loop, of an axis that may have none there; and in how many portable kernels."""
+
+
+@pytest.mark.parametrize(("more", "kernels"), ELEMENTS)
+def test_elements_that_an_empty_axis_has_not_are_guarded(more: str, kernels: int) -> None:
+    loaded = loads(f"kernel: attention\nname: elements\ndtype: fp32\nhead_dim: 64\n{more}\n", "elements.yaml")
+    found = [decide(o, TIMEOUT) for o in obligations(loaded, ONE_SHAPE) if o.what == LOADS]
+    assert [one.verdict for one in found] == [Verdict.PROVED] * kernels
 
 
 # --- planted errors ------------------------

@@ -286,9 +286,8 @@ class QueryTile(HopperKernel):
         else:
             if ranges["head"] is not None:
                 first = _down(producer.value(ranges["head"]), block)
-            if ranges["has_full"]:
-                full = _most(_up(producer.value(ranges["full_length"]), block), z3.IntVal(0))
-                last = count - first - full
+            producer.given(n_tiles=count, n_first_masked=first)
+            last = producer.value(ranges["last_masked"])
         consumer.given(kv_lo=lo, n_tiles=count, n_first_masked=first, n_last_masked=last)
         consumer.wraps = True
         consumer.run(fields["prologue"])

@@ -27,6 +27,7 @@ from kgen.kernels.attention.targets.triton.hopper_queries import (
     begin_of_queries,
     bias_of,
     forward_loop,
+    last_masked,
     queries_loop,
     rings_of_dq,
 )
@@ -160,6 +161,8 @@ def hopper_loops(
         # Which tiles need a mask is known as it runs: it is made once, where all that it hides is there.
         late = fields["masked"] and (kernels.packed or fields["open_ended"])
         loops["dq"] |= {"late": late} | ({"dqk": fields["dqk"]} if late else {})
+    if "forward" in loops:
+        loops["forward"]["last_masked"] = last_masked(loops)
     if hopper.dkdv is not None:
         keys = with_keys_masked(context["dkdv"]) if hopper.fused else context["dkdv"]
         hidden = loops["forward"]["hidden_keys"] if hopper.hidden_keys else None

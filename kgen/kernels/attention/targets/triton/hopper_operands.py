@@ -336,11 +336,7 @@ def _tiles_of_queries(loops: Mapping[str, Fields], listed: bool, packed: bool) -
         "n_tiles": "n_tiles"
     }
     told |= {name: name for name in ("q_begin", "SQ", "SK")} if packed else {}
-    last = "n_tiles"
-    if loop["has_full"]:
-        head = " - n_first_masked" if loop["head"] else ""
-        last = f"n_tiles{head} - gl.maximum(gl.cdiv({loop['full_length']}, BLOCK_N), 0)"
-    return _tile(told) | {"masks_last": "n_last_masked" in told, "last_masked": last}
+    return _tile(told) | {"masks_last": "n_last_masked" in told}
 
 
 def _tiles_of_keys(loop: Fields, listed: bool, packed: bool) -> Fields:

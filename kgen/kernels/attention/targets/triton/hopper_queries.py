@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,6 +189,7 @@ def queries_loop(
         "used": uses_of([*prologue, *own.lines, *after]) | {*passed},
         "past": own.past,
         "ahead": own.ahead,
+        "fewer_first": own.full_ahead and not own.full_past,
         "kv_start": kv_start,
         "v_start": start_of_keys(row("sub", "j", "LAG"), lo, listed)
         if listed
@@ -199,6 +201,23 @@ def queries_loop(
         **masked,
         **_loads_ahead(loop["mask_lines"]),
     }
+
+
+def last_masked(loops: Mapping[str, Fields]) -> Code:
+    """How many tiles at the end of a tile's range need the mask, as its producer knows it.
+
+    If no tile is without the mask, all of them count as first ones, unless a consumer may have fewer first ones.
+    """
+    loop = loops["forward"]
+    left: Code = Name("n_tiles")
+    if not loop["has_full"]:
+        return left
+    full = loop["full_length"]
+    if any(loops[name]["fewer_first"] for name in ("forward", "dq") if name in loops):
+        full = loop["full_end"]
+    elif loop["head"]:
+        left = row("sub", left, "n_first_masked")
+    return row("sub", left, maximum(cdiv(full, "BLOCK_N"), 0))
 
 
 def rings_of_dq(hopper: HopperPlan, fields: Fields) -> Fields:

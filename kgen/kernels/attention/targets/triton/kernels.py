@@ -371,11 +371,12 @@ class KernelFields:
     def printer(self, loop: TileLoop, program: Program | None = None) -> Printer:
         """A printer for the expressions of a loop, or for those of another program over the same indices."""
         rows = loop.outer.index.name.removesuffix("_idx")
+        empty = frozenset[str]() if self.plan.self_attention else frozenset({loop.inner.size.name})
         return Printer(
             program or loop.program,
             rows,
             self.layouts,
-            self.plan.index_ranges,
+            replace(self.plan.index_ranges, empty=empty),
             self.constants,
             self.spec.accuracy,
             self.helpers,
