@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import permutations
 
 from kgen.expr.algebra import call
 from kgen.expr.mask_form import conjuncts, normalize
@@ -141,10 +142,15 @@ def _all_or(everything: Span, other: Span) -> Span:
 
 
 def _unordered(groups: list[list[Part]]) -> Iterator[tuple[list[Part], list[Part]]]:
+    """Pairs that no order of all groups can have apart."""
     for i, first in enumerate(groups):
         for second in groups[i + 1 :]:
             if _all_before(first, second) == _all_before(second, first):
                 yield first, second
+    # Of a circle, as [s, t), [t, u) and [u, s), any two have an order and all three have none.
+    for first, second, third in permutations(groups, 3):
+        if _all_before(first, second) and _all_before(second, third) and _all_before(third, first):
+            yield first, second
 
 
 def _all_before(first: list[Part], second: list[Part]) -> bool:

@@ -103,6 +103,14 @@ def test_a_condition_on_the_outer_tile_chooses_the_range() -> None:
     check(text, 2, 77, 50, 16, 32, {"window": 16})
 
 
+@pytest.mark.parametrize("bounds", list(itertools.permutations((10, 40, 70))))
+@pytest.mark.parametrize("position", ["kv_idx", "q_idx", "kv_idx - q_idx"])
+def test_alternatives_in_a_circle_have_no_order(position: str, bounds: tuple[int, ...]) -> None:
+    names = "offset", "window", "dilation"
+    each = [f"{a} <= {position} < {b}" for a, b in zip(names, (*names[1:], names[0]), strict=True)]
+    check(" or ".join(each), 1, 50, 90, 16, 8, dict(zip(names, bounds, strict=True)))
+
+
 def check(text: str, seed: int, sq: int, sk: int, rows: int, block: int, changes: dict[str, int]) -> None:
     """Of a mask as it is written, and in one form."""
     written = mask(text)
