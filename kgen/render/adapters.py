@@ -20,6 +20,8 @@ class Adapter:
 
     folders: Mapping[str, Mapping[str, str]]
     started: Mapping[str, str] = field(default_factory=dict)
+    fits: tuple[str, ...] = ()
+    """The callers that the kernels fit: a line for each adapter that has some."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
@@ -31,6 +33,7 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
     """Some adapters of a spec. Raises `KgenError` with all its diagnostics for those that it cannot have."""
     folders: dict[str, Mapping[str, str]] = {}
     started: dict[str, str] = {}
+    fits: list[str] = []
     wrong: list[Diagnostic] = []
     for kind in kinds:
         try:
@@ -40,9 +43,10 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
             continue
         folders |= made.folders
         started |= made.started
+        fits += made.fits
     if wrong:
         raise KgenError(wrong)
-    return Adapter(folders, started)
+    return Adapter(folders, started, tuple(fits))
 
 
 def _made(variants: Sequence[Loaded], kind: str) -> Adapter:
