@@ -65,7 +65,8 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     for text, specs in family.made.items():
         source = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
         made[f"{name}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
-    return Adapter(made, fits=(f"{name}: {_fits(variant, family)}",))
+    heading, *lines = _fits(variant, family)
+    return Adapter(made, fits=(f"{name} fits {heading}", *(f"  {line}" for line in lines)))
 
 
 def _family(variant: Variant, variants: Sequence[Loaded]) -> Family:
@@ -98,8 +99,9 @@ def _package(variant: Variant, family: Family, package: str) -> Source:
     given |= {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
     asked = ", ".join(f"{n}=..." for n in given)
     name = spec.name
+    heading, *lines = _fits(variant, family)
     words = (
-        f"Models: {_fits(variant, family)}. Where queries and keys begin together and nothing is padding, "
+        f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing is padding, "
         f"{' or '.join(f'`{k.whole}`' for k in family.kernels)} runs. For caches and padded sequences "
         f"{' or '.join(dict.fromkeys(f'`{k.cached}`' for k in family.kernels))} does, which takes the positions of "
         "queries and keys: its spec is beside it."
@@ -107,7 +109,7 @@ def _package(variant: Variant, family: Family, package: str) -> Source:
     context: dict[str, object] = {
         "name": name,
         "summary": opening(spec),
-        "words": textwrap.fill(words, 120),
+        "words": textwrap.fill(words, 120, break_on_hyphens=False),
         "usage": [f"import {package}", *([f"{package}.register({asked})"] if given else [])],
         "window": variant.window,
         "causal": CAUSAL,
@@ -147,29 +149,25 @@ def _mask_words(kernels: Kernels) -> str:
     return f"{kernels.whole}: {kernels.request.words if kernels.request else 'a mask of its own'}"
 
 
-def _fits(variant: Variant, family: Family) -> str:
-    """The models that the kernels fit, in words."""
+def _fits(variant: Variant, family: Family) -> list[str]:
+    """The layers that the kernels fit: a heading, and a line for each mask."""
     spec = variant.spec
-    fits = []
-    for kernels in family.kernels:
-        if kernels.request is not None:
-            mixed = ", beside layers with that window" if kernels.window == NO_WINDOW else ""
-            fits.append(
-                f"layers that see {kernels.request.words} (`{kernels.whole}`{mixed}{_as_in(kernels, mixed)})"
-            )
-    if not fits:
-        return (
-            "none by its mask, which no model asks for: `register(any_mask=True)` has it replace the model's"
-        )
-    more = [f"scores capped at {variant.softcap!r}"] if variant.softcap is not None else []
-    more += ["attention sinks"] if spec.sinks else []
-    heads = f"head_dim {spec.head_dim.qk}"
-    heads += f" and {spec.head_dim.v} of values" if spec.head_dim.v != spec.head_dim.qk else ""
-    return f"{'; '.join(fits)}; {', '.join([heads, *more])}"
+    heading = f"layers with head_dim {spec.head_dim.qk}"
+    if spec.head_dim.v != spec.head_dim.qk:
+        heading += f" ({spec.head_dim.v} of values)"
+    heading += f", scores capped at {variant.softcap!r}" if variant.softcap is not None else ""
+    heading += ", attention sinks" if spec.sinks else ""
+    lines = [
+        f"that see {k.request.words}: `{k.whole}`, {_as_in(k, k.request)}"
+        for k in family.kernels
+        if k.request
+    ]
+    own = "whose mask `register(any_mask=True)` replaces: no model asks for the mask of the spec"
+    return [heading, *(lines or [own])]
 
 
-def _as_in(kernels: Kernels, mixed: str) -> str:
-    return f", as in {kernels.request.models}" if kernels.request and not mixed else ""
+def _as_in(kernels: Kernels, request: Request) -> str:
+    return "beside layers with that window" if kernels.window == NO_WINDOW else f"as in {request.models}"
 
 
 def _shape(shape: Sequence[int | str]) -> str:
