@@ -41,16 +41,19 @@ def adapt(
         adapted = project.adapt_all(project.find_specs(specs or []), kinds)
         adapted = proven(adapted, None, output, prove=prove)
     outputs, started = project.together(adapted)
+    fits = [line for one in adapted for line in one.fits]
     changes = writer.compute_changes(outputs, output, started, others=False)
     if not check:
         writer.apply(changes, force=force)
     drift = writer.drift(changes)
     if form is Format.JSON:
         rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        terminal.data({"changes": rows})
+        terminal.data({"changes": rows, "fits": fits})
     else:
         for change in drift:
             terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
+        for line in fits:
+            terminal.line(line, sys.stderr if check else sys.stdout)
     edited = sum(change.state == "edited" for change in drift)
     said = f"{writer.wanted(changes)} {'checked' if check else 'written'}, {len(drift) - edited} differ"
     said += f", {edited} edited" if check else ""

@@ -22,6 +22,8 @@ class Adapter:
     started: Mapping[str, str] = field(default_factory=dict)
     specs: tuple[Loaded, ...] = ()
     """The specs whose kernels are in the folders."""
+    fits: tuple[str, ...] = ()
+    """The callers that the kernels fit: a line for each adapter that has some."""
 
 
 def listed(variants: Sequence[Loaded]) -> tuple[str, ...]:
@@ -34,6 +36,7 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
     folders: dict[str, Mapping[str, str]] = {}
     started: dict[str, str] = {}
     specs: list[Loaded] = []
+    fits: list[str] = []
     wrong: list[Diagnostic] = []
     for kind in kinds:
         try:
@@ -44,9 +47,10 @@ def adapted(variants: Sequence[Loaded], kinds: Iterable[str]) -> Adapter:
         folders |= made.folders
         started |= made.started
         specs += made.specs
+        fits += made.fits
     if wrong:
         raise KgenError(wrong)
-    return Adapter(folders, started, tuple(specs))
+    return Adapter(folders, started, tuple(specs), tuple(fits))
 
 
 def _made(variants: Sequence[Loaded], kind: str) -> Adapter:

@@ -71,7 +71,8 @@ def load_all(paths: Iterable[Path]) -> list[Loaded]:
 @dataclass(frozen=True)
 class Rendered:
     """What a spec makes: a folder, one for each of its variants, and those of its adapters. `spec_text` is None where
-    the cache vouched for the files on disk. `started` are files by path that are written where they are missing."""
+    the cache vouched for the files on disk. `started` are files by path that are written where they are missing. `fits`
+    are lines about the callers that adapters fit."""
 
     outputs: tuple[Output, ...]
     spec_text: str | None
@@ -80,6 +81,7 @@ class Rendered:
     """Sentences for the person who renders it, each once."""
     specs: tuple[Loaded, ...] = ()
     """The specs that were planned, once each."""
+    fits: tuple[str, ...] = ()
 
 
 def render_all(
@@ -124,7 +126,7 @@ def adapt_all(paths: Iterable[Path], kinds: Collection[str]) -> list[Rendered]:
         variants = load(path)
         made = adapted(variants, kinds)
         outputs = tuple(Output(path, folder, files) for folder, files in made.folders.items())
-        return Rendered(outputs, variants[0].text, made.started, specs=_once((), made.specs))
+        return Rendered(outputs, variants[0].text, made.started, specs=_once((), made.specs), fits=made.fits)
 
     return each(paths, adapt)
 

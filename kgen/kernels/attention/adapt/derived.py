@@ -3,6 +3,7 @@
 cached        for caches and padded sequences: query i stands at q_start[b] + i and key j at kv_start[b] + j, and
               only the keys kv_first[b] <= j < kv_end[b] are there; the window is the argument `sliding_window`
 everywhere    without the window, for those layers of a model that have none
+causal        of a spec without a mask: of the keys up to each query
 """
 
 from __future__ import annotations
@@ -105,6 +106,11 @@ class Variant:
         kept = [c for c in self.conditions if self._width(c) is None]
         trees = {**self.trees, "mask_mod": all_of(kept)}
         return self._text("everywhere", "for layers without a window", trees, {}, self.spec.passes)
+
+    def causal(self) -> str:
+        """The same attention of the keys up to each query."""
+        trees = {**self.trees, "mask_mod": all_of([*self.conditions, call("ge", Q_IDX, KV_IDX)])}
+        return self._text("causal", "for causal layers", trees, {}, self.spec.passes)
 
     def cached(self) -> str:
         """The same attention where positions and the keys that are there are arguments."""

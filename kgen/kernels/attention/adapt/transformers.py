@@ -3,14 +3,52 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 from kgen.kernels.attention.adapt.derived import PLACES, Variant, checked
+from kgen.kernels.attention.adapt.requests import BIDIRECTIONAL, CAUSAL, Request, own_request
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
+
+NO_WINDOW = "2**30"
+"""The argument `sliding_window` of kernels for caches, in layers without a window."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The kernels for one mask: the names of two functions, and the mask.
+
+    `places` are the positions that the function for caches takes. `window` is its argument `sliding_window`, None if it
+    has no such argument.
+    """
+
+    whole: str
+    cached: str
+    places: tuple[str, ...]
+    request: Request | None
+    window: str | None = None
+
+    @property
+    def row(self) -> str:
+        """The row of the adapter's table of kernels."""
+        places = _tuple(f'"{name}"' for name in self.places)
+        window = "{}" if self.window is None else f'{{"sliding_window": {self.window}}}'
+        layers = self.request.layers if self.request else (None, *["WINDOW"] * (self.window == "WINDOW"))
+        causal = self.request.causal if self.request else None
+        return f"({self.whole}, {self.cached}, {places}, {window}, {_tuple(layers)}, {causal})"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A spec and the specs that kgen makes of it: their text by name, and the kernels that come of them."""
+
+    variants: Sequence[Loaded]
+    made: dict[str, Sequence[Loaded]]
+    kernels: tuple[Kernels, ...]
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
@@ -18,40 +56,70 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 
     Raises `KgenError` for a spec that models cannot call.
     """
-    variant, path = checked(variants[0]), variants[0].path
-    texts = [variant.cached(), *([variant.everywhere()] if variant.window is not None else [])]
-    derived = {text: loads_variants(text, path) for text in texts}
+    variant = checked(variants[0])
+    family = _family(variant, variants)
     name = f"{variant.spec.name}_transformers"
-    places = [n for n in PLACES if n in derived[texts[0]][0].spec.buffers]
-    package = render_source(variants, _package(variant, name, places))
+    package = render_source(variants, _package(variant, family, name))
     made: dict[str, dict[str, str]] = {name: {"__init__.py": package}}
-    for specs in (list(variants), *derived.values()):
+    for specs in (list(variants), *family.made.values()):
         made |= {f"{name}/{folder}": dict(files) for folder, files in render_variants(specs).items()}
-    for text, specs in derived.items():
+    for text, specs in family.made.items():
         source = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
         made[f"{name}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
-    return Adapter(made, specs=(*variants, *chain.from_iterable(derived.values())))
+    heading, *lines = _fits(variant, family)
+    fits = (f"{name} fits {heading}", *(f"  {line}" for line in lines))
+    return Adapter(made, specs=(*variants, *chain.from_iterable(family.made.values())), fits=fits)
 
 
-def _package(variant: Variant, package: str, places: list[str]) -> Source:
+def _family(variant: Variant, variants: Sequence[Loaded]) -> Family:
+    """The kernels for each mask: first those of the spec, then those of the specs that are made of it."""
+    path = variants[0].path
+    made: dict[str, Sequence[Loaded]] = {}
+
+    def load(text: str) -> Variant:
+        made[text] = loads_variants(text, path)
+        return Variant(made[text][0])
+
+    def of(whole: Variant, cached: Variant, window: str | None = None) -> Kernels:
+        places = tuple(n for n in PLACES if n in cached.spec.buffers)
+        return Kernels(whole.spec.name, cached.spec.name, places, own_request(whole), window)
+
+    cached = load(variant.cached())
+    kernels: tuple[Kernels, ...] = (of(variant, cached),)
+    if variant.window is not None:
+        everywhere = load(variant.everywhere())
+        kernels = (of(variant, cached, "WINDOW"), of(everywhere, cached, NO_WINDOW))
+    elif own_request(variant) == Request(causal=False):
+        causal = load(variant.causal())
+        kernels += (of(causal, load(causal.cached())),)
+    return Family(variants, made, kernels)
+
+
+def _package(variant: Variant, family: Family, package: str) -> Source:
     spec, softcap = variant.spec, variant.softcap
     given = {n: f"{n}: {_shape(b.shape)} {b.dtype_words}" for n, b in spec.buffers.items()}
     given |= {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
     asked = ", ".join(f"{n}=..." for n in given)
     name = spec.name
-    plain = f"`{name}`"
-    if variant.window is not None:
-        plain += f" (`{name}_everywhere` for layers without a window, among others that have one)"
+    heading, *lines = _fits(variant, family)
     words = (
-        f"Where queries and keys begin together and nothing is padding, {plain} runs. For caches and padded sequences "
-        f"`{name}_cached` does, which is told where they stand: its spec is beside it."
+        f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing is padding, "
+        f"{' or '.join(f'`{k.whole}`' for k in family.kernels)} runs. For caches and padded sequences "
+        f"{' or '.join(dict.fromkeys(f'`{k.cached}`' for k in family.kernels))} does, which takes the positions of "
+        "queries and keys: its spec is beside it."
     )
     context: dict[str, object] = {
         "name": name,
         "summary": opening(spec),
-        "words": textwrap.fill(words, 120),
+        "words": textwrap.fill(words, 120, break_on_hyphens=False),
         "usage": [f"import {package}", *([f"{package}.register({asked})"] if given else [])],
         "window": variant.window,
+        "causal": CAUSAL,
+        "bidirectional": BIDIRECTIONAL,
+        "functions": sorted({f for k in family.kernels for f in (k.whole, k.cached)}),
+        "kernels": [k.row for k in family.kernels],
+        "answers": [_answer(i, k.request) for i, k in enumerate(family.kernels) if k.request],
+        "masks": "; ".join(_mask_words(k) for k in family.kernels),
         "softcaps": f"(None, {softcap!r})" if softcap is not None else "(None,)",
         "caps": f"at {softcap!r}" if softcap is not None else "do not",
         "sinks": spec.sinks,
@@ -61,11 +129,47 @@ def _package(variant: Variant, package: str, places: list[str]) -> Source:
         ],
         "given_dict": "{" + ", ".join(f'"{n}": {n}' for n in given) + "}",
         "registers": not given,
-        "places": repr(tuple(places)),
         "positions": variant.sees_positions,
         "head": spec.head_dim,
     }
     return Source("__init__.py", "attention/adapters/transformers.j2", context)
+
+
+def _answer(number: int, request: Request) -> str:
+    """A row of the adapter's table of masks."""
+    parts = _tuple(f'"{part}"' for part in request.parts)
+    return f"{parts}: {number}"
+
+
+def _tuple(items: Iterable[object]) -> str:
+    """A tuple in Python."""
+    first, *rest = map(str, items)
+    return f"({', '.join([first, *rest])})" if rest else f"({first},)"
+
+
+def _mask_words(kernels: Kernels) -> str:
+    return f"{kernels.whole}: {kernels.request.words if kernels.request else 'a mask of its own'}"
+
+
+def _fits(variant: Variant, family: Family) -> list[str]:
+    """The layers that the kernels fit: a heading, and a line for each mask."""
+    spec = variant.spec
+    heading = f"layers with head_dim {spec.head_dim.qk}"
+    if spec.head_dim.v != spec.head_dim.qk:
+        heading += f" ({spec.head_dim.v} of values)"
+    heading += f", scores capped at {variant.softcap!r}" if variant.softcap is not None else ""
+    heading += ", attention sinks" if spec.sinks else ""
+    lines = [
+        f"that see {k.request.words}: `{k.whole}`, {_as_in(k, k.request)}"
+        for k in family.kernels
+        if k.request
+    ]
+    own = "whose mask `register(any_mask=True)` replaces: no model asks for the mask of the spec"
+    return [heading, *(lines or [own])]
+
+
+def _as_in(kernels: Kernels, request: Request) -> str:
+    return "beside layers with that window" if kernels.window == NO_WINDOW else f"as in {request.models}"
 
 
 def _shape(shape: Sequence[int | str]) -> str:

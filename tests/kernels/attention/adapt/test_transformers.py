@@ -38,6 +38,7 @@ MIXED = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attenti
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("LlamaConfig", {}, "mask_mod: q_idx >= kv_idx"),
     "qwen3": ("Qwen3Config", {}, "mask_mod: kv_idx <= q_idx"),
+    "unmasked": ("LlamaConfig", {}, "score_mod: score"),
     "gemma2": (
         "Gemma2Config",
         {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 5.0, **MIXED},
@@ -230,8 +231,11 @@ MISTAKES = {
         "(0, 0, 0, kv_length)",
     ),
     "padding is there": ("at[..., 2], at[..., 3] = first, end", "at[..., 2], at[..., 3] = 0, end"),
-    "all layers have a window": ("2**30 if everywhere else WINDOW", "WINDOW"),
-    "no layer has a window": ("everywhere = sliding_window is None and", "everywhere = True or"),
+    "all layers have a window": ('("causal_mask_function",): 1', '("causal_mask_function",): 0'),
+    "no layer has a window in a cache": (
+        '{"sliding_window": WINDOW}',
+        '{"sliding_window": 2**30}',
+    ),
 }
 
 
@@ -252,16 +256,48 @@ def test_a_wrong_adapter_is_found(mistake: str, tmp_path: Path) -> None:
     assert max(found.values()) > 1e-3
 
 
+PLAIN = torch.empty(1, 4099, 1, 0, dtype=torch.int32)
+"""The mask that `places` makes for the first kernels where nothing is padding."""
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "dropout": ("gemma2", {"dropout": 0.1}, "no dropout"),
     "weights": ("gemma2", {"output_attentions": True}, "no weights to give"),
-    "another window": ("gemma2", {"sliding_window": 9}, "a window of 9, the kernels one of 8"),
-    "a window": ("llama", {"sliding_window": 9}, "a window of 9, and the kernels none"),
+    "another window": (
+        "gemma2",
+        {"sliding_window": 9, "attention_mask": PLAIN},
+        "a window of 9, the kernels one of 8",
+    ),
+    "a window": (
+        "llama",
+        {"sliding_window": 9, "attention_mask": PLAIN},
+        "a window of 9, and the kernels none",
+    ),
     "another cap": ("gemma2", {"softcap": 30.0}, "caps scores at 30.0, the kernels at 5.0"),
     "a cap": ("llama", {"softcap": 30.0}, "caps scores at 30.0, the kernels do not"),
     "sinks": ("llama", {"s_aux": 1}, "write `sinks: true` in the spec"),
     "no sinks": ("gpt_oss", {}, "the layer has none"),
     "a mask of pairs": ("llama", {"attention_mask": torch.zeros(1, 1, 4, 4)}, "got one of pairs"),
+    "a bias": ("llama", {"position_bias": torch.zeros(1, 4, 4, 4)}, "adds `position_bias`"),
+    "packed sequences": ("llama", {"cu_seq_lens_q": torch.arange(3)}, "`cu_seq_lens_q` says"),
+    "packed sequences of a recurrence": ("llama", {"seq_idx": torch.arange(3)}, "`seq_idx` says"),
+    "a cache of pages": ("llama", {"cache": object()}, "`cache`, an argument that the kernels do not know"),
+    "indices": ("llama", {"indices": torch.zeros(1), "use_cache": True}, "passes `indices`"),
+    "no mask": ("llama", {}, "nobody said which keys a query sees"),
+    "all keys, without a mask": ("llama", {"is_causal": False}, "a mask of bidirectional_mask_function"),
+    "all keys beside a mask": (
+        "llama",
+        {"is_causal": False, "attention_mask": PLAIN},
+        "passes `is_causal=False`, and its mask says otherwise",
+    ),
+    "kernels that are not there": (
+        "llama",
+        {"attention_mask": torch.empty(1, 4100, 1, 0, dtype=torch.int32)},
+        "got one of pairs",
+    ),
+    "another number of keys": (
+        "llama",
+        {"attention_mask": PLAIN, "query": torch.zeros(1, 4, 1, 16)},
+        "the mask is of another number of keys",
+    ),
     "fewer queries": ("llama", {"query": torch.zeros(1, 4, 1, 16)}, "nobody said where the queries stand"),
 }
 
@@ -286,14 +322,17 @@ def _refusals(folder: Path) -> dict[str, str]:
 
 def test_masks_that_kernels_do_not_have_are_refused(tmp_path: Path) -> None:
     written(spec("llama", MODELS["llama"][2]), tmp_path)
-    packed, between, taken = interpreted(_masks, tmp_path)
-    assert "a mask of packed_sequence_mask_function" in packed
+    packed, either, between, bloom, taken = interpreted(_masks, tmp_path)
+    assert "a mask of or_masks(causal_mask_function, causal_mask_function)" in either
+    assert "my_llama: BloomForCausalLM computes attention by itself" in bloom
+    assert "a mask of causal_mask_function and packed_sequence_mask_function" in packed
     assert "register(any_mask=True)" in packed
     assert "not between" in between
     assert taken
 
 
-def _masks(folder: Path) -> tuple[str, str, bool]:
+def _masks(folder: Path) -> tuple[str, str, str, str, bool]:
+    from transformers import AutoModelForCausalLM, BloomConfig
     from transformers import masking_utils as masks
 
     adapter = imported(folder, "llama")
@@ -301,11 +340,35 @@ def _masks(folder: Path) -> tuple[str, str, bool]:
     both = masks.and_masks(masks.causal_mask_function, apart)
     with pytest.raises(ValueError, match="packed") as packed:
         adapter.places(1, 9, 9, mask_function=both)
+    with pytest.raises(ValueError, match="or_masks") as either:
+        adapter.places(1, 9, 9, mask_function=masks.or_masks(*[masks.causal_mask_function] * 2))
+    bloom = BloomConfig(vocab_size=8, hidden_size=32, n_layer=1, n_head=2)
+    with pytest.raises(ValueError, match="Bloom") as selected:
+        AutoModelForCausalLM.from_config(bloom, attn_implementation="my_llama")
     there = torch.tensor([[True, False, True, True]])
     with pytest.raises(ValueError, match="between") as between:
         adapter.places(1, 4, 4, mask_function=masks.causal_mask_function, attention_mask=there)
     adapter.register(any_mask=True)
-    return str(packed.value), str(between.value), adapter.places(1, 9, 9, mask_function=both) is None
+    said = [str(error.value) for error in (packed, either, between, selected)]
+    return *said, adapter.places(1, 9, 9, mask_function=both).shape == (1, adapter.MARK, 1, 0)
+
+
+def test_a_mask_of_the_spec_replaces_that_of_the_model_on_demand(tmp_path: Path) -> None:
+    """A model that is not causal, by a causal spec."""
+    written(spec("llama", MODELS["llama"][2]), tmp_path)
+    assert interpreted(_replaced, tmp_path)
+
+
+def _replaced(folder: Path) -> bool:
+    adapter, module = imported(folder, "llama"), torch.nn.Module()
+    adapter.register(any_mask=True)
+    module.is_causal = False
+    q = torch.randn(1, 2, 5, 16)
+    out, _ = adapter.attention(module, q, q[:, :1], q[:, :1], None, cu_seq_lens_q=torch.tensor([0, 5]))
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q, q[:, :1], q[:, :1], is_causal=True, enable_gqa=True
+    )
+    return torch.allclose(out, wanted.transpose(1, 2), atol=1e-5)
 
 
 def test_buffers_are_given_once_or_by_a_function(tmp_path: Path) -> None:
@@ -321,11 +384,11 @@ def _alibi(folder: Path) -> bool:
     adapter = imported(folder, "alibi")
     assert "my_alibi" not in AttentionInterface()
     slopes, module = torch.tensor([0.5, 0.25]), torch.nn.Module()
-    module.slopes = slopes
+    module.slopes, module.is_causal = slopes, False
     q, k, v = (torch.randn(1, heads, 5, 16) for heads in (2, 1, 1))
     distance = torch.arange(5) - torch.arange(5)[:, None]
     p = (q @ k.mT * 0.25 + slopes[:, None, None] * distance).softmax(-1)
-    placed = torch.tensor([[[[7, 7, 0, 5]]]], dtype=torch.int32)
+    placed = torch.tensor([[[[7, 7, 0, 5]]]], dtype=torch.int32).expand(1, adapter.MARK, 1, 4)
     found = []
     for given in (slopes, lambda module, query, key: module.slopes):
         adapter.register(slopes=given)
