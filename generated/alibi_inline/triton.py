@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fd857be2f48f0da8
+# inputs: fd3a4026d50bd290
 # body: 5ea51aa5e8a133a8
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: cc9b158fe0f584d6
+# inputs: 40fc117fcb8a10ec
 # body: b874d8082e522e41
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

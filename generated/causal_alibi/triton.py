@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5844f65cb58cac05
+# inputs: d2192cca902bd5a5
 # body: 13918656f3d6066b
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d8a8d17ae3ad9558
+# inputs: 314e88cb99fadd5f
 # body: 55d33d6ab2120b85
 """Attention of every query to the keys up to its own position, heads of 64.
 

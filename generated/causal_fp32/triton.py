@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5ef9ad8d940a493c
+# inputs: 6c10e138bdf63525
 # body: 2282d6deb0f39eb4
 """Causal attention in fp32, products in three TF32 passes.
 

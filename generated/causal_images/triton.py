@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f6337f515355cfc0
+# inputs: 9bb1283eb6198164
 # body: b155713de7780414
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

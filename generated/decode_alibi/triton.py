@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a67c970d9035bb30
+# inputs: cf5589fa45adfbfd
 # body: ed5edef390a08d67
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

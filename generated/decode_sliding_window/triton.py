@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 54988df1555a8e47
+# inputs: a9a735c31d45faa9
 # body: efdcdda86cde406b
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9448ea985493e9de
+# inputs: efe79dd2d35855d5
 # body: c0b3101076c7bf1c
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 95ea7b1351558b33
+# inputs: 8a51bd30d84fec9a
 # body: f605f548bc641c8a
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: efd149737fef9012
+# inputs: ce13f90b1b333e1a
 # body: 8500cb841512790e
 """Attention of every query to every key, heads of 64 in fp16.
 

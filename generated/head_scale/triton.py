@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 221f5ff42fc398a9
+# inputs: 2c706f3bdc7bee66
 # body: 2f850b551ca55d79
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9e3d25a109c7f94d
+# inputs: f96eaefe8e99a87f
 # body: ddaf30dc774d8368
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

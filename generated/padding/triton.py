@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c920edba13068c0b
+# inputs: bb688a598cc132a0
 # body: 198d43ca29f60161
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 621cfdfbe7adba99
+# inputs: 5b0703a4c400a5f1
 # body: 9dd9d34569efe50a
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e1bc46687ea4b0da
+# inputs: 8112599780408ff6
 # body: 2cc1379b63258410
 """Full attention within a prefix whose length is given at launch, causal after it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e42cbc71fb7730d7
+# inputs: 7c0107b796a8c169
 # body: ae9076b18b6cff69
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

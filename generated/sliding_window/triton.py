@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ac9f419d1acb0419
+# inputs: 360827501c79a339
 # body: b7e5f4fb025f58aa
 """Causal attention to the last 1024 positions.
 

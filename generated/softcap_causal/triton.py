@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a3a734bcc2c5059e
+# inputs: 2d465559a2850d71
 # body: 7dfbb739b6d114db
 """Causal attention whose scores saturate smoothly at 30.
 
