@@ -239,3 +239,24 @@ def test_tokens_too_far_apart_are_refused(tmp_path):
     assert function(tensor(1, 64, 2, 128), k, v, h).shape == v.shape
     with pytest.raises(ValueError, match="may not lie"):
         function(tensor(1, 64, 2, 128, stride=2**24), k, v, h)
+
+
+def test_packing_that_is_no_tensor_of_integers_there_is_refused(tmp_path):
+    source = render_spec(load(ROOT / "specs/gated_delta_output_varlen.yaml"), ["triton"])["triton.py"]
+    (tmp_path / "emitted.py").write_text(source)
+    function = import_file(tmp_path / "emitted.py", "emitted_for_its_packing").gated_delta_output_varlen
+    q, v, h = (torch.zeros(s).bfloat16() for s in ((1, 70, 16, 128), (1, 128, 32, 128), (1, 2, 32, 128, 128)))
+    g, ends, chunks = torch.zeros(1, 70, 32), torch.tensor([0, 70]), torch.tensor([[0, 0], [0, 1]])
+
+    def refused(error, words, cu_seqlens=ends, chunk_indices=chunks):
+        with pytest.raises(error, match=words):
+            function(q, q, v, h, g, cu_seqlens=cu_seqlens, chunk_indices=chunk_indices)
+
+    for wrong in (chunks.float(), chunks.bool(), chunks.short(), chunks.tolist()):
+        refused(TypeError, "chunk_indices must be a tensor of int32 or int64", chunk_indices=wrong)
+    for wrong in (ends.float(), ends.tolist(), None):
+        refused(TypeError, "cu_seqlens must be a tensor of int32 or int64", cu_seqlens=wrong)
+    refused(ValueError, "chunk_indices is on meta, q on cpu", chunk_indices=chunks.to("meta"))
+    refused(ValueError, "cu_seqlens is on meta, q on cpu", cu_seqlens=ends.to("meta"))
+    refused(ValueError, r"cu_seqlens must be \[N \+ 1\], got \[1\]", cu_seqlens=ends[:1])
+    refused(ValueError, r"chunk_indices must be \[2, 2\], got \[1, 2\]", chunk_indices=chunks[:1])

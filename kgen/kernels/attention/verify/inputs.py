@@ -436,7 +436,7 @@ def sized(problem: Problem, name: str, sq: int, sk: int, device: str, **more: An
         -(-sk // problem.kv_multiple) * problem.kv_multiple,
     )
     lengths = ((sq - sq // 3, sk - sk // 3), (sq // 3, sk // 3)) if problem.varlen else ()
-    changed = {"name": name, "sq": sq, "sk": sk, "packed": lengths, "lse": False} | more
+    changed: dict[str, Any] = {"name": name, "sq": sq, "sk": sk, "packed": lengths, "lse": False} | more
     return draw(problem, replace(template, **changed), device)
 
 

@@ -154,11 +154,15 @@ def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
 
 
 def _varlen_lines() -> list[str]:
-    shape = "cu_seqlens.dim() != 1 or len(cu_seqlens) < 2"
-    dtype = "cu_seqlens.dtype not in (torch.int32, torch.int64)"
     return [
-        f"if {shape} or {dtype} or cu_seqlens.device != q.device:\n"
-        '    raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")',
+        'for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):\n'
+        "    integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)\n"
+        '    if not integers and (x is not None or label == "cu_seqlens"):\n'
+        '        raise TypeError(f"{label} must be a tensor of int32 or int64")\n'
+        "    if integers and x.device != q.device:\n"
+        '        raise ValueError(f"{label} is on {x.device}, q on {q.device}")',
+        "if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:\n"
+        '    raise ValueError(f"cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")',
         "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):\n"
         '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',
         "cu_seqlens = cu_seqlens.contiguous()",
