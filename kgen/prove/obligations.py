@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -101,9 +102,10 @@ def _of_reals(obligation: Obligation, timeout: float) -> Decision:
     """Decide that two reals are equal: as polynomials, case by case; else z3 looks for numbers at which they differ."""
     assert obligation.equal is not None
     a, b = obligation.equal
-    if _equal(a, b, obligation.facts):
+    begun = time.monotonic()
+    if _equal(a, b, obligation.facts, begun + timeout):
         return Decision(Verdict.PROVED)
-    solver = _solver(timeout, *obligation.facts, a != b)
+    solver = _solver(timeout - (time.monotonic() - begun), *obligation.facts, a != b)
     found = solver.check()
     if found == z3.unsat:
         return Decision(Verdict.PROVED)
@@ -150,14 +152,16 @@ def _values(model: Any, terms: Mapping[str | Place, Any]) -> dict[str, str]:
     }
 
 
-def _equal(a: Any, b: Any, facts: Sequence[Any]) -> bool:
-    """Whether two reals are the same polynomial, in each case of the conditions in them."""
+def _equal(a: Any, b: Any, facts: Sequence[Any], until: float) -> bool:
+    """Whether two reals are the same polynomial, in each case of the conditions in them; False if time is up."""
     conditions = list(dict.fromkeys(_conditions(a - b)))
     if len(conditions) > MOST_CONDITIONS:
         return False
     cases = islice(_cases(conditions, facts), MOST_CASES + 1)
     return all(
-        number <= MOST_CASES and _vanishes(z3.substitute(a, *case), z3.substitute(b, *case))
+        number <= MOST_CASES
+        and time.monotonic() < until
+        and _vanishes(z3.substitute(a, *case), z3.substitute(b, *case))
         for number, case in enumerate(cases, 1)
     )
 
