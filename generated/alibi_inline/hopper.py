@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 94ed0426d2b11771
+# inputs: 2be081ca7af4f698
 # body: b7ca44915532c03b
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 37879b2b3d8da503
+# inputs: 8fa5a59244b5c5a3
 # body: 1aede3d38440cccc
 """Causal attention with ALiBi slopes computed from the head's index.
 

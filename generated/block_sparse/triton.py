@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fe56edccb9c941f5
+# inputs: a190e6b0218cda05
 # body: fd321d9081a127be
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: df450dbcb0406b45
+# inputs: fb8e25c133510828
 # body: 284f4d8daebabdb0
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f07aa9f0f3387f9a
+# inputs: dbabbac91180e546
 # body: 9380061d5bb58544
 """Causal attention with ALiBi slopes read from a tensor.
 

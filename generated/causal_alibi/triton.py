@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 70a675765767afe7
+# inputs: 5b0d9d1349ddf3b1
 # body: 44651bd6daccc18e
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2dde8ab24d74098a
+# inputs: 37b1802079271d1b
 # body: b84bf3cafc7f857c
 """Attention of every query to the keys up to its own position, heads of 64.
 

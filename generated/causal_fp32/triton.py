@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 43b9be5702ec5f76
+# inputs: b3188901a5393fc7
 # body: 91facc3990173ec3
 """Causal attention in fp32, products in three TF32 passes.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 44644e37e66cfa09
+# inputs: c054d38452f0ef52
 # body: ffb77bd5629ad075
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2dfd9ae00c27e204
+# inputs: 495b6c5d1d66bd2a
 # body: 8110ff8c24208c0e
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b4fdefcd82500dce
+# inputs: 44995f40109e1cf2
 # body: 390cc1857eba2c5f
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 25346f1d1ce5fd87
+# inputs: fa4a4c431cd400dc
 # body: ab3d90dc204a8cb4
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

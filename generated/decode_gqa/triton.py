@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3dcc5ea0cc22b549
+# inputs: dee57fa444258c46
 # body: bfdea51af08d1b0a
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

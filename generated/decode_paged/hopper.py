@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 11295f037ee07e5b
+# inputs: ddb444f699d30f7d
 # body: bac9fc572a8f162e
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41e9d3d00ce140e1
+# inputs: 7a02c0efbcf92caa
 # body: 42756e73954c5bdf
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0490143ab526c1a1
+# inputs: fef4ccd9d0690aac
 # body: 0553009922010fd8
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fad36ce648104a2e
+# inputs: 5069532317e4097f
 # body: 1bb3a26356be126d
 """Causal attention to the last 1024 positions of a KV cache.
 

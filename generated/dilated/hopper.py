@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9470894afb649585
+# inputs: e95755107ee4d7a4
 # body: 255d6a775f9ac5c2
 """Causal attention to every fourth position back from the query.
 

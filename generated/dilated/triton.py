@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 50407c08b8ada799
+# inputs: bbde119eaff7e2e5
 # body: e2acf7baba628741
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 035c13eff9bccacc
+# inputs: b3da492495a0d88f
 # body: 1c431670589d432d
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1c5a3a6dbc464c0c
+# inputs: 320c65b9c117e757
 # body: 03394aa461052ed9
 """Causal self-attention within each document of a packed sequence.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0c5aad4a4522c5b0
+# inputs: ad6f863147347f7e
 # body: ea8d38f74d154c5f
 """Attention of every query to every key.
 

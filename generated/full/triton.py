@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bf5102fdea34b02a
+# inputs: c211f0aa7afdc087
 # body: 3b74b4e26f8dc5f3
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: bcbfc72a8aeca057
+# inputs: d190178834f5cd91
 # body: 7c00e2dd9f308e2d
 """Attention of every query to every key, heads of 64 in fp16.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7c9df7e7f213f358
+# inputs: 36095aa1abca79b3
 # body: cf771b4647f85a1d
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

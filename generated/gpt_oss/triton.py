@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2c2dcb839fa628d0
+# inputs: a1e691b2d321ebdc
 # body: 54e563956f53d1b3
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64085af0ca7e9dcd
+# inputs: 0119b1807ef9c9b4
 # body: da43ec04ff1d9dc1
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 06819deef56484c0
+# inputs: c88e2935cd9f0df0
 # body: 5a5bf258c8dbc4a9
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

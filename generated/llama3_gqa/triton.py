@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 867f704f8936ea83
+# inputs: 36a0de5539022b9c
 # body: c9cff194b3d897f2
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0ab33d8d790d0391
+# inputs: a40a3199044cdc7a
 # body: 29a245a79246f93a
 """Attention to a symmetric window and to a few global tokens at the front.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 86358c56a94b7a73
+# inputs: e0de23fa3ad13d76
 # body: 99605a1bcad093f2
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

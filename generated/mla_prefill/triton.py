@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 05e2ccebc9aba166
+# inputs: 5aebbd9d1e0df6ec
 # body: 56bce6ca6faf1653
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

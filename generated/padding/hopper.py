@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 25c881c0854dce53
+# inputs: 7615370cb19b12d6
 # body: c7a9d737be5e8924
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6b5ded43f11c0ab8
+# inputs: e784e5696fcea552
 # body: 505e15139ddd8da0
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

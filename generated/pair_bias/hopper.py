@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 68fbd11c51cdbc0d
+# inputs: 1005f702f916e293
 # body: a4c4295667d33aeb
 """Attention with a learned bias for each head and each pair of positions.
 

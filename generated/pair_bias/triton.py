@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9172e93c25222ecd
+# inputs: 313aaf538ef74f53
 # body: 34282a2fd6f0cfc6
 """Attention with a learned bias for each head and each pair of positions.
 

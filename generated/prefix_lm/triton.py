@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c4bd04feba77af77
+# inputs: cf93b0c737112306
 # body: a9e8d4ad575a7f8a
 """Full attention within a prefix whose length is given at launch, causal after it.
 

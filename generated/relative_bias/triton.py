@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c17fdd020f7a6851
+# inputs: 5bdf163fa8eb3f2f
 # body: 6ca84f1792c082ea
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1535810093ef04d4
+# inputs: e13eeca9144ffa5c
 # body: f1c605a9b5f7a569
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e1d489c62093e162
+# inputs: 025cc9648e5db578
 # body: c573db15f8fb0d5b
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

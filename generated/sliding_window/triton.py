@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0ab0500524fd121f
+# inputs: 2ce0087eee07bb1c
 # body: b07e80f6aa7b1161
 """Causal attention to the last 1024 positions.
 

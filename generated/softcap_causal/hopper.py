@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 272c4d594e78d122
+# inputs: e3cfe8a4c8dcb61b
 # body: 080d2a478cf228c9
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1f649ce9fc80093f
+# inputs: 140b37cae765cdb1
 # body: a46a89d1bfc9da30
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 87bef452dca31929
+# inputs: 5b0e158e1f9919c9
 # body: ebf2b1121f0e4afa
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 97ae145217bdd148
+# inputs: 4bb91d825c1aa788
 # body: 15fb807503f572cc
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
