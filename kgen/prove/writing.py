@@ -31,15 +31,20 @@ SECONDS = 2.0
 """For one obligation."""
 BUDGET = 10.0
 """Seconds for all obligations of a spec."""
+WITHOUT = "`--no-prove` writes the kernels as they are"
 
 
 @dataclass(frozen=True)
 class Proof:
-    """How many obligations of a spec are proved, how many are unknown, and what is not proved of the first of these."""
+    """How many obligations of a spec are proved, how many are unknown, and what is not proved of the first of these.
+
+    `late`: time was up before all obligations were looked at.
+    """
 
     proved: int = 0
     unknown: int = 0
     why: str = ""
+    late: bool = False
 
 
 def checkable(loaded: Loaded, targets: Collection[str] | None = None) -> list[Target]:
@@ -64,7 +69,8 @@ def prove_written(
             found.append((loaded, kept))
             continue
         refuted = list[str]()
-        with blaming(f"spec `{loaded.spec.name}` ({loaded.path.name})"), too_large(loaded):
+        spec = f"spec `{loaded.spec.name}` ({loaded.path.name})"
+        with blaming(spec, "proving", WITHOUT), too_large(loaded):
             proof = _proved(loaded, asked, refuted)
         if refuted:
             wrong.append(_diagnostic(loaded, refuted))
@@ -78,11 +84,12 @@ def prove_written(
 
 
 def _proved(loaded: Loaded, targets: Sequence[Target], refuted: list[str]) -> Proof:
+    begun = time.monotonic()
     for target in targets:
         refuted += target.points(loaded) if target.points is not None else ()
     if refuted or not has_z3():
         return Proof()
-    return _by_z3(loaded, targets, refuted)
+    return _by_z3(loaded, targets, refuted, begun + BUDGET)
 
 
 def has_z3() -> bool:
@@ -90,15 +97,16 @@ def has_z3() -> bool:
     return find_spec("z3") is not None
 
 
-def _by_z3(loaded: Loaded, targets: Sequence[Target], refuted: list[str]) -> Proof:
+def _by_z3(loaded: Loaded, targets: Sequence[Target], refuted: list[str], until: float) -> Proof:
     from kgen.prove.obligations import Verdict, decide
 
-    begun, proved, unknown = time.monotonic(), 0, list[str]()
+    proved, unknown = 0, list[str]()
     obligations = chain.from_iterable(target.pairs(loaded) for target in targets if target.pairs is not None)
     for obligation in obligations:
-        left = BUDGET - (time.monotonic() - begun)
-        found = decide(obligation, max(0.01, min(SECONDS, left)))
         about = f"{obligation.kernel}: {obligation.what}"
+        if (left := until - time.monotonic()) <= 0:
+            return Proof(proved, len(unknown) + 1, (*unknown, about)[0], late=True)
+        found = decide(obligation, min(SECONDS, left))
         if found.verdict is Verdict.REFUTED:
             refuted.append(f"{about}: {found.message}")
             return Proof()
@@ -111,9 +119,7 @@ def _by_z3(loaded: Loaded, targets: Sequence[Target], refuted: list[str]) -> Pro
 
 def _diagnostic(loaded: Loaded, refuted: Sequence[str]) -> Diagnostic:
     message = f"kgen's kernels of `{loaded.folder}` are wrong, and nothing is written. Refuted: {refuted[0]}"
-    hint = (
-        "this is a bug in kgen, please report it with the spec; `--no-prove` writes the kernels as they are"
-    )
+    hint = f"this is a bug in kgen, please report it with the spec; {WITHOUT}"
     return Diagnostic("refuted", message, file=str(loaded.path), hint=hint)
 
 
@@ -145,4 +151,6 @@ def unknowns(proofs: Iterable[tuple[Loaded, Proof]]) -> Iterator[str]:
     for loaded, proof in proofs:
         if proof.unknown:
             counted = f"{proof.unknown} of {proof.proved + proof.unknown} obligations are unknown"
+            if proof.late:
+                counted = f"time is up after {BUDGET:g} seconds, {proof.proved} obligations are proved"
             yield f"not all proved: {loaded.folder}: {counted}, first: {proof.why}"

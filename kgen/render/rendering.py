@@ -28,14 +28,15 @@ class InternalError(Exception):
 
 
 @contextmanager
-def blaming(spec: str) -> Iterator[None]:
-    """An exception that is not the user's to mend becomes an `InternalError` that names the spec."""
+def blaming(spec: str, doing: str = "rendering", hint: str = "") -> Iterator[None]:
+    """An exception that is not the user's to mend becomes an `InternalError` that names the spec, with a `hint`."""
     try:
         yield
     except (KgenError, InternalError):
         raise
     except Exception as error:
-        raise InternalError(f"while rendering {spec}: {type(error).__name__}: {error}") from error
+        text = f"while {doing} {spec}: {type(error).__name__}: {error}"
+        raise InternalError(f"{text}; {hint}" if hint else text) from error
 
 
 def render_spec(

@@ -167,3 +167,33 @@ def test_a_name_of_a_proof_may_be_that_of_a_spec(project: Project) -> None:
     text = SPEC.replace("q_idx >= kv_idx", "q_idx - kv_idx < row and q_idx >= kv_idx")
     (project.root / "specs/own.yaml").write_text(text + "params: {row: {type: int, runtime: true}}\n")
     assert project.kgen("render")[0] == 0
+
+
+@pytest.mark.parametrize("place", ["of_pairs", "differences"])
+def test_a_crash_names_the_way_around_it(
+    project: Project, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(obligations if place == "of_pairs" else points, place, broken)
+    code, _, err = project.kgen("render")
+    assert code == 70
+    assert "while proving spec `own` (own.yaml): ZeroDivisionError: planted; `--no-prove` writes" in err
+    assert project.kgen("render", "--no-prove")[0] == 0
+
+
+def test_a_proof_ends_with_its_time(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Obligations that are left are not looked at, and one line says so."""
+
+    def endless(_: Any) -> Iterator[Obligation]:
+        import z3
+
+        while True:
+            yield Obligation("forward 64x64", SKIPPED, z3.BoolVal(True))
+
+    monkeypatch.setattr(obligations, "of_pairs", endless)
+    monkeypatch.setattr(writing, "BUDGET", 0.25)
+    code, _, err = project.kgen("render")
+    assert code == 0
+    assert err.count("not all proved: own: time is up after 0.25 seconds") == 1
