@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 0206b264bf424dda
-# body: 40b4a2891bee2349
+# body: 5aede586f3dfbb35
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -319,7 +319,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_4a7723a5665090a2", "gated_delta_output_fla"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_a199e0269d19d53e", "gated_delta_output_fla"), "FRAGMENT")
 
 
 def _operator(name):
@@ -572,8 +572,14 @@ def gated_delta_output_fla(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, sca
         raise ValueError("gated_delta_output_fla: elements of a row may not lie 2**23 apart")
     if B != 1:
         raise ValueError(f"gated_delta_output_fla: packed sequences are one row, B = 1, got {B}")
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.device != q.device:
-        raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")
+    for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):
+        integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)
+        if not integers and (x is not None or label == "cu_seqlens"):
+            raise TypeError(f"{label} must be a tensor of int32 or int64")
+        if integers and x.device != q.device:
+            raise ValueError(f"{label} is on {x.device}, q on {q.device}")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+        raise ValueError(f"cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
     if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):
         raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
     cu_seqlens = cu_seqlens.contiguous()

@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: f42b6d2edc28e972
-# body: 9839965916204457
+# body: 0143d507edaecaaf
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
 Per chunk of BT = 64 tokens and value head, with the state that the chunk begins with, K = 128 and V = 128:
@@ -315,7 +315,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_e5018dc89a6d8f98", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_2b737d47613c00d0", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -568,8 +568,14 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
         raise ValueError("gated_delta_output_varlen: elements of a row may not lie 2**23 apart")
     if B != 1:
         raise ValueError(f"gated_delta_output_varlen: packed sequences are one row, B = 1, got {B}")
-    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64) or cu_seqlens.device != q.device:
-        raise ValueError("cu_seqlens must be [N + 1], int32 or int64, on the device of q")
+    for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):
+        integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)
+        if not integers and (x is not None or label == "cu_seqlens"):
+            raise TypeError(f"{label} must be a tensor of int32 or int64")
+        if integers and x.device != q.device:
+            raise ValueError(f"{label} is on {x.device}, q on {q.device}")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+        raise ValueError(f"cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
     if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):
         raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")
     cu_seqlens = cu_seqlens.contiguous()
