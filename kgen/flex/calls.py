@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
-from kgen.flex import numbers, tables, tensors
+from kgen.flex import effects, numbers, python, tensors
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
     DtypeOf,
     External,
+    Function,
     Least,
     Method,
     Part,
@@ -128,7 +129,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
     if path == JOINED:
         return _joined(ev, args, place)
     if package == "builtins":
-        return _python(ev, name, args, keywords, place)
+        return python.called(ev, name, args, keywords, place)
     if path in ("functools.partial", "functools.reduce"):
         return _functools(ev, last, args, keywords, place)
     if package == "operator" and (fn := _OPERATOR.get(last)):
@@ -154,6 +155,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
             )
         message = f"`{path}` is a function of another package"
         place.refuse("other-package", message, "write what it does with torch, or import a mod without it")
+    effects.escaped(ev, [*args, *keywords.values()], place)
     return Unknown(place, f"what `{path}` gives")
 
 
@@ -165,6 +167,9 @@ def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place:
         if args and is_callable(args[0]):
             return args[0]
         return External(path)
+    if any(isinstance(a, Term) for a in args) and not ev.of_a_pair and not effects.harmless(path):
+        place.refuse("not-in-language", f"`{path}` changes a tensor in place", "make it with its value")
+    effects.escaped(ev, [a for a in (*args, *keywords.values()) if is_callable(a)], place)
     two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
     if two and not isinstance(args[-1], int):
         return applied(ev, last, (*args, *keywords.values()), place)
@@ -257,13 +262,22 @@ def _functools(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, pl
 
 def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any:
     """A function with a decorator."""
+    if not isinstance(decorator, External | Unknown):
+        return ev.call(decorator, [function], {}, place)
+    name = decorator.path if isinstance(decorator, External) else decorator.what
+    if name.rpartition(".")[2].strip("` gives") in ("cache", "lru_cache") and isinstance(function, Function):
+        return dataclasses.replace(function, results={})
     if isinstance(decorator, External):
-        if decorator.path.rpartition(".")[2] in _TRANSPARENT:
+        if name.rpartition(".")[2] in _TRANSPARENT:
             return function
-        return Unknown(place, f"what the decorator `{decorator.path}` makes of `{function.name}`")
-    if isinstance(decorator, Unknown):
-        return function if any(name in decorator.what for name in _TRANSPARENT) else decorator
-    return ev.call(decorator, [function], {}, place)
+        effects.escaped(ev, [function], place)
+        called = getattr(function, "name", "a function")
+        return Unknown(place, f"what the decorator `{name}` makes of `{called}`")
+    if decorator.error is None and any(known in name for known in _TRANSPARENT):
+        ev.renamed = ev.renamed or "wraps" in name
+        return function
+    effects.escaped(ev, [function], place)
+    return decorator
 
 
 # --- methods ------------------------
@@ -273,7 +287,7 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     """A call of a method of a term, of a tensor, or of a sequence."""
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
-        return _of_sequence(ev, owner, name, args, keywords, place)
+        return python.of_sequence(ev, owner, name, args, keywords, place)
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.method(ev, owner, name, args, keywords, place)
@@ -345,124 +359,6 @@ def _new(ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywor
     if wanted is None:
         return const if name == "new_tensor" else Term("like", (const, operand(ev, owner, place)), place)
     return _cast(ev, const, [wanted], {}, place)
-
-
-def _of_sequence(
-    ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
-) -> Any:
-    match owner, name:
-        case list(), "extend" if len(args) == 1:
-            args = [numbers.sized(list(ev.items(args[0], place)), len(owner), place)]
-        case list() | dict(), _ if name in tables.OF_SEQUENCES and (name != "update" or not args):
-            numbers.sized(owner, 1 + len(keywords), place)
-        case dict(), "update" if isinstance(args[0], dict):
-            numbers.sized(owner, len(args[0]) + len(keywords), place)
-        case str(), _ if not ev.of_a_pair:
-            return Unknown(place, f"what `.{name}()` gives")
-        case _:
-            place.refuse("not-in-language", f"`.{name}()` cannot be read", "write what it gives")
-    value = numbers.computed(lambda: getattr(owner, name)(*args, **keywords), place)
-    return list(value) if name in ("items", "keys", "values") else value
-
-
-# --- Python's own functions ------------------------
-
-
-def _python(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    simple = all(is_number(a) for a in args)
-    of_pair = any(isinstance(a, Term | Part) for a in args)
-    match name, args:
-        case "print", _:
-            return None
-        case (("int" | "float" | "bool"), [Term() | Part() as value]):
-            dtype = {"int": "int32", "float": "fp32", "bool": "bool"}[name]
-            return Term("cast", (operand(ev, value, place), dtype), place)
-        case "float", [str() as text]:
-            return numbers.computed(lambda: float(text), place)
-        case "abs", [Term() | Part() as value]:
-            return applied(ev, "abs", (value,), place)
-        case "round", [Term() | Part() as value]:
-            return applied(ev, "round", (value,), place)
-        case (("min" | "max"), [_, _, *_]) if of_pair:
-            result = args[0]
-            for other in args[1:]:
-                result = applied(ev, name, (result, other), place)
-            return result
-        case "pow", [_, _]:
-            return ev.operate("pow", (args[0], args[1]), place)
-        case (("callable" | "isinstance"), [value, *_]):
-            return is_callable(value) if name == "callable" else _instance(args, place)
-        case "len", [list() | tuple() | dict() | range() as value]:
-            return len(value)
-        case "len", [Tensor() | Part() as value]:
-            shape = tensors.attribute(value, "shape", place)
-            return (
-                shape[0] if isinstance(shape, tuple) and shape else Unknown(place, "the length of a tensor")
-            )
-        case "range", _ if simple and 1 <= len(args) <= 3:
-            return numbers.computed(lambda: range(*args), place)
-        case "range", _ if of_pair:
-            hint = "write its steps one by one; the number of steps must be known from the source"
-            place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
-        case "enumerate", [value, *_]:
-            return list(enumerate(_listed(ev, value, place)))
-        case "zip", _:
-            return list(zip(*(_listed(ev, value, place) for value in args), strict=False))
-        case "reversed", [value]:
-            return _listed(ev, value, place)[::-1]
-        case (("tuple" | "list"), []):
-            return () if name == "tuple" else []
-        case (("tuple" | "list"), [value]):
-            return (tuple if name == "tuple" else list)(_listed(ev, value, place))
-        case "map", [function, value]:
-            return [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)]
-        case (("all" | "any"), [value]):
-            found = [ev.decided(item, place.node, place.source) for item in _listed(ev, value, place)]  # type: ignore[arg-type]
-            return all(found) if name == "all" else any(found)
-        case "sum", [value, *start]:
-            result = start[0] if start else 0
-            for item in _listed(ev, value, place):
-                result = ev.operate("add", (result, item), place)
-            return result
-        case (("min" | "max"), [list() | tuple() as items]) if items:
-            return _python(ev, name, list(items), keywords, place)
-    pure: Mapping[str, Callable[..., Any]] = {
-        "abs": abs,
-        "int": int,
-        "float": float,
-        "bool": bool,
-        "round": round,
-        "min": min,
-        "max": max,
-        "divmod": divmod,
-    }
-    if name in pure and simple and args:
-        return numbers.computed(lambda: pure[name](*args), place)
-    if name == "dict" and not args:
-        return dict(keywords)
-    if ev.of_a_pair:
-        place.refuse("not-in-language", f"`{name}(...)` cannot be read here", "use torch's functions")
-    return next((a for a in args if isinstance(a, Unknown)), Unknown(place, f"what `{name}` gives"))
-
-
-def _listed(ev: Evaluator, value: Any, place: Place) -> list[Any]:
-    found: list[Any] = []
-    for item in ev.items(value, place):
-        ev.step(place)
-        numbers.sized(found, 1, place).append(item)
-    return found
-
-
-def _instance(args: list[Any], place: Place) -> Any:
-    value, asked = (*args, None)[:2]
-    paths = [a.path for a in (asked if isinstance(asked, tuple) else (asked,)) if isinstance(a, External)]
-    names = {"builtins.int": int, "builtins.float": float, "builtins.bool": bool, "builtins.tuple": tuple}
-    names |= {"builtins.list": list, "builtins.str": str, "builtins.dict": dict}
-    if isinstance(value, Unknown) or not paths:
-        return Unknown(place, "a type")
-    if isinstance(value, Tensor | Part | Term):
-        return any(path == "torch.Tensor" for path in paths)
-    return any(path in names and isinstance(value, names[path]) for path in paths)
 
 
 __all__ = ["JOINED", "applied", "decorated", "external", "method", "operand"]

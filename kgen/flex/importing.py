@@ -16,7 +16,8 @@ from kgen.diagnostics import Diagnostic, KgenError, escaped
 from kgen.expr.built import MAX_NODES
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads
 from kgen.flex import modules
-from kgen.flex.evaluating import Evaluator, signature
+from kgen.flex.evaluating import Evaluator
+from kgen.flex.functions import signature
 from kgen.flex.inference import infer, walk
 from kgen.flex.lowering import Lowering
 from kgen.flex.source import Place, Source
@@ -33,6 +34,7 @@ from kgen.flex.values import (
     Scope,
     Tensor,
     Term,
+    Unknown,
     is_callable,
     kind,
 )
@@ -105,7 +107,7 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
     place = Place(source, node)
     scope = Asked(module, source, node)
     with reading(place):
-        value = ev.expression(node, Frame(scope), source)
+        value = ev.expression(node, Frame(scope, context=ev), source)
     named = value.owner if isinstance(value, Method) else value
     if isinstance(named, Tensor):
         known = ", ".join(f"`{name}`" for name in modules.functions(module)[:8])
@@ -160,6 +162,8 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
 def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
     """What a mod computes for a pair."""
     names = MODS[field_]
+    if isinstance(function, Unknown) and function.error is not None:
+        ev.untold(function)
     if not is_callable(function):
         place.refuse(
             "bad-call",
@@ -168,11 +172,8 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         )
     _check_signature(function, names, field_, place)
     pair = [Term("var", (name,), place) for name in names]
-    ev.of_a_pair = True
-    try:
+    with ev.reading(object(), of_a_pair=True):
         value = ev.call(function, pair, {}, place)
-    finally:
-        ev.of_a_pair = False
     if isinstance(value, bool | int | float):
         return Term("const", (value,), place)
     if isinstance(value, Part):

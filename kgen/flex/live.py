@@ -69,9 +69,10 @@ class _Reader:
         if live is None or isinstance(live, bool | int | float | str):
             return live
         if type(live) in (tuple, list):
-            return type(live)(self.value(item, name, place) for item in live)
+            # What a mod did not make it may not change.
+            return self.known(type(live)(self.value(item, name, place) for item in live))
         if type(live) is dict:
-            return {key: self.value(item, str(key), place) for key, item in live.items()}
+            return self.known({key: self.value(item, str(key), place) for key, item in live.items()})
         if isinstance(live, types.ModuleType):
             return External(live.__name__)
         if isinstance(live, functools.partial):
@@ -91,6 +92,10 @@ class _Reader:
         if isinstance(live, types.BuiltinFunctionType | type):
             return External(f"{live.__module__}.{live.__name__}")
         return _Object(live, self, place)
+
+    def known(self, value: Any) -> Any:
+        self.evaluator.made[id(value)] = value, self
+        return value
 
     def tensor(self, live: Any, name: str, place: Place) -> Any:
         dtype = DTYPES.get(str(live.dtype).removeprefix("torch."))

@@ -6,10 +6,10 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex import numbers
-from kgen.flex.packages import constant
+from kgen.flex import changes, effects, matching
+from kgen.flex.changes import assign, put
 from kgen.flex.source import Place, Source
-from kgen.flex.values import Frame, Method, Part, Tensor, Term, Unknown
+from kgen.flex.values import External, Frame, Method, Part, Passing, Tensor, Term, Unknown
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -42,31 +42,18 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
             value = ev.expression(node.value, frame, place.source) if node.value else None
             raise Returned(value)
         case ast.Assign():
-            # `mod.__name__ = ...` and elements of tensors make no difference to what a pair computes.
-            targets = [t for t in node.targets if not isinstance(t, ast.Attribute)]
-            if targets:
-                value = ev.expression(node.value, frame, place.source)
-                for target in targets:
-                    assign(ev, target, value, frame, place.source)
-        case ast.AnnAssign(target=ast.Name(), value=ast.expr() as given):
+            value = ev.expression(node.value, frame, place.source)
+            for target in node.targets:
+                assign(ev, target, value, frame, place.source)
+        case ast.AnnAssign(value=ast.expr() as given):
             assign(ev, node.target, ev.expression(given, frame, place.source), frame, place.source)
-        case ast.AugAssign(target=ast.Subscript() as target):
-            old = ev.subscript(target, frame, place.source)
-            new = ev.expression(node.value, frame, place.source)
-            assign(ev, target, ev.operate(ev.binary(node.op), (old, new), place), frame, place.source)
-        case ast.AugAssign(target=ast.Name() as target):
-            old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, place.source)
-            if isinstance(old, Term) and sum(value is old for value in frame.names.values()) > 1:
-                hint = f"write `{target.id} = {target.id} ...`, which makes a new value"
-                place.refuse("not-in-language", "a value that has two names is changed in place", hint)
-            new = ev.expression(node.value, frame, place.source)
-            value = ev.operate(ev.binary(node.op), (old, new), place)
-            assign(ev, node.target, value, frame, place.source)
+        case ast.AugAssign():
+            changes.update(ev, node, frame, place)
         case ast.FunctionDef():
-            frame.names[node.name] = ev.function(node, frame, place)
+            put(ev, frame, node.name, ev.defined(node, frame, place), place)
         case ast.If():
             value = ev.expression(node.test, frame, place.source)
-            if _guards(node) and not ev.of_a_pair and isinstance(value, UNTOLD):
+            if guards(node) and not ev.of_a_pair and isinstance(value, UNTOLD):
                 return
             test = ev.decided(value, node.test, place.source)
             run(ev, node.body if test else node.orelse, frame, place.source)
@@ -76,7 +63,8 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
             while ev.decided(ev.expression(node.test, frame, place.source), node.test, place.source):
                 ev.step(place)
                 if body_ends(ev, node.body, frame, place.source):
-                    break
+                    return
+            run(ev, node.orelse, frame, place.source)
         case ast.Break() | ast.Continue():
             raise Left(isinstance(node, ast.Break))
         case ast.Expr(value=ast.Constant()) | ast.Pass() | ast.AnnAssign():
@@ -87,13 +75,26 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
             if not ev.of_a_pair:
                 checked(ev, node, frame, place)
         case ast.Import() | ast.ImportFrom():
-            imported(ev, node, frame)
+            ev.bind(node, frame, place)
         case ast.With():
+            entered(ev, node, frame, place)
             run(ev, node.body, frame, place.source)
+        case ast.Delete(targets=targets):
+            for target in targets:
+                changes.delete(ev, target, frame, place.source)
+        case ast.Match():
+            value = ev.expression(node.subject, frame, place.source)
+            for case in node.cases:
+                if matching.holds(ev, value, case, frame, place.source):
+                    run(ev, case.body, frame, place.source)
+                    break
+        case ast.Global() | ast.Nonlocal():
+            pass
         case ast.Raise():
             place.refuse("raises", "the source raises an exception here", "give it what it asks for")
         case ast.ClassDef():
-            frame.names[node.name] = Unknown(place, f"the class `{node.name}`")
+            effects.lost(ev, node, frame, None, place)
+            put(ev, frame, node.name, Unknown(place, f"the class `{node.name}`"), place)
         case _:
             word = type(node).__name__.lower()
             place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")
@@ -103,7 +104,7 @@ UNTOLD = Unknown | Tensor | Part | Term | Method
 """What a check of arguments is taken to find right."""
 
 
-def _guards(node: ast.If) -> bool:
+def guards(node: ast.If) -> bool:
     """Whether it does no more than raise."""
     return not node.orelse and all(isinstance(statement, ast.Raise) for statement in node.body)
 
@@ -114,23 +115,40 @@ def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None
         place.refuse("raises", "the source asserts here what does not hold", "give it what it asks for")
 
 
-def imported(ev: Evaluator, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
-    for alias in node.names:
-        name = alias.asname or alias.name.split(".")[0]
-        path = alias.name if alias.asname else name
-        if isinstance(node, ast.ImportFrom):
-            path = f"{node.module or ''}.{alias.name}"
-        frame.names[name] = constant(path)
+def entered(ev: Evaluator, node: ast.With, frame: Frame, place: Place) -> None:
+    """The context managers of `with`: some of torch, which change no name and swallow no exception."""
+    for item in node.items:
+        call = item.context_expr
+        func = ev.expression(call.func, frame, place.source) if isinstance(call, ast.Call) else None
+        path = func.path if isinstance(func, External) else ""
+        if path.partition(".")[0] not in ("torch", "warnings") and path != "contextlib.nullcontext":
+            at = Place(place.source, call)
+            at.refuse("not-in-language", "what this `with` does is not known", "leave it out")
+        ev.expression(call, frame, place.source)
+        if item.optional_vars is not None:
+            unknown = Unknown(place, "what `with` gives")
+            assign(ev, item.optional_vars, unknown, frame, place.source)
 
 
 def loop(ev: Evaluator, node: ast.For, frame: Frame, place: Place) -> None:
     over = ev.expression(node.iter, frame, place.source)
-    for item in ev.items(over, Place(place.source, node.iter)):
+    at = Place(place.source, node.iter)
+    running = over.of if isinstance(over, Passing) else Passing([], of=[over]).of
+    for item in list(over) if isinstance(over, list | dict) else ev.items(over, at):
         ev.step(place)
         assign(ev, node.target, item, frame, place.source)
         if body_ends(ev, node.body, frame, place.source):
             return
+        if not all(same(now, before) for now, before in running):
+            at.refuse(
+                "not-in-language", "the loop changes what it runs over", "loop over a copy: `list(...)`"
+            )
     run(ev, node.orelse, frame, place.source)
+
+
+def same(over: list[Any] | dict[Any, Any], before: list[Any]) -> bool:
+    """True if a sequence has the items that it had."""
+    return len(over) == len(before) and all(a is b for a, b in zip(over, before, strict=True))
 
 
 def body_ends(ev: Evaluator, body: Sequence[ast.stmt], frame: Frame, source: Source) -> bool:
@@ -139,40 +157,3 @@ def body_ends(ev: Evaluator, body: Sequence[ast.stmt], frame: Frame, source: Sou
     except Left as left:
         return left.ends
     return False
-
-
-def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: Source) -> None:
-    match target:
-        case ast.Name(id=name):
-            if isinstance(value, Term) and value.label is None:
-                value.label = name
-            if isinstance(value, Tensor) and value.name is None:
-                value.name = name
-            frame.names[name] = value
-        case ast.Tuple(elts=elements) | ast.List(elts=elements):
-            place = Place(source, target)
-            if isinstance(value, Unknown):
-                for element in elements:
-                    assign(ev, element, value, frame, source)
-                return
-            items = list(ev.items(value, place))
-            starred = [i for i, e in enumerate(elements) if isinstance(e, ast.Starred)]
-            if starred and len(items) >= len(elements) - 1:
-                first, last = starred[0], starred[0] + len(items) - len(elements) + 1
-                items[first:last] = [items[first:last]]
-            if len(items) != len(elements):
-                message = f"{len(elements)} names are given {len(items)} values"
-                place.refuse("bad-call", message, "give each name one value")
-            for element, item in zip(elements, items, strict=True):
-                inner = element.value if isinstance(element, ast.Starred) else element
-                assign(ev, inner, item, frame, source)
-        case ast.Subscript():
-            owner = ev.expression(target.value, frame, source)
-            place = Place(source, target)
-            if isinstance(owner, list | dict):
-                index = ev.expression(target.slice, frame, source)
-                numbers.computed(lambda: owner.__setitem__(index, value), place)
-            elif ev.of_a_pair or not isinstance(owner, Tensor | Unknown):
-                place.refuse(
-                    "not-in-language", "an element is assigned", "make a new value, with `torch.where`"
-                )

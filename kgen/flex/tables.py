@@ -121,6 +121,11 @@ OF_SEQUENCES = frozenset(
 )
 """Methods of lists and dictionaries that are called as they are."""
 
+CHANGING = frozenset(
+    ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update")
+)
+"""Methods that change a list or a dictionary."""
+
 DTYPES = {
     "float32": "fp32",
     "float": "fp32",

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kgen.diagnostics import KgenError
 from kgen.flex.source import Place
 
 MAX_DEPTH = 100
@@ -93,6 +94,19 @@ class Unknown:
     place: Place
     what: str
     hint: str = "write its value as a literal"
+    error: KgenError | None = None
+    """The message, where a statement that failed has one."""
+
+
+class Passing:
+    """What an iterator will give, as a generator or `map`. It is used where it stands, and has no name."""
+
+    def __init__(self, items: list[Any], once: bool = True, of: Sequence[Any] = ()) -> None:
+        self.items = items
+        self.once = once
+        self.of = [(value, list(value)) for value in of if isinstance(value, list | dict)]
+        """The lists that are run over, and what they held."""
+        self.used = False
 
 
 class Scope(Protocol):
@@ -106,6 +120,8 @@ class Scope(Protocol):
 
 
 MISSING = object()
+UNBOUND = object()
+"""A name that the function binds further down: Python does not look it up outside."""
 
 
 @dataclass(eq=False)
@@ -114,9 +130,19 @@ class Frame:
 
     outer: Scope
     names: dict[str, Any] = field(default_factory=dict)
+    bound: frozenset[str] = frozenset()
+    """The names that the function binds, with a value or without one."""
+    shared: Mapping[str, Scope] = field(default_factory=dict)
+    """The frames of names that are declared `global` or `nonlocal`."""
+    context: object = None
+    """What was being read when the frame was made: a module, EXPR or a mod."""
 
     def find(self, name: str) -> Any:
-        return self.names[name] if name in self.names else self.outer.find(name)
+        if name in self.names:
+            return self.names[name]
+        if name in self.shared:
+            return self.shared[name].find(name)
+        return UNBOUND if name in self.bound else self.outer.find(name)
 
     def closure(self) -> Scope:
         return self
@@ -130,6 +156,8 @@ class Function:
     place: Place
     scope: Scope
     defaults: Mapping[str, Any]
+    results: dict[Any, Any] | None = None
+    """By arguments, where the function keeps what it returned."""
 
     @property
     def name(self) -> str:
