@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
@@ -14,6 +15,7 @@ from kgen.flex.values import (
     DtypeOf,
     External,
     Function,
+    Instance,
     Least,
     Method,
     Part,
@@ -21,6 +23,7 @@ from kgen.flex.values import (
     Tensor,
     Term,
     Unknown,
+    Wrapped,
     is_callable,
     is_number,
     kind,
@@ -39,7 +42,16 @@ _TRANSPARENT = frozenset(
     }
 )
 """Decorators that leave what a function computes."""
+_WRAPPING = {f"builtins.{name}": name for name in ("staticmethod", "classmethod", "property")}
 JOINED = "kgen.joined"
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("int64", "int32", "intp", "int_"), int),
+    **dict.fromkeys(("float64", "double"), float),
+    "bool_": bool,
+}
+"""Scalars of numpy that compute as Python's numbers do."""
 
 
 # --- operations of elements ------------------------
@@ -136,6 +148,20 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
         return ev.operate(fn, tuple(args), place)
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
         return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
+    if path == "enum.auto":
+        return External("enum.auto()")
+    if path == "torch.Size" and len(args) == 1:
+        return tuple(ev.items(args[0], place))
+    if last == "create_block_mask" and not ev.of_a_pair and (args or "mask_mod" in keywords):
+        # What is compared with it, or called, is its mask.
+        mask = args[0] if args else keywords["mask_mod"]
+        if is_callable(mask):
+            called = ev.classes.caller(mask, place) if isinstance(mask, Instance) else mask
+            if effects.runs_changes(ev, called):
+                effects.escaped(ev, [mask], place)
+            return mask
+    if package in ("numpy", "np") and last in _SCALARS and len(args) == 1 and is_number(args[0]):
+        return _SCALARS[last](args[0])
     if last == "noop_mask":
         return True
     if last == "_identity" and args:
@@ -267,6 +293,8 @@ def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any
     name = decorator.path if isinstance(decorator, External) else decorator.what
     if name.rpartition(".")[2].strip("` gives") in ("cache", "lru_cache") and isinstance(function, Function):
         return dataclasses.replace(function, results={})
+    if name in _WRAPPING and isinstance(function, Function):
+        return Wrapped(_WRAPPING[name], function)
     if isinstance(decorator, External):
         if name.rpartition(".")[2] in _TRANSPARENT:
             return function

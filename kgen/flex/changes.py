@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.flex import effects, numbers, scopes
 from kgen.flex.source import Place, Source
-from kgen.flex.values import External, Frame, Function, Part, Partial, Passing, Tensor, Term, Unknown
+from kgen.flex.values import (
+    Class,
+    External,
+    Frame,
+    Function,
+    Instance,
+    Part,
+    Partial,
+    Passing,
+    Tensor,
+    Term,
+    Unknown,
+)
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -90,6 +102,8 @@ def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place
         case Tensor() if not ev.of_a_pair:
             if name == "requires_grad" and isinstance(value, bool):
                 owner.grad = value
+        case Class() | Instance():
+            ev.classes.store(ev, owner, name, value, place)
         case Function() | Partial() if name not in effects.HIDDEN:
             # No mod reads what is set here: the names of functions are no longer known.
             ev.renamed = True

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex.source import Place
-from kgen.flex.values import DtypeOf, External, Part, Tensor, Term, Unknown, is_number
+from kgen.flex.source import Place, Source
+from kgen.flex.values import DtypeOf, External, Part, Scope, Tensor, Term, Unknown, is_number
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -19,6 +19,26 @@ COMPARISONS: dict[type[ast.AST], str] = {
     ast.Eq: "eq",
     ast.NotEq: "ne",
 }
+
+
+def chain(ev: Evaluator, node: ast.Compare, scope: Scope, source: Source) -> Any:
+    """A comparison, or a chain of them: the rest of it is evaluated only if the first holds."""
+    place = Place(source, node)
+    left = ev.expression(node.left, scope, source)
+    links: list[Any] = []
+    for operator, part in zip(node.ops, node.comparators, strict=True):
+        if links and isinstance(links[-1], Unknown):
+            # The rest is evaluated only if this holds.
+            ev.untold(links[-1])
+        if links and not isinstance(links[-1], Term) and not links[-1]:
+            break
+        right = ev.expression(part, scope, source)
+        links.append(compared(ev, operator, left, right, place))
+        left = right
+    if len(links) > 1 and any(isinstance(link, Term) for link in links):
+        hint = "write two comparisons joined with `&`"
+        place.refuse("data-dependent", "a chain of comparisons decides on the pair", hint)
+    return next((link for link in links[:-1] if not link), links[-1])
 
 
 def compared(ev: Evaluator, operator: ast.cmpop, left: Any, right: Any, place: Place) -> Any:

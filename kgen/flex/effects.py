@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kgen.diagnostics import KgenError
 from kgen.flex import scopes
@@ -18,15 +18,18 @@ from kgen.flex.tables import DTYPES, ELEMENTWISE, SAME
 from kgen.flex.values import (
     MISSING,
     UNBOUND,
+    Class,
     External,
     Frame,
     Function,
+    Instance,
     Method,
     Partial,
     Passing,
     Scope,
     Term,
     Unknown,
+    Wrapped,
 )
 
 if TYPE_CHECKING:
@@ -111,6 +114,12 @@ class Reach:
                     self.value(inner)
             case Method(owner=owner):
                 self.value(owner)
+            case Class() | Instance() | Wrapped():
+                if (id(value), 0) not in self.seen:
+                    self.seen.add((id(value), 0))
+                    self.loaded.append(value)
+                    for inner in _parts(value):
+                        self.value(inner)
             case list() | tuple() | dict():
                 if (id(value), 0) not in self.seen:
                     self.seen.add((id(value), 0))
@@ -124,6 +133,7 @@ class Reach:
         parts = list(ast.walk(node))
         inner = {p.id for p in parts if isinstance(p, ast.Name) and not isinstance(p.ctx, ast.Load)}
         inner |= {p.arg for p in parts if isinstance(p, ast.arg)}
+        made = node.args.args[0].arg if _makes(node) else None
         owners = {id(p.value) for p in parts if isinstance(p, ast.Attribute)}
         called = {id(p.func) for p in parts if isinstance(p, ast.Call)}
         for part in parts:
@@ -147,6 +157,8 @@ class Reach:
                         self.value(found)
                 case ast.Subscript(ctx=ast.Store() | ast.Del()):
                     self.risky = True
+                case ast.Attribute(ctx=ast.Store(), value=ast.Name(id=name)) if name == made:
+                    pass  # an attribute of the object that is made
                 case ast.Attribute(ctx=ast.Store() | ast.Del(), value=owner, attr=name):
                     self.risky = True
                     known = self._resolved(owner, scope, inner)
@@ -193,6 +205,9 @@ class Reach:
 
     def _harmless(self, func: ast.expr, parts: list[ast.AST], scope: Scope, inner: set[str]) -> bool:
         """True if a call changes nothing besides what the code that it runs does."""
+        match func:
+            case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr="__init__"):
+                return True
         if isinstance(func, ast.Name) and func.id not in inner:
             value = self._found(scope, func.id)
             if value is MISSING:
@@ -202,7 +217,7 @@ class Reach:
             value = self._resolved(func, scope, inner)
         if isinstance(value, External):
             return harmless(value.path)
-        if isinstance(value, Function | Partial):
+        if isinstance(value, Function | Partial | Class | Instance):
             return True
         return value is None and isinstance(func, ast.Attribute) and func.attr in _HARMLESS_METHODS
 
@@ -253,6 +268,9 @@ class Reach:
                 inside = items
             case tuple():
                 inside = value
+            case Class() | Instance():
+                self.ev.spoiled[id(value)] = (value, unknown)
+                inside = _parts(value)
             case list() | dict():
                 self.ev.spoiled[id(value)] = (value, unknown)
                 inside = list(value.values()) if isinstance(value, dict) else value
@@ -267,6 +285,22 @@ class Reach:
                 return
         for item in inside:
             self._spoil(item, unknown, seen)
+
+
+def _makes(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    """True for an `__init__`."""
+    return isinstance(node, ast.FunctionDef) and node.name == "__init__" and bool(node.args.args)
+
+
+def _parts(value: Any) -> list[Any]:
+    match value:
+        case Wrapped(function=function):
+            return [function]
+        case Instance(cls=cls, names=names):
+            return [cls, *names.values()]
+        case Class(parent=parent, names=names):
+            return [*names.values(), *([parent] if parent else [])]
+    return []
 
 
 def _root(scope: Scope) -> Scope:

@@ -14,23 +14,28 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kgen.diagnostics import KgenError, did_you_mean, shown
-from kgen.flex import calls, changes, effects, functions, modules, numbers, scopes, tensors
-from kgen.flex.comparing import compared, known
+from kgen.flex import calls, changes, classes, effects, functions, modules, numbers, scopes, tensors
+from kgen.flex.comparing import chain, known
 from kgen.flex.packages import PYTHON, constant
 from kgen.flex.scopes import Symbols
 from kgen.flex.source import Place, Source
 from kgen.flex.values import (
     MISSING,
     UNBOUND,
+    Class,
     DtypeOf,
     External,
     Frame,
     Function,
+    Instance,
+    Member,
     Method,
+    Named,
     Part,
     Partial,
     Passing,
     Scope,
+    Super,
     Tensor,
     Term,
     Unknown,
@@ -80,6 +85,7 @@ class Evaluator:
         """Set if the source sets attributes of functions."""
         self.symbols: dict[ast.AST, Symbols] = {}
         self.too_long = 0
+        self.classes = classes
         self.notes: dict[str, None] = {}
         """What is assumed, for people."""
         self.loaded: dict[Path, modules.Module] = {}
@@ -128,7 +134,11 @@ class Evaluator:
 
     def changing(self, value: Any, place: Place) -> None:
         """Refuse to change what is older than the mod or the module that is read."""
-        made = value.context if isinstance(value, Frame) else self.made.get(id(value), (None, None))[1]
+        made = (
+            value.context
+            if isinstance(value, Frame | Class | Instance)
+            else self.made.get(id(value), (None, None))[1]
+        )
         if made is self.context or (self.context is self and made is self.main):
             return
         if self.of_a_pair:
@@ -190,6 +200,11 @@ class Evaluator:
             value = Unknown(Place(source, node), f"`.{value.name}`")
         if isinstance(value, Unknown):
             self.untold(value)
+        if isinstance(value, Instance) and any(
+            value.cls.find(name) is not MISSING for name in ("__bool__", "__len__")
+        ):
+            value = Unknown(Place(source, node), f"if {kind(value)} is true")
+            self.untold(value)
         return (
             bool(value)
             if is_number(value) or isinstance(value, str | tuple | list | dict)
@@ -239,7 +254,7 @@ class Evaluator:
                         return value
                 return self.expression(values[-1], frame, source)
             case ast.Compare():
-                return self.comparison(node, frame, source)
+                return chain(self, node, frame, source)
             case ast.IfExp():
                 test = self.decided(self.expression(node.test, frame, source), node.test, source)
                 return self.expression(node.body if test else node.orelse, frame, source)
@@ -314,24 +329,6 @@ class Evaluator:
                 found.append(value)
         return found
 
-    def comparison(self, node: ast.Compare, scope: Scope, source: Source) -> Any:
-        place = Place(source, node)
-        left = self.expression(node.left, scope, source)
-        links: list[Any] = []
-        for operator, part in zip(node.ops, node.comparators, strict=True):
-            if links and isinstance(links[-1], Unknown):
-                # The rest is evaluated only if this holds.
-                self.untold(links[-1])
-            if links and not isinstance(links[-1], Term) and not links[-1]:
-                break
-            right = self.expression(part, scope, source)
-            links.append(compared(self, operator, left, right, place))
-            left = right
-        if len(links) > 1 and any(isinstance(link, Term) for link in links):
-            hint = "write two comparisons joined with `&`"
-            place.refuse("data-dependent", "a chain of comparisons decides on the pair", hint)
-        return next((link for link in links[:-1] if not link), links[-1])
-
     def comprehension(
         self, node: ast.ListComp | ast.GeneratorExp | ast.DictComp, scope: Scope, source: Source
     ) -> Any:
@@ -368,6 +365,7 @@ class Evaluator:
 
     def operate(self, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         """An operator of Python on whatever its operands are."""
+        args = tuple(int(a) if isinstance(a, Member) else a for a in args)
         if fn == "matmul":
             place.refuse("reduction", "`@` is a reduction", "the products of matrices are the kernel's")
         if any(isinstance(a, Unknown | DtypeOf) for a in args):
@@ -375,6 +373,12 @@ class Evaluator:
             if self.of_a_pair:
                 self.untold(first)
             return first
+        if any(isinstance(a, Class | Instance) for a in args):
+            special = any(a.cls.find(f"__{fn}__") is not MISSING for a in args if isinstance(a, Instance))
+            if fn not in ("eq", "ne") or special:
+                word = next(kind(a) for a in args if isinstance(a, Class | Instance))
+                place.refuse("bad-call", f"{word} is used as a number", "use its attributes")
+            return (args[0] is args[1]) == (fn == "eq")
         if any(isinstance(a, Term | Part | Tensor) for a in args):
             return calls.applied(self, fn, args, place)
         if any(is_callable(a) for a in args) and fn not in ("eq", "ne"):
@@ -398,6 +402,8 @@ class Evaluator:
                 return owner.name
             case Unknown():
                 return Unknown(owner.place, owner.what, owner.hint, owner.error)
+            case Class() | Instance() | Super() | Member() | Named():
+                return classes.attribute(self, owner, name, place)
             case list() | dict() | str():
                 return Method(owner, name)
         found = getattr(owner, "find_attribute", None)
@@ -424,6 +430,8 @@ class Evaluator:
                     place.refuse(
                         "bad-index", "there is no such element", "look at the length of the sequence"
                     )
+            case Class(members=dict()) if isinstance(index, str):
+                return self.attribute(owner, index, place)
             case Term():
                 place.refuse("bad-index", "one value of the pair is indexed", "index a tensor")
         return owner if isinstance(owner, Unknown | External) else Unknown(place, "what stands here")
@@ -433,6 +441,8 @@ class Evaluator:
     def called(self, node: ast.Call, scope: Scope, source: Source) -> Any:
         place = Place(source, node)
         callee = self.expression(node.func, scope, source)
+        if callee == External("builtins.super") and not node.args:
+            return classes.inherited(scope, place)
         args = self.elements(node.args, scope, source)
         keywords: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -458,6 +468,10 @@ class Evaluator:
                 )
             case External():
                 return calls.external(self, callee.path, list(args), dict(keywords), place)
+            case Class() | Instance():
+                return classes.called(self, callee, args, keywords, place)
+            case Method(owner=Instance() as owner, name=name):
+                return classes.method(self, owner, name, args, keywords, place)
             case Method():
                 return calls.method(self, callee, list(args), dict(keywords), place)
             case Unknown() if not self.of_a_pair:

@@ -42,6 +42,7 @@ def inlined(
         return _kept(ev, f, args, keywords, place)
     frame = scopes.Local(f.scope, arguments(ev, f, args, keywords, place), _symbols(ev, f.node))
     frame.context = ev.context
+    frame.owner = f.owner
     if isinstance(f.node, ast.Lambda):
         return ev.deeper(lambda: ev.expression(f.node.body, frame, f.place.source), place)
     if any(isinstance(n, ast.Yield | ast.YieldFrom) for s in f.node.body for n in _own(s)):

@@ -25,9 +25,11 @@ from kgen.flex.tensors import element
 from kgen.flex.text import size
 from kgen.flex.values import (
     MISSING,
+    Class,
     External,
     Frame,
     Function,
+    Instance,
     Method,
     Part,
     Partial,
@@ -291,17 +293,19 @@ def _of_kv_head(node: Node, gqa: int) -> bool:
 
 def _default_name(module: modules.Module, asked: Iterable[str | None]) -> str | None:
     """The functions that are asked for, in their order."""
-    known = modules.functions(module)
-    names = [
-        node.id
-        for text in asked
-        if text is not None
-        for node in sorted(
-            (n for n in ast.walk(Source("", text.strip()).expression()) if isinstance(n, ast.Name)),
-            key=lambda n: (n.lineno, n.col_offset),
-        )
-        if node.id in known
-    ]
+    names: list[str] = []
+    for text in filter(None, asked):
+        nodes = [
+            n
+            for n in ast.walk(Source("", text.strip()).expression())
+            if isinstance(n, ast.Name | ast.Attribute)
+        ]
+        for node in sorted(nodes, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0)):
+            if isinstance(node, ast.Name):
+                if isinstance(module.names.get(node.id), Function | Partial | Instance | Class):
+                    names.append(node.id)
+            elif names:
+                names.append(node.attr)
     return _usable(names)
 
 

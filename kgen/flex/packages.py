@@ -13,6 +13,7 @@ PYTHON = frozenset(
         *("abs", "all", "any", "bool", "callable", "dict", "divmod", "enumerate", "float", "int"),
         *("isinstance", "len", "list", "map", "max", "min", "pow", "print", "range", "reversed"),
         *("round", "set", "sorted", "str", "sum", "tuple", "type", "zip"),
+        *("classmethod", "object", "property", "staticmethod", "super"),
     }
 )
 """The names of Python that need no import."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kgen.flex.source import Place
-from kgen.flex.values import Frame, Scope
+from kgen.flex.values import Class, Frame, Scope
 
 Callable_ = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -103,6 +103,7 @@ class Local(Frame):
 
     def __init__(self, scope: Scope, names: dict[str, object], symbols: Symbols) -> None:
         super().__init__(scope, names)
+        self.owner: Class | None = None
         self.bound = symbols.bound
         module = scope.closure()
         while isinstance(module, Frame) and isinstance(module.outer, Frame):

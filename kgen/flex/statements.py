@@ -6,7 +6,7 @@ import ast
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex import changes, effects, matching
+from kgen.flex import changes, matching
 from kgen.flex.changes import assign, put
 from kgen.flex.source import Place, Source
 from kgen.flex.values import External, Frame, Method, Part, Passing, Tensor, Term, Unknown
@@ -93,8 +93,7 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case ast.Raise():
             place.refuse("raises", "the source raises an exception here", "give it what it asks for")
         case ast.ClassDef():
-            effects.lost(ev, node, frame, None, place)
-            put(ev, frame, node.name, Unknown(place, f"the class `{node.name}`"), place)
+            put(ev, frame, node.name, ev.classes.defined(ev, node, frame, place), place)
         case _:
             word = type(node).__name__.lower()
             place.refuse("not-in-language", f"a statement `{word}` cannot be read", "write it in another way")

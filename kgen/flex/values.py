@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -158,10 +159,87 @@ class Function:
     defaults: Mapping[str, Any]
     results: dict[Any, Any] | None = None
     """By arguments, where the function keeps what it returned."""
+    owner: Class | None = None
+    """The class that it is a method of, for `super()`."""
+
+    def of(self, owner: Class) -> Function:
+        return dataclasses.replace(self, owner=self.owner or owner)
 
     @property
     def name(self) -> str:
         return self.node.name if isinstance(self.node, ast.FunctionDef) else "the lambda"
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the source. `bases` has the paths of all bases that are of other packages."""
+
+    name: str
+    place: Place
+    names: dict[str, Any]
+    parent: Class | None
+    bases: tuple[str, ...]
+    context: object
+    fields: tuple[str, ...] | None = None
+    """Of a named tuple."""
+    members: dict[Any, Any] | None = None
+    """Of an enumeration, by value."""
+
+    def find(self, name: str) -> Any:
+        if name in self.names:
+            return self.names[name]
+        return self.parent.find(name) if self.parent else MISSING
+
+
+@dataclass(eq=False)
+class Instance:
+    """An instance of a class of the source, with its own attributes."""
+
+    cls: Class
+    names: dict[str, Any]
+    context: object
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapped:
+    """A `staticmethod`, a `classmethod` or a `property`."""
+
+    kind: str
+    function: Function
+
+    def of(self, owner: Class) -> Wrapped:
+        return Wrapped(self.kind, self.function.of(owner))
+
+
+@dataclass(frozen=True, eq=False)
+class Super:
+    """`super()` in a method of a class."""
+
+    cls: Class
+    self: Any
+
+
+class Member(int):
+    """A member of an enumeration of integers, which is one."""
+
+    cls: Class
+    label: str
+
+    def __new__(cls, value: int, of: Class, label: str) -> Member:
+        made = super().__new__(cls, value)
+        made.cls, made.label = of, label
+        return made
+
+
+class Named(tuple[Any, ...]):
+    """A named tuple."""
+
+    cls: Class
+
+    def __new__(cls, values: Iterable[Any], of: Class) -> Named:
+        made = super().__new__(cls, values)
+        made.cls = of
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,6 +258,8 @@ def is_number(value: Any) -> bool:
 
 def is_callable(value: Any) -> bool:
     """Whether the source may call it."""
+    if isinstance(value, Instance):
+        return any(isinstance(value.cls.find(name), Function) for name in ("__call__", "forward"))
     return isinstance(value, Function | Partial | External | Method)
 
 
@@ -204,6 +284,10 @@ def kind(value: Any) -> str:
             return "a string"
         case tuple() | list():
             return "a sequence"
+        case Class(name=name):
+            return f"the class `{name}`"
+        case Instance(cls=cls):
+            return f"a `{cls.name}`"
         case Unknown(what=what):
             return what
     return "this"
