@@ -142,3 +142,24 @@ def mod(s, b, h, q, k):
     return s + (w + v[0] + v[1])
 """
     assert read(text, "", tmp_path) == 12
+
+
+def test_statements_of_a_mod(tmp_path: Path) -> None:
+    """`del`, chained and nested unpacking, `match` on a known value."""
+    text = """
+def mod(s, b, h, q, k):
+    del b, h
+    a, (c, d) = e = 1, (2, 3)
+    f = g = a + c
+    match d:
+        case 1 | 2:
+            w = 9
+        case 3:
+            w = f + g
+    return s + (w + len(e))
+"""
+    assert read(text, "", tmp_path) == 8
+    after = "def mod(s, b, h, q, k):\n    del h\n    return s + h\n"
+    found = read(after, "", tmp_path)
+    assert isinstance(found, KgenError)
+    assert found.diagnostics[0].line == 3
