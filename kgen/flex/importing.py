@@ -16,7 +16,8 @@ from kgen.diagnostics import Diagnostic, KgenError, escaped
 from kgen.expr.built import MAX_NODES
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads
 from kgen.flex import modules
-from kgen.flex.evaluating import Evaluator, signature
+from kgen.flex.evaluating import Evaluator
+from kgen.flex.functions import signature
 from kgen.flex.inference import infer, walk
 from kgen.flex.lowering import Lowering
 from kgen.flex.source import Place, Source
@@ -24,15 +25,18 @@ from kgen.flex.tensors import element, scalar
 from kgen.flex.text import size
 from kgen.flex.values import (
     MISSING,
+    Class,
     External,
     Frame,
     Function,
+    Instance,
     Method,
     Part,
     Partial,
     Scope,
     Tensor,
     Term,
+    Unknown,
     is_callable,
     kind,
 )
@@ -105,7 +109,7 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
     place = Place(source, node)
     scope = Asked(module, source, node)
     with reading(place):
-        value = ev.expression(node, Frame(scope), source)
+        value = ev.expression(node, Frame(scope, context=ev), source)
     named = value.owner if isinstance(value, Method) else value
     if isinstance(named, Tensor):
         known = ", ".join(f"`{name}`" for name in modules.functions(module)[:8])
@@ -161,6 +165,8 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
 def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
     """What a mod computes for a pair."""
     names = MODS[field_]
+    if isinstance(function, Unknown) and function.error is not None:
+        ev.untold(function)
     if not is_callable(function):
         place.refuse(
             "bad-call",
@@ -169,11 +175,8 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         )
     _check_signature(function, names, field_, place)
     pair = [Term("var", (name,), place) for name in names]
-    ev.of_a_pair = True
-    try:
+    with ev.reading(object(), of_a_pair=True):
         value = ev.call(function, pair, {}, place)
-    finally:
-        ev.of_a_pair = False
     if isinstance(value, bool | int | float):
         return Term("const", (value,), place)
     value = element(value) if isinstance(value, Part) else scalar(value, place)
@@ -291,17 +294,19 @@ def _of_kv_head(node: Node, gqa: int) -> bool:
 
 def _default_name(module: modules.Module, asked: Iterable[str | None]) -> str | None:
     """The functions that are asked for, in their order."""
-    known = modules.functions(module)
-    names = [
-        node.id
-        for text in asked
-        if text is not None
-        for node in sorted(
-            (n for n in ast.walk(Source("", text.strip()).expression()) if isinstance(n, ast.Name)),
-            key=lambda n: (n.lineno, n.col_offset),
-        )
-        if node.id in known
-    ]
+    names: list[str] = []
+    for text in filter(None, asked):
+        nodes = [
+            n
+            for n in ast.walk(Source("", text.strip()).expression())
+            if isinstance(n, ast.Name | ast.Attribute)
+        ]
+        for node in sorted(nodes, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0)):
+            if isinstance(node, ast.Name):
+                if isinstance(module.names.get(node.id), Function | Partial | Instance | Class):
+                    names.append(node.id)
+            elif names:
+                names.append(node.attr)
     return _usable(names)
 
 

@@ -115,6 +115,8 @@ SAME = frozenset(
 
 NO_GRAD = frozenset({"no_grad", "inference_mode"})
 """Contexts of torch whose results have no gradient; they are decorators, too."""
+GRADIENT_MODES = NO_GRAD | {"enable_grad", "set_grad_enabled"}
+"""Contexts of torch that say whether operations have gradients."""
 
 OF_SEQUENCES = frozenset(
     {
@@ -123,6 +125,11 @@ OF_SEQUENCES = frozenset(
     }
 )
 """Methods of lists and dictionaries that are called as they are."""
+
+CHANGING = frozenset(
+    ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update")
+)
+"""Methods that change a list or a dictionary."""
 
 DTYPES = {
     "float32": "fp32",

@@ -20,6 +20,7 @@ from kgen.flex.values import (
     Unknown,
     is_number,
     kind,
+    plain,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
     """Some more indices, or a tensor that is cut out ahead of the mods."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
+    index = plain(index)
     index = tuple(scalar(i, place) for i in index) if ev.of_a_pair else index
     if any(isinstance(i, slice | Tensor | list) or i is None or i is Ellipsis for i in index) or any(
         isinstance(i, Unknown) and i.what == "this literal" for i in index
@@ -110,7 +112,8 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     if tensor.shape is not None and len(found) > len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
         place.refuse("bad-index", message, "use one index for each dimension")
-    return Part(tensor, tuple(found), place)
+    part = Part(tensor, tuple(found), place)
+    return detached(part, place) if ev.detaches and ev.of_a_pair else part
 
 
 def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:

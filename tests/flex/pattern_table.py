@@ -86,6 +86,7 @@ SCORES = [
     "by_learned_numbers",
     "straight_through",
     "without_gradient",
+    "by_modes_of_gradients",
     "by_numbers_of_a_factory()",
     "private",
     "silu_score",

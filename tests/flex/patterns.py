@@ -810,3 +810,25 @@ def without_gradient(score, b, h, q_idx, kv_idx):
     with torch.no_grad():
         bounded = torch.tanh(score * rate)
     return bounded + stopped(score, h) + score * gate[h]
+
+
+shared = torch.tensor(0.75)
+group = [shared]
+group[0].requires_grad_()
+
+
+@torch.no_grad()
+def unchanged(x):
+    return x
+
+
+def by_modes_of_gradients(score, b, h, q_idx, kv_idx):
+    with torch.no_grad():
+        kept = score
+        element = gate[h]
+        held = score * shared
+        with torch.enable_grad():
+            learned = score * rate
+        with torch.set_grad_enabled(False):
+            held = held + score.to(torch.float64).to(score.dtype)
+    return unchanged(kept) * kept + element * held + learned * shared

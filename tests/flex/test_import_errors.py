@@ -239,7 +239,7 @@ WHOLE = {
         "is not defined in mods.py",
     ),
     "class": (
-        "class Mod:\n    def __call__(self, b, h, q, k):\n        return q >= k\n",
+        "class Mod(metaclass=Meta):\n    def __call__(self, b, h, q, k):\n        return q >= k\n",
         ["--mask", "Mod()"],
         "bad-call",
         "--mask:1:1",
