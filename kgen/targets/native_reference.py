@@ -57,6 +57,7 @@ PLAIN = [
     "tanh",
     "sin",
     "cos",
+    "atan",
     "floor",
     "ceil",
     "pow",
