@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kgen.expr.parse import FLOAT32_MAX
 from kgen.flex import effects, numbers, python, tensors
 from kgen.flex.source import Place
-from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
+from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
     DtypeOf,
     External,
@@ -101,7 +101,8 @@ def _elementwise(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, 
     given |= keywords
     if fn == "clamp":
         return _clamped(ev, given, place)
-    defaults = {"negative_slope": 0.01, "alpha": 1.0}
+    defaults = DEFAULTS.get(fn, {})
+    given = {p: value for p, value in given.items() if value is not None or p not in defaults}
     missing = [p for p in parameters if p not in given and p not in defaults]
     if missing:
         place.refuse("bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`")

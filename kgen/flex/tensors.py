@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from kgen.flex.composed import TRUTH
+from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
@@ -243,21 +245,32 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         shape: Shape | None = None
     else:
         shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
-    if fn in ("lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or"):
-        dtype: str | None = "bool"
-    elif fn in _REAL or any(isinstance(a, float) for a in args):
-        dtype = next((a.dtype for a in found if a.dtype in ("bf16", "fp16", "fp64")), "fp32")
-    else:
-        dtype = found[-1].dtype if len({a.dtype for a in found}) == 1 else None
-    return Tensor(place, None, shape, dtype, any(a.grad for a in found), _origin(place))
+    return Tensor(place, None, shape, _promoted(fn, args), any(a.grad for a in found), _origin(place))
 
 
-_REAL = frozenset(
-    {
-        *("div", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sigmoid", "tanh", "sin", "cos"),
-        *("tan", "reciprocal", "silu", "gelu"),
-    }
-)
+_ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "fp16", "bf16", "fp32", "fp64")
+_REALS = _ORDER[6:]
+
+
+def _promoted(fn: str, args: Sequence[Any]) -> str | None:
+    """The dtype of what an operation gives; None if one of the tensors has none that is known."""
+    if fn in COMPARISONS | LOGICAL | TRUTH:
+        return "bool"
+    values = {"where": args[1:], "masked_fill": (*args[:1], *args[2:])}.get(fn, args)
+    dtypes = {a.dtype for a in values if isinstance(a, Tensor)}
+    if None in dtypes:
+        return None
+    dtype = max(filter(None, dtypes), key=_ORDER.index, default="bool")
+    if dtypes >= {"fp16", "bf16"}:
+        dtype = "fp32" if dtype != "fp64" else dtype
+    if dtypes >= {"uint8", "int8"} and dtype == "int8":
+        dtype = "int16"
+    real = fn == "div" or fn in REAL - ROUNDING or any(isinstance(a, float) for a in values)
+    if real and dtype not in _REALS:
+        return "fp64" if fn == "float_power" else "fp32"
+    if dtype == "bool" and any(type(a) is int for a in values):
+        return "int64"
+    return dtype
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
