@@ -390,7 +390,7 @@ class Evaluator:
         """`owner.name`."""
         match owner:
             case modules.Module():
-                value = owner.find(name)
+                value = owner.member(name)
                 if value is MISSING:
                     place.refuse("unknown-name", f"the module has no {shown(name)}", "look at its names")
                 return value

@@ -98,7 +98,9 @@ def imported(given: str, asked: Mapping[str, str | None], options: Options) -> S
     if options.name is None:
         options = dataclasses.replace(options, name=_default_name(module, asked.values()))
     said = ", ".join(f"{field}={text}" for field, text in asked.items() if text is not None)
-    origin = f"{module.path.name if module.path else given}: {said}"
+    path = module.path
+    of_package = path is not None and path.name == "__init__.py"
+    origin = f"{(path.parent.name or given if of_package else path.name) if path else given}: {said}"
     return built(evaluator, mods, options, origin)
 
 

@@ -12,6 +12,7 @@ from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.expr.type_rules import TypeRuleError
 from kgen.flex.composed import FUNCTIONS
 from kgen.flex.inference import COMPARISONS, walk
+from kgen.flex.limits import unlimited
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES
 from kgen.flex.values import Least, Tensor, Term
@@ -62,6 +63,10 @@ class Lowering:
                 value, other = map(self.of, term.args)
                 wanted = {FLOAT: "fp32", BOOL: "bool", INT: "int32", LONG: "int64"}[other.type]
                 return self.cast(value, wanted)
+        if any(type(arg) is int and arg not in INT32 for arg in term.args):
+            found = unlimited(self, term)
+            if found is not None:
+                return found
         args = [self.of(arg) for arg in term.args]
         if term.fn in FUNCTIONS:
             return FUNCTIONS[term.fn](self, args)
