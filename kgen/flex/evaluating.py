@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from kgen.diagnostics import KgenError, did_you_mean, shown
-from kgen.flex import calls, changes, classes, effects, functions, modules, numbers, scopes, tensors
+from kgen.flex import calls, changes, classes, effects, functions, modules, numbers, scopes, several, tensors
 from kgen.flex.comparing import chain, known
 from kgen.flex.packages import PYTHON, constant
 from kgen.flex.scopes import Symbols
@@ -171,8 +171,7 @@ class Evaluator:
     def items(self, value: Any, place: Place) -> Iterable[Any]:
         """What a loop runs over."""
         if isinstance(value, Term | Part | Tensor | Method):
-            hint = "write its steps one by one; the number of steps must be known from the source"
-            place.refuse("data-dependent", "a loop runs over a tensor", hint)
+            return several.rows(value, place)
         if isinstance(value, Unknown):
             self.untold(value)
         if isinstance(value, Passing):
@@ -404,7 +403,7 @@ class Evaluator:
                 return Unknown(owner.place, owner.what, owner.hint, owner.error)
             case Class() | Instance() | Super() | Member() | Named():
                 return classes.attribute(self, owner, name, place)
-            case list() | dict() | str():
+            case list() | dict() | str() | int() | float():
                 return Method(owner, name)
         found = getattr(owner, "find_attribute", None)
         return found(name, place) if found else Unknown(place, f"`.{name}`")

@@ -154,7 +154,7 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
             continue
         dtype = tensor.dtype or dtypes[tensor]
         shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
-        said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
+        said = "; ".join(filter(None, (tensor.origin, *_assumed(tensor, dtype))))
         spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
     for field_, (function, place) in mods.items():
         spec.places[field_] = function.place if isinstance(function, Function) else place
@@ -231,6 +231,14 @@ def _says_nothing(field_: str, tree: Node) -> bool:
 # --- tensors ------------------------
 
 
+def _assumed(tensor: Tensor, dtype: str) -> Iterator[str]:
+    """What a comment says of a buffer."""
+    if tensor.open:
+        yield "its extents depend on values that are not known: any"
+    if tensor.dtype is None:
+        yield f"{dtype} is assumed"
+
+
 def _tensors(terms: Iterable[Term]) -> list[Tensor]:
     found = (term.args[0] for term in walk(list(terms)) if term.fn == "read")
     return list(dict.fromkeys(found))
@@ -269,6 +277,8 @@ def _shape(
         tensor.place.refuse("bad-shape", f"`{name}` has {rank} dimensions", "a buffer has 1 to 4 of them")
     columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
     known = tensor.shape or (None,) * rank
+    if tensor.open:
+        return tuple(extent or "any" for extent in known)
     return tuple(_extent(nodes, extent, gqa) for nodes, extent in zip(columns, known, strict=True))
 
 

@@ -52,6 +52,8 @@ class Tensor:
     grad: bool = False
     origin: str = ""
     """Where it comes from, for a comment."""
+    open: bool = False
+    """Set if its extents depend on values: an index does not say them."""
 
 
 @dataclass(frozen=True, eq=False)
