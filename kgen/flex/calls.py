@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
-from kgen.flex import effects, numbers, python, tensors
+from kgen.flex import effects, iterators, numbers, python, several, tensors
 from kgen.flex.source import Place
-from kgen.flex.tables import DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
+from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
+    MISSING,
     DtypeOf,
     External,
     Function,
@@ -112,7 +113,8 @@ def _elementwise(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, 
     given |= keywords
     if fn == "clamp":
         return _clamped(ev, given, place)
-    defaults = {"negative_slope": 0.01, "alpha": 1.0}
+    defaults = DEFAULTS.get(fn, {})
+    given = {p: value for p, value in given.items() if value is not None or p not in defaults}
     missing = [p for p in parameters if p not in given and p not in defaults]
     if missing:
         place.refuse("bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`")
@@ -158,6 +160,10 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
         return python.called(ev, name, args, keywords, place)
     if path in ("functools.partial", "functools.reduce"):
         return _functools(ev, last, args, keywords, place)
+    if package == "itertools":
+        found = iterators.called(ev, last, args, keywords, place)
+        if found is not MISSING:
+            return found
     if package == "operator" and (fn := _OPERATOR.get(last)):
         return ev.operate(fn, tuple(args), place)
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
@@ -219,6 +225,13 @@ def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place:
     two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
     if two and not isinstance(args[-1], int):
         return applied(ev, last, (*args, *keywords.values()), place)
+    if last == "unbind" and args and isinstance(args[0], Tensor | Part):
+        return method(ev, Method(args[0], last), args[1:], keywords, place)
+    args = [several.whole(ev, a, place) for a in args]
+    if not ev.of_a_pair and (last != "where" or len(args) == 1):
+        found = several.several(ev, last, args, keywords, place)
+        if found is not None:
+            return found
     if last in ELEMENTWISE:
         return _elementwise(ev, last, args, keywords, place)
     made = tensors.made(ev, last, args, keywords, place)
@@ -339,9 +352,20 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     if isinstance(owner, list | dict | str):
         return python.of_sequence(ev, owner, name, args, keywords, place)
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
+    if is_number(owner):
+        return python.of_number(owner, name, args, place)
+    if isinstance(owner, Tensor | Part) and name in ("size", "dim", "ndimension", "numel"):
+        return several.size(owner, name, args, keywords, place)
+    if isinstance(owner, Tensor | Part) and name == "unbind" and (ev.of_a_pair or isinstance(owner, Part)):
+        return _unbound(ev, owner, args, keywords, place)
     if isinstance(owner, Tensor | Part) and name == "detach" and ev.of_a_pair:
         return tensors.detached(owner, place)
+    owner = several.whole(ev, owner, place)
     if isinstance(owner, Tensor):
+        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
+            found = several.several(ev, name, [owner, *args], keywords, place)
+            if found is not None:
+                return found
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.method(ev, owner, name, args, keywords, place)
         if name in REDUCTIONS:
@@ -380,6 +404,13 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     place.refuse(
         "not-in-language", f"`.{name}()` cannot be read", "write what it does with torch's functions"
     )
+
+
+def _unbound(ev: Evaluator, owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    axis = keywords.get("dim", args[0] if args else 0)
+    if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
+        place.refuse("whole-tensor", "`.unbind()` gives columns here", "index them: `t[:, 0]` is `t[i, 0]`")
+    return tuple(several.rows(owner, place))
 
 
 def _cast(ev: Evaluator, value: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:

@@ -25,6 +25,7 @@ from kgen.flex import (
     modules,
     numbers,
     scopes,
+    several,
     tensors,
 )
 from kgen.flex.comparing import chain, known
@@ -194,8 +195,7 @@ class Evaluator:
     def items(self, value: Any, place: Place) -> Iterable[Any]:
         """What a loop runs over."""
         if isinstance(value, Term | Part | Tensor | Method):
-            hint = "write its steps one by one; the number of steps must be known from the source"
-            place.refuse("data-dependent", "a loop runs over a tensor", hint)
+            return several.rows(value, place)
         if isinstance(value, Unknown):
             self.untold(value)
         if isinstance(value, Passing):
@@ -381,7 +381,7 @@ class Evaluator:
         """`owner.name`."""
         match owner:
             case modules.Module():
-                value = owner.find(name)
+                value = owner.member(name)
                 if value is MISSING:
                     place.refuse("unknown-name", f"the module has no {shown(name)}", "look at its names")
                 return value
@@ -397,7 +397,7 @@ class Evaluator:
                 return Unknown(owner.place, owner.what, owner.hint, owner.error)
             case Class() | Instance() | Super() | Member() | Named():
                 return classes.attribute(self, owner, name, place)
-            case list() | dict() | str():
+            case list() | dict() | str() | int() | float():
                 return Method(owner, name)
         found = getattr(owner, "find_attribute", None)
         return found(name, place) if found else Unknown(place, f"`.{name}`")

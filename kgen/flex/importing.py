@@ -98,7 +98,9 @@ def imported(given: str, asked: Mapping[str, str | None], options: Options) -> S
     if options.name is None:
         options = dataclasses.replace(options, name=_default_name(module, asked.values()))
     said = ", ".join(f"{field}={text}" for field, text in asked.items() if text is not None)
-    origin = f"{module.path.name if module.path else given}: {said}"
+    path = module.path
+    of_package = path is not None and path.name == "__init__.py"
+    origin = f"{(path.parent.name or given if of_package else path.name) if path else given}: {said}"
     return built(evaluator, mods, options, origin)
 
 
@@ -153,7 +155,7 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         dtype = tensor.dtype or dtypes[tensor]
         dtype = "any" if tensor.follows and dtype in REALS else dtype
         shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
-        said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
+        said = "; ".join(filter(None, (tensor.origin, *_assumed(tensor, dtype))))
         spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
     for field_, (function, place) in mods.items():
         spec.places[field_] = function.place if isinstance(function, Function) else place
@@ -229,6 +231,14 @@ def _says_nothing(field_: str, tree: Node) -> bool:
 # --- tensors ------------------------
 
 
+def _assumed(tensor: Tensor, dtype: str) -> Iterator[str]:
+    """What a comment says of a buffer."""
+    if tensor.open:
+        yield "its extents depend on values that are not known: any"
+    if tensor.dtype is None:
+        yield f"{dtype} is assumed"
+
+
 def _tensors(terms: Iterable[Term]) -> list[Tensor]:
     found = (term.args[0] for term in walk(list(terms)) if term.fn == "read")
     return list(dict.fromkeys(found))
@@ -268,6 +278,8 @@ def _shape(
         tensor.place.refuse("bad-shape", message, hint)
     columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
     known = tensor.shape or (None,) * rank
+    if tensor.open:
+        return tuple(extent or "any" for extent in known)
     return tuple(_extent(nodes, extent, gqa) for nodes, extent in zip(columns, known, strict=True))
 
 

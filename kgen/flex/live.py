@@ -134,7 +134,8 @@ class _Reader:
         if id(live) not in self.tensors:
             self.kept.append(live)
             shape = tuple(int(n) for n in live.shape)
-            self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad), follows)
+            grad = bool(live.requires_grad)
+            self.tensors[id(live)] = Tensor(place, name, shape, dtype, grad, follows=follows)
         return self.tensors[id(live)]
 
     def function(self, live: types.FunctionType, place: Place) -> Any:

@@ -15,7 +15,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kgen.diagnostics import Diagnostic, KgenError
+from kgen.diagnostics import Diagnostic, KgenError, shown
 from kgen.flex import scopes, source, toplevel
 from kgen.flex.packages import STARS
 from kgen.flex.source import Place, Source
@@ -28,8 +28,14 @@ MAX_MODULES = 64
 
 
 def find(given: str) -> Path:
-    """The file of SOURCE: a path, or the dotted name of a module. Raises `KgenError`."""
+    """The file of SOURCE: a path, the folder of a package, or the dotted name of a module. Raises `KgenError`."""
     path = Path(given)
+    if path.is_dir():
+        if (path / "__init__.py").is_file():
+            return path / "__init__.py"
+        files = ", ".join(f"`{file.as_posix()}`" for file in sorted(path.glob("*.py"))[:4])
+        hint = f"name a file of it: {files}" if files else "name a Python file"
+        raise KgenError(Diagnostic("no-source", "the folder has no `__init__.py`", given, 1, 1, hint=hint))
     if path.suffix == ".py" or path.exists():
         return path
     found = _located(given.split("."), ["", *sys.path])
@@ -45,8 +51,9 @@ def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
         return None
     PathFinder.invalidate_caches()
     search: list[str] | None = list(places)
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), search)
+    for part in parts:
+        # By its last name alone: Python looks up the package in `sys.modules` otherwise.
+        spec = PathFinder.find_spec(part, search)
         if spec is None:
             return None
         search = list(spec.submodule_search_locations) if spec.submodule_search_locations else []
@@ -62,11 +69,15 @@ class Deferred:
     parts: tuple[str, ...]
     level: int
     name: str | None = None
+    inner: tuple[str, ...] = ()
+    """The modules in it that `import a.b.c` imports, too."""
 
     def found(self) -> Any:
+        if self.name is None and self.module.is_folder(self.parts, self.level):
+            return Folder(self.module, self.parts, self.level)
         found = self.module.located(self.parts, self.level)
         if self.name is None:
-            return found
+            return self._whole(found)
         if isinstance(found, Module):
             value = found.find(self.name)
             if value is not MISSING:
@@ -79,6 +90,42 @@ class Deferred:
             found = self.module.located((*self.parts, self.name), self.level)
             return MISSING if found is None or isinstance(found, External) else found
         return self.module.evaluator.external(f"{found.path}.{self.name}")
+
+    def _whole(self, found: Any) -> Any:
+        """A module; refuse a name of a package that the import of a module of the same name changes."""
+        package = found
+        for name in self.inner:
+            if not isinstance(package, Module):
+                break
+            inner = package.inner(name)
+            if inner is None:
+                place = Place(self.module.source, self.module.tree)
+                return Unknown(place, f"the module `{'.'.join((*self.parts, *self.inner))}`")
+            if isinstance(inner, Folder):
+                break
+            if package.find(name) not in (inner, MISSING) and not package.imports(inner):
+                place = Place(package.source, package.tree)
+                return Unknown(place, f"`{name}`, a name and a module of {package.source.name},")
+            package = inner
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """A package without `__init__.py`: only modules are in it."""
+
+    module: Module
+    parts: tuple[str, ...]
+    level: int
+
+    def find_attribute(self, name: str, place: Place) -> Any:
+        parts = (*self.parts, name)
+        if self.module.is_folder(parts, self.level):
+            return Folder(self.module, parts, self.level)
+        found = self.module.located(parts, self.level)
+        if not isinstance(found, Module):
+            place.refuse("unknown-name", f"the folder has no module {shown(name)}", "look at its files")
+        return found
 
 
 class Module(Frame):
@@ -147,7 +194,7 @@ class Module(Frame):
         for alias in node.names:
             if isinstance(node, ast.Import):
                 whole = tuple(alias.name.split("."))
-                found = self._deferred(whole if alias.asname else whole[:1], 0, None)
+                found = self._whole(whole, alias.asname is not None)
             elif alias.name == "*":
                 self._star(parts, node.level, frame, place)
                 continue
@@ -156,8 +203,38 @@ class Module(Frame):
             name = alias.asname or alias.name.split(".")[0]
             scopes.store(frame, name, place).names[name] = found
 
+    def _whole(self, parts: tuple[str, ...], named: bool) -> Any:
+        """The module of `import a.b as c`, or the package of `import a.b`."""
+        if self._file(parts, 0) is not None and (not named or self.is_folder(parts[:1], 0)):
+            return Deferred(self, parts if named else parts[:1], 0, inner=() if named else parts[1:])
+        return self._deferred(parts if named else parts[:1], 0, None)
+
+    def member(self, name: str) -> Any:
+        """`module.name`: a name of it, or a module in the package, which Python imports as well where this runs."""
+        value = self.find(name)
+        return (self.inner(name) or MISSING) if value is MISSING else value
+
+    def inner(self, name: str) -> Module | Folder | None:
+        """A module of a package, which is read, or a folder of it."""
+        if self.path is None or self.path.name != "__init__.py":
+            return None
+        if self.is_folder((name,), 1):
+            return Folder(self, (name,), 1)
+        path = self._file((name,), 1)
+        return None if path is None else self.evaluator.module(path)
+
+    def is_folder(self, parts: Sequence[str], level: int) -> bool:
+        """True for a package without `__init__.py` that has a Python file, or a package with one, in it."""
+        below = self._folder(parts, level) if all(part.isidentifier() for part in parts) else None
+        if below is None or self._file(parts, level) is not None:
+            return False
+        folder = below.joinpath(*parts)
+        return any(True for pattern in ("*.py", "*/*.py") for _ in folder.glob(pattern))
+
     def _deferred(self, parts: tuple[str, ...], level: int, name: str | None) -> Any:
         if self._file(parts, level) is None:
+            if name is not None and self._file((*parts, name), level) is not None:
+                return Deferred(self, (*parts, name), level)
             path = ".".join(parts)
             return self.evaluator.external(path if name is None else f"{path}.{name}")
         return Deferred(self, parts, level, name)
@@ -190,21 +267,26 @@ class Module(Frame):
         return External(".".join(parts)) if path is None else self.evaluator.module(path)
 
     def _file(self, parts: Sequence[str], level: int) -> Path | None:
+        folder = self._folder(parts, level)
+        if folder is None:
+            return None
+        path = _located(parts, [str(folder)]) if parts else folder / "__init__.py"
+        return path if path is not None and os.path.isfile(path) else None
+
+    def _folder(self, parts: Sequence[str], level: int) -> Path | None:
+        """The folder that the name of a module counts from."""
         if self.path is None:
             return None
         folder = Path(os.path.realpath(self.path)).parent
         if level:
             for _ in range(level - 1):
                 folder = folder.parent
-        else:
-            package = None
-            while os.path.isfile(folder / "__init__.py"):
-                folder, package = folder.parent, folder.name
-            # What lies beside a package is another one, as all that is installed.
-            if package is not None and parts[0] != package:
-                return None
-        path = _located(parts, [str(folder)]) if parts else folder / "__init__.py"
-        return path if path is not None and os.path.isfile(path) else None
+            return folder
+        package = None
+        while os.path.isfile(folder / "__init__.py"):
+            folder, package = folder.parent, folder.name
+        # What lies beside a package is another one, as all that is installed.
+        return None if package is not None and parts[0] != package else folder
 
 
 def _stored(tree: ast.AST) -> Iterator[str]:

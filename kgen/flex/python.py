@@ -49,6 +49,13 @@ def of_sequence(
     return Passing(list(value), once=False, of=[owner]) if name in ("items", "keys", "values") else value
 
 
+def of_number(owner: Any, name: str, args: list[Any], place: Place) -> Any:
+    """A method of a number."""
+    if name in ("is_integer", "bit_length", "bit_count", "conjugate") and not args:
+        return numbers.computed(lambda: getattr(owner, name)(), place)
+    return Unknown(place, f"what `.{name}()` gives")
+
+
 def _plain(value: Any) -> bool:
     return value is None or is_number(value) or isinstance(value, str | tuple | External)
 

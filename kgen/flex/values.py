@@ -50,10 +50,12 @@ class Tensor:
     shape: tuple[int | None, ...] | None = None
     dtype: str | None = None
     grad: bool = False
-    follows: bool = False
-    """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     origin: str = ""
     """Where it comes from, for a comment."""
+    open: bool = False
+    """Set if its extents depend on values: an index does not say them."""
+    follows: bool = False
+    """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     detached_from: Tensor | None = None
     """The tensor whose elements these are, where no gradient goes back to it."""
 
