@@ -807,6 +807,9 @@ def stopped(score, h):
 
 
 def without_gradient(score, b, h, q_idx, kv_idx):
+    assert CAP > 0
+    assert h.dim() == 0, "no head"
+    assert "gate" in globals()
     with torch.no_grad():
         bounded = torch.tanh(score * rate)
     return bounded + stopped(score, h) + score * gate[h]
