@@ -192,7 +192,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
 
 
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    last = path.rpartition(".")[2]
+    last = path.rpartition(".")[2].removeprefix("special_")
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
     if last in ("compile", "script", "no_grad", "is_tensor", "vmap"):
@@ -333,8 +333,8 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
         return python.of_number(owner, name, args, place)
     if isinstance(owner, Tensor | Part) and name in ("size", "dim", "ndimension", "numel"):
         return several.size(owner, name, args, keywords, place)
-    if isinstance(owner, Tensor | Part) and name == "unbind" and (ev.of_a_pair or isinstance(owner, Part)):
-        return _unbound(ev, owner, args, keywords, place)
+    if isinstance(owner, Tensor | Part) and name == "unbind" and _by_elements(ev, owner):
+        return _unbound(owner, args, keywords, place)
     owner = several.whole(ev, owner, place)
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
@@ -382,7 +382,12 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     )
 
 
-def _unbound(ev: Evaluator, owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _by_elements(ev: Evaluator, owner: Tensor | Part) -> bool:
+    """True if what is taken apart stays one buffer; ahead of the mods its rows become tensors of their own."""
+    return ev.of_a_pair or isinstance(owner, Part) or len(owner.shape or ()) == 1
+
+
+def _unbound(owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
     axis = keywords.get("dim", args[0] if args else 0)
     if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
         place.refuse("whole-tensor", "`.unbind()` gives columns here", "index them: `t[:, 0]` is `t[i, 0]`")

@@ -15,6 +15,7 @@ from kgen.diagnostics import KgenError
 from kgen.expr.algebra import Algebra
 from kgen.expr.differentiate import derivative
 from kgen.expr.nodes import Type, Var
+from kgen.flex import spec as live_spec
 from kgen.flex.importing import Options, imported
 from kgen.spec.load import loads
 from kgen.verify.evaluate import evaluate
@@ -84,6 +85,21 @@ def test_values_are_those_of_torch(call: str, tmp_path: Path) -> None:
     torch.testing.assert_close(
         of_spec(tree, values), run(text, values), rtol=1e-9, atol=1e-15, equal_nan=True
     )
+
+
+def test_functions_that_are_captured_by_their_own_names() -> None:
+    """Torch calls some of them otherwise than the package that they are taken from."""
+    from torch.nn.functional import logsigmoid
+    from torch.special import entr
+
+    def mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return entr(score) + logsigmoid(score)
+
+    values = points()
+    zero = torch.zeros_like(values["q_idx"])
+    tree = loads(live_spec(score_mod=mod, name="one"), "one.yaml").trees["score_mod"]
+    want = mod(values["score"], zero, zero, values["q_idx"], values["kv_idx"])
+    torch.testing.assert_close(of_spec(tree, values), want, equal_nan=True)
 
 
 @pytest.mark.parametrize("call", refused())

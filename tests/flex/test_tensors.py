@@ -56,6 +56,7 @@ ROWS = {
     ),
     "a tensor under two names": ("lo, hi = torch.arange(128).reshape(2, 64)", None),
     "names of elements": ("t = torch.tensor([5, 40])\nlo, hi = t", "return (k >= lo) & (k < hi)"),
+    "unbind of elements": ("t = torch.tensor([5, 40])\nlo, hi = t.unbind()", "return (k >= lo) & (k < hi)"),
     "reversed": ("t = torch.tensor([5, 40])", "hi, lo = reversed(t)\nreturn (k >= lo) & (k < hi)"),
 }
 """Tensors, and the body of a mask; None where what is read cannot have a name."""
@@ -248,6 +249,8 @@ def test_the_slopes_of_alibi(heads: int, folder: Path) -> None:
             "for x in q:\n    k = k + x\nreturn q > k",
             "a loop runs over a value of the pair",
         ),
+        ("t = torch.load('t.pt')\nn = 1 if isinstance(t, dict) else 2", "return q - k < n", "is loaded"),
+        ("t = torch.load('t.pt')['n']", "return q - k < t", "`t` is a whole tensor here"),
         ("t = torch.zeros(3)\nlo, hi = torch.load('x').split(3)", "return lo[q] > hi[k]", "how many parts"),
     ],
 )
