@@ -130,9 +130,9 @@ def test_no_function_of_torch_is_left_out() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("call", calls())
+@pytest.mark.parametrize("call", [call for call in calls() if "heaviside" not in call])
 def test_gradients_are_those_of_torch(call: str, tmp_path: Path) -> None:
-    """Of the score, at random points."""
+    """Of the score, at random points where the value is finite. Torch has no derivative of `heaviside`."""
     path, text = source_of(call, tmp_path)
     spec = imported(str(path), {"score_mod": "mod"}, Options(name="one"))
     tree = loads(spec.text(), "one.yaml").trees.get("score_mod", SCORE)
@@ -144,4 +144,5 @@ def test_gradients_are_those_of_torch(call: str, tmp_path: Path) -> None:
     if found.requires_grad:
         (want,) = torch.autograd.grad(found.sum(), score)
     got = of_spec(derivative(tree, SCORE, Algebra()), values | {"score": score.detach()})
-    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-12, equal_nan=True)
+    finite = found.isfinite()
+    torch.testing.assert_close(got[finite], want[finite], rtol=1e-7, atol=1e-12)
