@@ -348,7 +348,7 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
         operand(ev, owner, place)
     value = owner
     if name in SAME:
-        return value
+        return operand(ev, value, place) if name == "clone" else value
     if name in ("detach", "data"):
         ev.note("gradients flow through `.detach()`, which is left out")
         return value
