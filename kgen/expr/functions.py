@@ -296,7 +296,7 @@ _ROWS = [
     function(
         "atan",
         lambda t, x: t.atan(x),
-        lambda f, x: (1 / (1 + x**2),),
+        lambda f, x: (1 / (x**2 + 1),),
         triton=ATAN["triton"],
         gluon=ATAN["gluon"],
     ),

@@ -206,7 +206,7 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
 
 
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    last = path.rpartition(".")[2]
+    last = path.rpartition(".")[2].removeprefix("special_")
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
@@ -356,8 +356,8 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
         return python.of_number(owner, name, args, place)
     if isinstance(owner, Tensor | Part) and name in ("size", "dim", "ndimension", "numel"):
         return several.size(owner, name, args, keywords, place)
-    if isinstance(owner, Tensor | Part) and name == "unbind" and (ev.of_a_pair or isinstance(owner, Part)):
-        return _unbound(ev, owner, args, keywords, place)
+    if isinstance(owner, Tensor | Part) and name == "unbind" and _by_elements(ev, owner):
+        return _unbound(owner, args, keywords, place)
     if isinstance(owner, Tensor | Part) and name == "detach" and ev.of_a_pair:
         return tensors.detached(owner, place)
     owner = several.whole(ev, owner, place)
@@ -375,7 +375,10 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     if name == "requires_grad_" and not ev.of_a_pair:
         return ev.learn(value, not args or args[0] is not False, place)
     if name in SAME:
-        return value
+        if name != "clone":
+            return value
+        value = operand(ev, value, place)
+        return tensors.detached(value, place) if ev.detaches else value
     if name in ("detach", "item"):
         return tensors.detached(operand(ev, value, place), place)
     if name in ("to", "type", "type_as"):
@@ -406,7 +409,12 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     )
 
 
-def _unbound(ev: Evaluator, owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
+def _by_elements(ev: Evaluator, owner: Tensor | Part) -> bool:
+    """True if what is taken apart stays one buffer; ahead of the mods its rows become tensors of their own."""
+    return ev.of_a_pair or isinstance(owner, Part) or len(owner.shape or ()) == 1
+
+
+def _unbound(owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
     axis = keywords.get("dim", args[0] if args else 0)
     if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
         place.refuse("whole-tensor", "`.unbind()` gives columns here", "index them: `t[:, 0]` is `t[i, 0]`")

@@ -85,6 +85,8 @@ def set_item(ev: Evaluator, owner: Any, index: Any, value: Any, place: Place) ->
         effects.escaped(ev, [value], place)
     elif ev.of_a_pair or not isinstance(owner, Tensor):
         place.refuse("not-in-language", "an element is assigned", "make a new value, with `torch.where`")
+    else:
+        owner.changes += 1
 
 
 def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place) -> None:
@@ -122,6 +124,8 @@ def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> No
         old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, source)
         if isinstance(old, Term):
             _shared_term(ev, old, target, frame, place)
+        if isinstance(old, Tensor):
+            old.changes += 1
     else:
         owner = ev.expression(target.value, frame, source)
         if isinstance(target, ast.Subscript):

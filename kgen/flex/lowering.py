@@ -135,6 +135,9 @@ class Lowering:
 
     def read(self, term: Term) -> Node:
         tensor, *indices = term.args
+        if term.changes != tensor.changes:
+            message = f"`{self.names[tensor]}` is changed after this element is read"
+            self.place.refuse("not-in-language", message, "make a new tensor, under another name")
         dtype = tensor.dtype or self.dtypes[tensor]
         if dtype not in ELEMENTS:
             names = {ours: theirs for theirs, ours in reversed(DTYPES.items())}

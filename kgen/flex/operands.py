@@ -1,4 +1,4 @@
-"""Trees that understand Python's operators, for functions that are written in words of the language."""
+"""Operands of functions that are composed: trees that understand Python's operators."""
 
 from __future__ import annotations
 

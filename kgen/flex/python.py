@@ -212,6 +212,8 @@ def _instance(args: list[Any], place: Place) -> Any:
     names |= {"builtins.list": list, "builtins.str": str, "builtins.dict": dict}
     if isinstance(value, Unknown) or not paths:
         return Unknown(place, "a type")
+    if isinstance(value, Tensor) and value.open and value.shape is None:
+        return Unknown(place, "the type of what is loaded")
     if isinstance(value, Tensor | Part | Term):
         return any(path == "torch.Tensor" for path in paths)
     return any(path in names and isinstance(value, names[path]) for path in paths)

@@ -91,6 +91,7 @@ ELEMENTWISE |= {name: (name, function.parameters) for name, function in composed
 for _alias, _name in (
     *(("arccos", "acos"), ("arccosh", "acosh"), ("arcsin", "asin"), ("arcsinh", "asinh")),
     *(("arctan", "atan"), ("arctan2", "atan2"), ("arctanh", "atanh")),
+    ("log_sigmoid", "logsigmoid"),
 ):
     ELEMENTWISE[_alias] = ELEMENTWISE[_name]
 DEFAULTS: dict[str, dict[str, float]] = {

@@ -352,6 +352,8 @@ def method(
         if name == "requires_grad_":
             owner.grad = not args or args[0] is not False
         return owner
+    if name.endswith("_") and not name.endswith("__"):
+        owner.changes += 1
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)

@@ -20,7 +20,7 @@ class Term:
     `var` has a name, `const` a number, `read` a tensor and its indices. Terms are shared, and compared by identity.
     """
 
-    __slots__ = ("args", "depth", "fn", "label", "place")
+    __slots__ = ("args", "changes", "depth", "fn", "label", "place")
 
     depth: int
 
@@ -30,6 +30,8 @@ class Term:
         self.place = place
         self.label: str | None = None
         """What the user called it."""
+        self.changes = self.args[0].changes if fn == "read" else 0
+        """How often the tensor that it reads had been changed."""
         self.depth = 1 + max((arg.depth for arg in self.args if isinstance(arg, Term)), default=0)
         if self.depth > MAX_DEPTH:
             message = f"the expression nests more than {MAX_DEPTH} deep"
@@ -54,6 +56,8 @@ class Tensor:
     """Where it comes from, for a comment."""
     open: bool = False
     """Set if its extents depend on values: an index does not say them."""
+    changes: int = 0
+    """How often it was changed in place."""
     follows: bool = False
     """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     detached_from: Tensor | None = None

@@ -57,6 +57,7 @@ MASKS = [
     "by_dtype(padding)",
     "by_dtype(lengths)",
     "paged(causal, pages := torch.tensor([[1, 0, -1, 2], [3, 2, 1, 0]]), 16)",
+    "in_spans",
 ]
 SCORES = [
     "alibi(HEADS)",
@@ -127,4 +128,6 @@ SCORES = [
     "powers",
     "rounded_index",
     "by_name",
+    "arctangent",
+    "log_of_sums",
 ]

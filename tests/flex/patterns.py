@@ -835,3 +835,21 @@ def by_modes_of_gradients(score, b, h, q_idx, kv_idx):
         with torch.set_grad_enabled(False):
             held = held + score.to(torch.float64).to(score.dtype)
     return unchanged(kept) * kept + element * held + learned * shared
+
+
+def arctangent(score, b, h, q_idx, kv_idx):
+    return score + torch.atan2(score, (q_idx - kv_idx) + 0.5)
+
+
+def log_of_sums(score, b, h, q_idx, kv_idx):
+    return torch.logaddexp(score, 0.1 * (kv_idx - q_idx)) + torch.asinh(score)
+
+
+spans = torch.tensor([[[0, 9], [20, 40]], [[5, 30], [33, 60]]])
+
+
+def in_spans(b, h, q_idx, kv_idx):
+    kept = q_idx == kv_idx
+    for start, stop in spans[b]:
+        kept = kept | ((q_idx >= start) & (kv_idx >= start) & (kv_idx < stop))
+    return kept

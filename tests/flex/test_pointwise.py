@@ -15,6 +15,7 @@ from kgen.diagnostics import KgenError
 from kgen.expr.algebra import Algebra
 from kgen.expr.differentiate import derivative
 from kgen.expr.nodes import Type, Var
+from kgen.flex import spec as live_spec
 from kgen.flex.importing import Options, imported
 from kgen.spec.load import loads
 from kgen.verify.evaluate import evaluate
@@ -86,6 +87,21 @@ def test_values_are_those_of_torch(call: str, tmp_path: Path) -> None:
     )
 
 
+def test_functions_that_are_captured_by_their_own_names() -> None:
+    """Torch calls some of them otherwise than the package that they are taken from."""
+    from torch.nn.functional import logsigmoid
+    from torch.special import entr
+
+    def mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return entr(score) + logsigmoid(score)
+
+    values = points()
+    zero = torch.zeros_like(values["q_idx"])
+    tree = loads(live_spec(score_mod=mod, name="one"), "one.yaml").trees["score_mod"]
+    want = mod(values["score"], zero, zero, values["q_idx"], values["kv_idx"])
+    torch.testing.assert_close(of_spec(tree, values), want, equal_nan=True)
+
+
 @pytest.mark.parametrize("call", refused())
 def test_others_are_refused_at_their_line(call: str, tmp_path: Path) -> None:
     path = tmp_path / "mods.py"
@@ -114,9 +130,9 @@ def test_no_function_of_torch_is_left_out() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("call", calls())
+@pytest.mark.parametrize("call", [call for call in calls() if "heaviside" not in call])
 def test_gradients_are_those_of_torch(call: str, tmp_path: Path) -> None:
-    """Of the score, at random points."""
+    """Of the score, at random points where the value is finite. Torch has no derivative of `heaviside`."""
     path, text = source_of(call, tmp_path)
     spec = imported(str(path), {"score_mod": "mod"}, Options(name="one"))
     tree = loads(spec.text(), "one.yaml").trees.get("score_mod", SCORE)
@@ -128,4 +144,5 @@ def test_gradients_are_those_of_torch(call: str, tmp_path: Path) -> None:
     if found.requires_grad:
         (want,) = torch.autograd.grad(found.sum(), score)
     got = of_spec(derivative(tree, SCORE, Algebra()), values | {"score": score.detach()})
-    torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-12, equal_nan=True)
+    finite = found.isfinite()
+    torch.testing.assert_close(got[finite], want[finite], rtol=1e-7, atol=1e-12)

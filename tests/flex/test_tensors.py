@@ -56,6 +56,11 @@ ROWS = {
     ),
     "a tensor under two names": ("lo, hi = torch.arange(128).reshape(2, 64)", None),
     "names of elements": ("t = torch.tensor([5, 40])\nlo, hi = t", "return (k >= lo) & (k < hi)"),
+    "unbind of elements": ("t = torch.tensor([5, 40])\nlo, hi = t.unbind()", "return (k >= lo) & (k < hi)"),
+    "a view that is changed": (
+        "t = torch.tensor([5, 40])\nlo = t[0]\nt[0] = 20",
+        "return (k >= lo) & (k < t[1])",
+    ),
     "reversed": ("t = torch.tensor([5, 40])", "hi, lo = reversed(t)\nreturn (k >= lo) & (k < hi)"),
 }
 """Tensors, and the body of a mask; None where what is read cannot have a name."""
@@ -247,6 +252,23 @@ def test_the_slopes_of_alibi(heads: int, folder: Path) -> None:
             "t = torch.zeros(3)",
             "for x in q:\n    k = k + x\nreturn q > k",
             "a loop runs over a value of the pair",
+        ),
+        ("t = torch.load('t.pt')\nn = 1 if isinstance(t, dict) else 2", "return q - k < n", "is loaded"),
+        ("t = torch.load('t.pt')['n']", "return q - k < t", "`t` is a whole tensor here"),
+        (
+            "t = torch.ones(3)\na = t[0] * 1\nt[0] = 7",
+            "return q - k < a",
+            "`t` is changed after this element",
+        ),
+        (
+            "t = torch.ones(3)\na = t[0].clone()\nt *= 7",
+            "return q - k < a",
+            "`t` is changed after this element",
+        ),
+        (
+            "t = torch.ones(3)\na = t[0] + 1\nt.mul_(7)",
+            "return q - k < a",
+            "`t` is changed after this element",
         ),
         ("t = torch.zeros(3)\nlo, hi = torch.load('x').split(3)", "return lo[q] > hi[k]", "how many parts"),
     ],
