@@ -21,6 +21,7 @@ OF_THE_REPOSITORY = {
     "growing": "from spec to text, through every stage",
     "large": "tests/large.py",
     "left_alone": "emitted files of every family, as other tools see them",
+    "loops": "tests/loops.py",
     "mirror": "tests",
     "mistakes": "emitted files of every family, run",
     "mutating": "tests/mutating",

@@ -23,6 +23,7 @@ from typing import Any
 
 from kgen.expr import type_rules as types
 from kgen.expr.helpers import (
+    ATAN,
     EXPM1,
     FLOORDIV_CUDA,
     FLOORDIV_TRITON,
@@ -292,6 +293,13 @@ _ROWS = [
     ),
     function("sin", lambda t, x: t.sin(x), lambda f, x: (f("cos", x),)),
     function("cos", lambda t, x: t.cos(x), lambda f, x: (-f("sin", x),)),
+    function(
+        "atan",
+        lambda t, x: t.atan(x),
+        lambda f, x: (1 / (x**2 + 1),),
+        triton=ATAN["triton"],
+        gluon=ATAN["gluon"],
+    ),
     function("floor", lambda t, x: t.floor(x), None),
     function("ceil", lambda t, x: t.ceil(x), None),
     # To the even one of two that are as near.
@@ -424,26 +432,17 @@ _ROWS = [
     ),
     # Bits of integers, two's complement. Comparisons bracket them in every language: Python and C++ disagree there.
     operation(
-        "bitand",
-        types.bits,
-        lambda t, a, b: a & b,
-        None,
+        *("bitand", types.bits, lambda t, a, b: a & b, None),
         Spelling("{0} & {1}", COMPARE, ADD),
         value=operator.and_,
     ),
     operation(
-        "bitor",
-        types.bits,
-        lambda t, a, b: a | b,
-        None,
+        *("bitor", types.bits, lambda t, a, b: a | b, None),
         Spelling("{0} | {1}", COMPARE, ADD),
         value=operator.or_,
     ),
     operation(
-        "bitxor",
-        types.bits,
-        lambda t, a, b: a ^ b,
-        None,
+        *("bitxor", types.bits, lambda t, a, b: a ^ b, None),
         Spelling("{0} ^ {1}", COMPARE, ADD),
         value=operator.xor,
     ),

@@ -129,6 +129,23 @@ EXPM1 = helped_in_modules(
         return {tl}.where({tl}.abs(x) < 0.35, near, {tl}.exp(x) - 1.0)
     """,
 )
+ATAN = helped_in_modules(
+    "_atan{hopper}({0})",
+    """
+    {jit}
+    def _atan{hopper}(x):
+        # The series of Cephes' atanf, for tangents up to tan(pi / 8): the relative error stays below 2e-7.
+        size = {tl}.abs(x)
+        high = size > 2.414213562373095
+        middle = size > 0.4142135623730950
+        t = {tl}.where(high, -1.0 / size, {tl}.where(middle, (size - 1.0) / (size + 1.0), size))
+        z = t * t
+        series = ((0.0805374449538 * z - 0.138776856032) * z + 0.199777106478) * z - 0.333329491539
+        start = {tl}.where(high, 1.5707963267948966, {tl}.where(middle, 0.7853981633974483, 0.0))
+        angle = start + (series * z * t + t)
+        return {tl}.where(x < 0.0, -angle, angle)
+    """,
+)
 ROUND = helped_in_modules(
     "_round{hopper}({0})",
     """

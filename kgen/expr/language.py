@@ -6,7 +6,7 @@ import ast
 
 from kgen.diagnostics import did_you_mean
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Type
+from kgen.expr.nodes import Call, Node, Type, walk
 from kgen.expr.text import ExpressionError, Span, wrong
 
 # --- the white list ------------------------
@@ -133,3 +133,11 @@ def kind_of(type_: Type) -> str:
 def indexed(name: str, rank: int) -> str:
     """How a buffer is read."""
     return f"{name}[{', '.join('ijklmn'[:rank])}]" if rank else name
+
+
+def integral(index: Node) -> str:
+    """How an index that is not an integer becomes one."""
+    if index.type is not Type.FLOAT:
+        return "use `where(condition, 1, 0)`"
+    rounded = next((part.fn for part in walk(index) if isinstance(part, Call) and part.fn in WHOLE), None)
+    return f"write `int({rounded}(...))`" if rounded else "use `//` to divide integers"

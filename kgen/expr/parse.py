@@ -456,11 +456,7 @@ class _Builder:
         for index, value in zip(indices, built, strict=True):
             if not value.type.integral:
                 message = f"an index is an integer, this is {language.kind_of(value.type)}"
-                hint = (
-                    "use `//` to divide integers"
-                    if value.type is Type.FLOAT
-                    else "use `where(condition, 1, 0)`"
-                )
+                hint = language.integral(value.node)
                 raise wrong(self.span(index), "wrong-type", message, hint)
         if len(built) != buffer.rank:
             noun = "index" if buffer.rank == 1 else "indices"

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
-from kgen.flex import numbers, tables, tensors
+from kgen.flex import effects, iterators, numbers, python, several, tensors
 from kgen.flex.source import Place
-from kgen.flex.tables import DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
+from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
+    MISSING,
     DtypeOf,
     External,
+    Function,
+    Instance,
     Least,
     Method,
     Part,
@@ -20,9 +24,11 @@ from kgen.flex.values import (
     Tensor,
     Term,
     Unknown,
+    Wrapped,
     is_callable,
     is_number,
     kind,
+    plain,
 )
 
 if TYPE_CHECKING:
@@ -38,8 +44,17 @@ _TRANSPARENT = frozenset(
     }
 )
 """Decorators that leave what a function computes."""
+_WRAPPING = {f"builtins.{name}": name for name in ("staticmethod", "classmethod", "property")}
 JOINED = "kgen.joined"
 DETACHED = "kgen.detached"
+
+
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("int64", "int32", "intp", "int_"), int),
+    **dict.fromkeys(("float64", "double"), float),
+    "bool_": bool,
+}
+"""Scalars of numpy that compute as Python's numbers do."""
 
 
 # --- operations of elements ------------------------
@@ -58,8 +73,13 @@ def applied(ev: Evaluator, fn: str, args: tuple[Any, ...], place: Place) -> Any:
     if fn == "mul" and any(isinstance(a, float) and math.isinf(a) for a in args):
         hint = 'write `torch.where(allowed, score, -float("inf"))`'
         place.refuse("not-in-language", "a product with infinity is NaN where the other factor is zero", hint)
-    made = Term(fn, [operand(ev, a, place) for a in args], place)
-    return tensors.detached(made, place) if ev.detaches else made
+    return made(ev, fn, [operand(ev, a, place) for a in args], place)
+
+
+def made(ev: Evaluator, fn: str, args: Sequence[Any], place: Place) -> Term:
+    """What an operation gives: without a gradient in `torch.no_grad()`."""
+    term = Term(fn, args, place)
+    return Term("detach", (term,), place) if ev.detaches else term
 
 
 def operand(ev: Evaluator, value: Any, place: Place) -> Term | int | float | bool:
@@ -93,7 +113,8 @@ def _elementwise(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, 
     given |= keywords
     if fn == "clamp":
         return _clamped(ev, given, place)
-    defaults = {"negative_slope": 0.01, "alpha": 1.0}
+    defaults = DEFAULTS.get(fn, {})
+    given = {p: value for p, value in given.items() if value is not None or p not in defaults}
     missing = [p for p in parameters if p not in given and p not in defaults]
     if missing:
         place.refuse("bad-call", f"`{name}` needs `{missing[0]}`", f"write `{name}({', '.join(parameters)})`")
@@ -133,17 +154,34 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
     if path == JOINED:
         return _joined(ev, args, place)
     if path == DETACHED:
-        with ev.without_gradients():
-            found = ev.call(args[0], args[1:], keywords, place)
-        return tensors.detached(found, place) if ev.of_a_pair else found
+        with ev.gradients(False):
+            return ev.call(args[0], args[1:], keywords, place)
     if package == "builtins":
-        return _python(ev, name, args, keywords, place)
+        return python.called(ev, name, args, keywords, place)
     if path in ("functools.partial", "functools.reduce"):
         return _functools(ev, last, args, keywords, place)
+    if package == "itertools":
+        found = iterators.called(ev, last, args, keywords, place)
+        if found is not MISSING:
+            return found
     if package == "operator" and (fn := _OPERATOR.get(last)):
         return ev.operate(fn, tuple(args), place)
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
         return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
+    if path == "enum.auto":
+        return External("enum.auto()")
+    if path == "torch.Size" and len(args) == 1:
+        return tuple(ev.items(args[0], place))
+    if last == "create_block_mask" and not ev.of_a_pair and (args or "mask_mod" in keywords):
+        # What is compared with it, or called, is its mask.
+        mask = args[0] if args else keywords["mask_mod"]
+        if is_callable(mask):
+            called = ev.classes.caller(mask, place) if isinstance(mask, Instance) else mask
+            if effects.runs_changes(ev, called):
+                effects.escaped(ev, [mask], place)
+            return mask
+    if package in ("numpy", "np") and last in _SCALARS and len(args) == 1 and is_number(args[0]):
+        return _SCALARS[last](args[0])
     if last == "noop_mask":
         return True
     if last == "_identity" and args:
@@ -163,23 +201,37 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
             )
         message = f"`{path}` is a function of another package"
         place.refuse("other-package", message, "write what it does with torch, or import a mod without it")
+    effects.escaped(ev, [*args, *keywords.values()], place)
     return Unknown(place, f"what `{path}` gives")
 
 
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    last = path.rpartition(".")[2]
+    last = path.rpartition(".")[2].removeprefix("special_")
+    args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
     if last in NO_GRAD:
         wraps = args and is_callable(args[0])
+        if args and not wraps and args[0] is not True:
+            return Unknown(place, f"`{path}` with this argument")
         return Partial(External(DETACHED), (args[0],), {}) if wraps else External(path)
     if last in ("compile", "script", "is_tensor", "vmap"):
         if args and is_callable(args[0]):
             return args[0]
         return External(path)
+    if any(isinstance(a, Term) for a in args) and not ev.of_a_pair and not effects.harmless(path):
+        place.refuse("not-in-language", f"`{path}` changes a tensor in place", "make it with its value")
+    effects.escaped(ev, [a for a in (*args, *keywords.values()) if is_callable(a)], place)
     two = last in ("max", "min") and len(args) + ("other" in keywords) == 2
     if two and not isinstance(args[-1], int):
         return applied(ev, last, (*args, *keywords.values()), place)
+    if last == "unbind" and args and isinstance(args[0], Tensor | Part):
+        return method(ev, Method(args[0], last), args[1:], keywords, place)
+    args = [several.whole(ev, a, place) for a in args]
+    if not ev.of_a_pair and (last != "where" or len(args) == 1):
+        found = several.several(ev, last, args, keywords, place)
+        if found is not None:
+            return found
     if last in ELEMENTWISE:
         return _elementwise(ev, last, args, keywords, place)
     made = tensors.made(ev, last, args, keywords, place)
@@ -269,15 +321,26 @@ def _functools(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, pl
 
 def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any:
     """A function with a decorator."""
+    if not isinstance(decorator, External | Unknown):
+        return ev.call(decorator, [function], {}, place)
+    name = decorator.path if isinstance(decorator, External) else decorator.what
+    if name.rpartition(".")[2].strip("` gives") in ("cache", "lru_cache") and isinstance(function, Function):
+        return dataclasses.replace(function, results={})
+    if name in _WRAPPING and isinstance(function, Function):
+        return Wrapped(_WRAPPING[name], function)
     if isinstance(decorator, External):
-        if decorator.path.rpartition(".")[2] in NO_GRAD:
+        if name.rpartition(".")[2] in NO_GRAD:
             return Partial(External(DETACHED), (function,), {})
-        if decorator.path.rpartition(".")[2] in _TRANSPARENT:
+        if name.rpartition(".")[2] in _TRANSPARENT:
             return function
-        return Unknown(place, f"what the decorator `{decorator.path}` makes of `{function.name}`")
-    if isinstance(decorator, Unknown):
-        return function if any(name in decorator.what for name in _TRANSPARENT) else decorator
-    return ev.call(decorator, [function], {}, place)
+        effects.escaped(ev, [function], place)
+        called = getattr(function, "name", "a function")
+        return Unknown(place, f"what the decorator `{name}` makes of `{called}`")
+    if decorator.error is None and any(known in name for known in _TRANSPARENT):
+        ev.renamed = ev.renamed or "wraps" in name
+        return function
+    effects.escaped(ev, [function], place)
+    return decorator
 
 
 # --- methods ------------------------
@@ -287,10 +350,22 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     """A call of a method of a term, of a tensor, or of a sequence."""
     owner, name = bound.owner, bound.name
     if isinstance(owner, list | dict | str):
-        return _of_sequence(ev, owner, name, args, keywords, place)
+        return python.of_sequence(ev, owner, name, args, keywords, place)
+    args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
+    if is_number(owner):
+        return python.of_number(owner, name, args, place)
+    if isinstance(owner, Tensor | Part) and name in ("size", "dim", "ndimension", "numel"):
+        return several.size(owner, name, args, keywords, place)
+    if isinstance(owner, Tensor | Part) and name == "unbind" and _by_elements(ev, owner):
+        return _unbound(owner, args, keywords, place)
     if isinstance(owner, Tensor | Part) and name == "detach" and ev.of_a_pair:
         return tensors.detached(owner, place)
+    owner = several.whole(ev, owner, place)
     if isinstance(owner, Tensor):
+        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
+            found = several.several(ev, name, [owner, *args], keywords, place)
+            if found is not None:
+                return found
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             return tensors.method(ev, owner, name, args, keywords, place)
         if name in REDUCTIONS:
@@ -298,15 +373,18 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
         owner = operand(ev, owner, place)
     value = owner
     if name == "requires_grad_" and not ev.of_a_pair:
-        return tensors.owned(value, place, grad=not args or args[0] is not False)
+        return ev.learn(value, not args or args[0] is not False, place)
     if name in SAME:
-        return value
+        if name != "clone":
+            return value
+        value = operand(ev, value, place)
+        return tensors.detached(value, place) if ev.detaches else value
     if name in ("detach", "item"):
         return tensors.detached(operand(ev, value, place), place)
     if name in ("to", "type", "type_as"):
         return _cast(ev, value, args, keywords, place)
     if name in DTYPES:
-        return Term("cast", (operand(ev, value, place), DTYPES[name]), place)
+        return made(ev, "cast", (operand(ev, value, place), DTYPES[name]), place)
     if name.startswith("new_"):
         return _new(ev, value, name, args, keywords, place)
     base = name.removesuffix("_") if not name.endswith("__") else name
@@ -331,15 +409,27 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     )
 
 
+def _by_elements(ev: Evaluator, owner: Tensor | Part) -> bool:
+    """True if what is taken apart stays one buffer; ahead of the mods its rows become tensors of their own."""
+    return ev.of_a_pair or isinstance(owner, Part) or len(owner.shape or ()) == 1
+
+
+def _unbound(owner: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    axis = keywords.get("dim", args[0] if args else 0)
+    if axis != 0 and not (axis == -1 and len(several.shape_of(owner) or ()) == 1):
+        place.refuse("whole-tensor", "`.unbind()` gives columns here", "index them: `t[:, 0]` is `t[i, 0]`")
+    return tuple(several.rows(owner, place))
+
+
 def _cast(ev: Evaluator, value: Any, args: list[Any], keywords: Keywords, place: Place) -> Any:
     wanted = keywords.get("dtype", keywords.get("other", args[0] if args else None))
     if isinstance(wanted, Term | Part):
-        return Term("like", (operand(ev, value, place), operand(ev, wanted, place)), place)
+        return made(ev, "like", (operand(ev, value, place), operand(ev, wanted, place)), place)
     if isinstance(wanted, DtypeOf):
-        return Term("like", (operand(ev, value, place), wanted.term), place)
+        return made(ev, "like", (operand(ev, value, place), wanted.term), place)
     if isinstance(wanted, str) or wanted is None or tensors.is_device(wanted):
         return value
-    return Term("cast", (operand(ev, value, place), tensors.dtype(wanted, place)), place)
+    return made(ev, "cast", (operand(ev, value, place), tensors.dtype(wanted, place)), place)
 
 
 def _new(ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
@@ -360,125 +450,6 @@ def _new(ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywor
     if wanted is None:
         return const if name == "new_tensor" else Term("like", (const, operand(ev, owner, place)), place)
     return _cast(ev, const, [wanted], {}, place)
-
-
-def _of_sequence(
-    ev: Evaluator, owner: Any, name: str, args: list[Any], keywords: Keywords, place: Place
-) -> Any:
-    match owner, name:
-        case list(), "extend" if len(args) == 1:
-            args = [numbers.sized(list(ev.items(args[0], place)), len(owner), place)]
-        case list() | dict(), _ if name in tables.OF_SEQUENCES and (name != "update" or not args):
-            numbers.sized(owner, 1 + len(keywords), place)
-        case dict(), "update" if isinstance(args[0], dict):
-            numbers.sized(owner, len(args[0]) + len(keywords), place)
-        case str(), _ if not ev.of_a_pair:
-            return Unknown(place, f"what `.{name}()` gives")
-        case _:
-            place.refuse("not-in-language", f"`.{name}()` cannot be read", "write what it gives")
-    value = numbers.computed(lambda: getattr(owner, name)(*args, **keywords), place)
-    return list(value) if name in ("items", "keys", "values") else value
-
-
-# --- Python's own functions ------------------------
-
-
-def _python(ev: Evaluator, name: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
-    args = [tensors.scalar(a, place) for a in args] if ev.of_a_pair else args
-    simple = all(is_number(a) for a in args)
-    of_pair = any(isinstance(a, Term | Part) for a in args)
-    match name, args:
-        case "print", _:
-            return None
-        case (("int" | "float" | "bool"), [Term() | Part() as value]):
-            dtype = {"int": "int32", "float": "fp32", "bool": "bool"}[name]
-            return Term("cast", (operand(ev, value, place), dtype), place)
-        case "float", [str() as text]:
-            return numbers.computed(lambda: float(text), place)
-        case "abs", [Term() | Part() as value]:
-            return applied(ev, "abs", (value,), place)
-        case "round", [Term() | Part() as value]:
-            return applied(ev, "round", (value,), place)
-        case (("min" | "max"), [_, _, *_]) if of_pair:
-            result = args[0]
-            for other in args[1:]:
-                result = applied(ev, name, (result, other), place)
-            return result
-        case "pow", [_, _]:
-            return ev.operate("pow", (args[0], args[1]), place)
-        case (("callable" | "isinstance"), [value, *_]):
-            return is_callable(value) if name == "callable" else _instance(args, place)
-        case "len", [list() | tuple() | dict() | range() as value]:
-            return len(value)
-        case "len", [Tensor() | Part() as value]:
-            shape = tensors.attribute(value, "shape", place)
-            return (
-                shape[0] if isinstance(shape, tuple) and shape else Unknown(place, "the length of a tensor")
-            )
-        case "range", _ if simple and 1 <= len(args) <= 3:
-            return numbers.computed(lambda: range(*args), place)
-        case "range", _ if of_pair:
-            hint = "write its steps one by one; the number of steps must be known from the source"
-            place.refuse("data-dependent", "how often a loop runs depends on the pair", hint)
-        case "enumerate", [value, *_]:
-            return list(enumerate(_listed(ev, value, place)))
-        case "zip", _:
-            return list(zip(*(_listed(ev, value, place) for value in args), strict=False))
-        case "reversed", [value]:
-            return _listed(ev, value, place)[::-1]
-        case (("tuple" | "list"), []):
-            return () if name == "tuple" else []
-        case (("tuple" | "list"), [value]):
-            return (tuple if name == "tuple" else list)(_listed(ev, value, place))
-        case "map", [function, value]:
-            return [ev.call(function, [item], {}, place) for item in _listed(ev, value, place)]
-        case (("all" | "any"), [value]):
-            found = [ev.decided(item, place.node, place.source) for item in _listed(ev, value, place)]  # type: ignore[arg-type]
-            return all(found) if name == "all" else any(found)
-        case "sum", [value, *start]:
-            result = start[0] if start else 0
-            for item in _listed(ev, value, place):
-                result = ev.operate("add", (result, item), place)
-            return result
-        case (("min" | "max"), [list() | tuple() as items]) if items:
-            return _python(ev, name, list(items), keywords, place)
-    pure: Mapping[str, Callable[..., Any]] = {
-        "abs": abs,
-        "int": int,
-        "float": float,
-        "bool": bool,
-        "round": round,
-        "min": min,
-        "max": max,
-        "divmod": divmod,
-    }
-    if name in pure and simple and args:
-        return numbers.computed(lambda: pure[name](*args), place)
-    if name == "dict" and not args:
-        return dict(keywords)
-    if ev.of_a_pair:
-        place.refuse("not-in-language", f"`{name}(...)` cannot be read here", "use torch's functions")
-    return next((a for a in args if isinstance(a, Unknown)), Unknown(place, f"what `{name}` gives"))
-
-
-def _listed(ev: Evaluator, value: Any, place: Place) -> list[Any]:
-    found: list[Any] = []
-    for item in ev.items(value, place):
-        ev.step(place)
-        numbers.sized(found, 1, place).append(item)
-    return found
-
-
-def _instance(args: list[Any], place: Place) -> Any:
-    value, asked = (*args, None)[:2]
-    paths = [a.path for a in (asked if isinstance(asked, tuple) else (asked,)) if isinstance(a, External)]
-    names = {"builtins.int": int, "builtins.float": float, "builtins.bool": bool, "builtins.tuple": tuple}
-    names |= {"builtins.list": list, "builtins.str": str, "builtins.dict": dict}
-    if isinstance(value, Unknown) or not paths:
-        return Unknown(place, "a type")
-    if isinstance(value, Tensor | Part | Term):
-        return any(path == "torch.Tensor" for path in paths)
-    return any(path in names and isinstance(value, names[path]) for path in paths)
 
 
 __all__ = ["JOINED", "applied", "decorated", "external", "method", "operand"]

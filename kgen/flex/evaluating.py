@@ -12,24 +12,44 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from kgen.diagnostics import did_you_mean, shown
-from kgen.flex import calls, modules, numbers, statements, tensors
-from kgen.flex.operators import BINARY, COMPARISONS, UNARY
-from kgen.flex.packages import constant
+from kgen.diagnostics import KgenError, did_you_mean, shown
+from kgen.flex import (
+    calls,
+    changes,
+    classes,
+    comprehensions,
+    effects,
+    functions,
+    modules,
+    numbers,
+    scopes,
+    several,
+    tensors,
+)
+from kgen.flex.comparing import chain, known
+from kgen.flex.operators import BINARY, UNARY
+from kgen.flex.packages import PYTHON, constant
+from kgen.flex.scopes import Symbols
 from kgen.flex.source import Place, Source
-from kgen.flex.statements import Returned
 from kgen.flex.values import (
     MISSING,
+    UNBOUND,
+    Class,
     DtypeOf,
     External,
     Frame,
     Function,
+    Instance,
+    Member,
     Method,
+    Named,
     Part,
     Partial,
+    Passing,
     Scope,
+    Super,
     Tensor,
     Term,
     Unknown,
@@ -41,15 +61,6 @@ from kgen.flex.values import (
 MAX_STEPS = 50_000
 MAX_CALLS = 50
 
-PYTHON = frozenset(
-    {
-        *("abs", "all", "any", "bool", "callable", "dict", "divmod", "enumerate", "float", "int"),
-        *("isinstance", "len", "list", "map", "max", "min", "pow", "print", "range", "reversed"),
-        *("round", "set", "sorted", "str", "sum", "tuple", "type", "zip"),
-    }
-)
-"""The names of Python that need no import."""
-
 
 class Evaluator:
     """Reads one source, and the files of its package that it needs."""
@@ -59,8 +70,24 @@ class Evaluator:
         self.depth = 0
         self.of_a_pair = False
         """Whether a mod is being inlined: what is not a term or a number has no place there."""
-        self.detaches = 0
-        """In how many blocks of `torch.no_grad()` it is, whose results have no gradient."""
+        self.detaches = False
+        """Whether a block of `torch.no_grad()` is read: operations in it have no gradient."""
+        self.context: object = self
+        """What is being read: a module, EXPR (this object), or a mod."""
+        self.main: modules.Module | None = None
+        self.made: dict[int, tuple[Any, object]] = {}
+        """Lists and dictionaries by their identity, with the context that made them."""
+        self.spoiled: dict[int, tuple[Any, Unknown]] = {}
+        """Values that unread code may have changed."""
+        self.learned: dict[int, tuple[Any, Tensor]] = {}
+        """Tensors of one number that the source makes learn, by the identity of the number."""
+        self.patched: dict[str, Unknown] = {}
+        """Names of other packages that the source sets."""
+        self.renamed = False
+        """Set if the source sets attributes of functions."""
+        self.symbols: dict[ast.AST, Symbols] = {}
+        self.too_long = 0
+        self.classes = classes
         self.notes: dict[str, None] = {}
         """What is assumed, for people."""
         self.loaded: dict[Path, modules.Module] = {}
@@ -75,42 +102,109 @@ class Evaluator:
                     f"the source needs more than {modules.MAX_MODULES} files",
                     "import from fewer",
                 )
-            self.loaded[key] = modules.load(path, self)
+            module = self.loaded[key] = modules.load(path, self)
+            self.main = self.main or module
+            module.read()
         return self.loaded[key]
+
+    @property
+    def exhausted(self) -> bool:
+        return self.steps > MAX_STEPS
 
     def step(self, place: Place) -> None:
         self.steps += 1
-        if self.steps > MAX_STEPS:
+        if self.exhausted:
             message = f"reading the source takes more than {MAX_STEPS} steps"
             place.refuse("too-large", message, "write shorter loops, or put numbers into a tensor")
 
     @contextmanager
-    def without_gradients(self) -> Iterator[None]:
-        """As in `torch.no_grad()`."""
-        self.detaches += 1
+    def reading(self, context: object, of_a_pair: bool = False) -> Iterator[None]:
+        """Read a module, even where a mod is what asks for it, or a mod: steps are counted for each."""
+        before = self.context, self.of_a_pair, self.steps, self.depth
+        self.context, self.of_a_pair, self.steps, self.depth = context, of_a_pair, 0, 0
         try:
-            yield
+            with self.gradients(True):
+                yield
         finally:
-            self.detaches -= 1
+            self.context, self.of_a_pair, self.steps, self.depth = before
 
     @contextmanager
-    def ahead(self) -> Iterator[None]:
-        """What is computed ahead of the mods, once, even where a mod is what asks for it."""
-        before, self.of_a_pair = self.of_a_pair, False
+    def gradients(self, enabled: bool) -> Iterator[None]:
+        """As in `torch.set_grad_enabled(enabled)`."""
+        before, self.detaches = self.detaches, not enabled
         try:
             yield
         finally:
-            self.of_a_pair = before
+            self.detaches = before
+
+    # Changes ------------------------
+
+    def own(self, value: Any) -> Any:
+        """A list or a dictionary that is made here."""
+        self.made.setdefault(id(value), (value, self.context))
+        return value
+
+    def learn(self, value: Any, grad: bool, place: Place) -> Any:
+        """`value.requires_grad = grad`, under all names of the tensor."""
+        match value:
+            case Tensor():
+                value.grad = grad
+            case Term() if grad:
+                made = tensors.owned(value, place, grad=True)
+                made.name = value.label
+                self.learned[id(value)] = value, made
+                return made
+        return value
+
+    def changing(self, value: Any, place: Place) -> None:
+        """Refuse to change what is older than the mod or the module that is read."""
+        made = (
+            value.context
+            if isinstance(value, Frame | Class | Instance)
+            else self.made.get(id(value), (None, None))[1]
+        )
+        if made is self.context or (self.context is self and made is self.main):
+            return
+        if self.of_a_pair:
+            hint = "make a new value; PyTorch does not say how often it calls a mod"
+            place.refuse("not-in-language", "a mod changes what outlives it", hint)
+        hint = "bind the value where it is used"
+        place.refuse("not-in-language", "what another file made is changed here", hint)
+
+    def external(self, path: str) -> Any:
+        """A name of another package."""
+        return self.patched.get(path) or constant(path)
+
+    def bind(self, node: ast.Import | ast.ImportFrom, frame: Frame, place: Place) -> None:
+        """The names of an `import`."""
+        root: Scope = frame
+        while isinstance(root, Frame) and isinstance(root.outer, Frame):
+            root = root.outer
+        if isinstance(root, modules.Module):
+            root.bind(node, frame)
+            return
+        for alias in node.names:
+            name = alias.asname or alias.name.split(".")[0]
+            path = alias.name if alias.asname else name
+            if isinstance(node, ast.ImportFrom):
+                path = f"{node.module or ''}.{alias.name}"
+            changes.put(self, frame, name, self.external(path), place)
 
     # Expressions ------------------------
 
     def items(self, value: Any, place: Place) -> Iterable[Any]:
         """What a loop runs over."""
         if isinstance(value, Term | Part | Tensor | Method):
-            hint = "write its steps one by one; the number of steps must be known from the source"
-            place.refuse("data-dependent", "a loop runs over a tensor", hint)
+            return several.rows(value, place)
         if isinstance(value, Unknown):
             self.untold(value)
+        if isinstance(value, Passing):
+            if value.used and value.once:
+                place.refuse(
+                    "not-in-language", "an iterator is used up here", "make a list of it, `list(...)`"
+                )
+            value.used = True
+            return value.items
         if not isinstance(value, list | tuple | range | dict):
             place.refuse(
                 "not-in-language", f"{kind(value)} cannot be looped over", "loop over a tuple, or a range"
@@ -129,18 +223,33 @@ class Evaluator:
             value = Unknown(Place(source, node), f"`.{value.name}`")
         if isinstance(value, Unknown):
             self.untold(value)
+        if isinstance(value, Instance) and any(
+            value.cls.find(name) is not MISSING for name in ("__bool__", "__len__")
+        ):
+            value = Unknown(Place(source, node), f"if {kind(value)} is true")
+            self.untold(value)
         return (
             bool(value)
             if is_number(value) or isinstance(value, str | tuple | list | dict)
             else value is not None
         )
 
-    def untold(self, value: Unknown) -> None:
+    def untold(self, value: Unknown) -> NoReturn:
+        if value.error is not None:
+            raise KgenError(value.error.diagnostics)
         message = f"{value.what} cannot be told without running the source"
         value.place.refuse("not-known", message, value.hint)
 
     def expression(self, node: ast.expr, frame: Scope, source: Source) -> Any:
         """What an expression stands for."""
+        value = self._expression(node, frame, source)
+        if id(value) in self.spoiled:
+            return self.spoiled[id(value)][1]
+        if id(value) in self.learned:
+            return self.learned[id(value)][1]
+        return self.own(value) if type(value) in (list, dict) else value
+
+    def _expression(self, node: ast.expr, frame: Scope, source: Source) -> Any:
         place = Place(source, node)
         self.step(place)
         match node:
@@ -170,7 +279,7 @@ class Evaluator:
                         return value
                 return self.expression(values[-1], frame, source)
             case ast.Compare():
-                return self.comparison(node, frame, source)
+                return chain(self, node, frame, source)
             case ast.IfExp():
                 test = self.decided(self.expression(node.test, frame, source), node.test, source)
                 return self.expression(node.body if test else node.orelse, frame, source)
@@ -185,22 +294,28 @@ class Evaluator:
             case ast.List(elts=elements):
                 return self.elements(elements, frame, source)
             case ast.Lambda():
-                return self.function(node, frame, place)
+                return self.defined(node, frame, place)
             case ast.NamedExpr(target=target):
                 value = self.expression(node.value, frame, source)
-                if isinstance(frame, Frame):
-                    statements.assign(self, target, value, frame, source)
+                holder = scopes.around(frame)
+                if isinstance(holder, Frame):
+                    changes.assign(self, target, value, holder, source)
                 return value
             case ast.Dict(keys=keys, values=values) if all(isinstance(k, ast.Constant) for k in keys):
                 names = [k.value for k in keys if isinstance(k, ast.Constant)]
                 return dict(zip(names, self.elements(values, frame, source), strict=True))
-            case ast.ListComp() | ast.GeneratorExp():
-                return self.comprehension(node, frame, source)
+            case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
+                return comprehensions.listed(self, node, frame, source)
+            case ast.JoinedStr(values=values):
+                self.elements(values, frame, source)
+                return Unknown(place, "this text")
+            case ast.FormattedValue(value=value):
+                return self.expression(value, frame, source)
             case ast.Slice():
                 return slice(
                     *(p and self.expression(p, frame, source) for p in (node.lower, node.upper, node.step))
                 )
-        return Unknown(place, "what stands here")
+        return effects.lost(self, node, frame, None, place)
 
     def binary(self, operator: ast.operator) -> str:
         """What an operator is called."""
@@ -208,17 +323,20 @@ class Evaluator:
 
     def name(self, node: ast.Name, scope: Scope, source: Source) -> Any:
         value = scope.find(node.id)
+        place = Place(source, node)
+        if value is UNBOUND:
+            hint = "a name that a function binds is its own: give it a value first"
+            place.refuse("unknown-name", f"{shown(node.id)} has no value here", hint)
         if value is not MISSING:
             return value
         if node.id in PYTHON:
-            return External(f"builtins.{node.id}")
-        place = Place(source, node)
+            return self.external(f"builtins.{node.id}")
         if hasattr(builtins, node.id):
             place.refuse("not-in-language", f"`{node.id}` cannot be read", "use arithmetic, torch and math")
         module = scope.closure()
-        while isinstance(module, Frame):
+        while not isinstance(module, modules.Module) and hasattr(module, "outer"):
             module = module.outer.closure()
-        known = list(module.bindings) if isinstance(module, modules.Module) else []
+        known = list(module.names) if isinstance(module, modules.Module) else []
         hint = did_you_mean(node.id, known) or "define it in the source"
         place.refuse("unknown-name", f"{shown(node.id)} is not defined", hint)
 
@@ -232,67 +350,26 @@ class Evaluator:
                     self.step(place)
                     numbers.sized(found, 1, place).append(item)
             else:
-                found.append(self.expression(node, scope, source))
-        return found
-
-    def comparison(self, node: ast.Compare, scope: Scope, source: Source) -> Any:
-        operands = [self.expression(part, scope, source) for part in (node.left, *node.comparators)]
-        links: list[Any] = []
-        for operator, left, right in zip(node.ops, operands, operands[1:], strict=False):
-            place = Place(source, node)
-            match operator:
-                case ast.Is() | ast.IsNot():
-                    same = left is right
-                    if is_number(left) or isinstance(left, External):
-                        same = type(left) is type(right) and left == right
-                    if isinstance(left, Unknown | DtypeOf):
-                        links.append(_known(left, place))
-                    else:
-                        links.append(same == isinstance(operator, ast.Is))
-                case ast.In() | ast.NotIn():
-                    if isinstance(left, Term | Tensor | Part) or not isinstance(
-                        right, tuple | list | dict | range
-                    ):
-                        hint = "compare with `==`, and join the cases with `|`"
-                        place.refuse("data-dependent", "`in` depends on the pair", hint)
-                    among = (left in right) == isinstance(operator, ast.In)
-                    links.append(_known(left, place) if isinstance(left, Unknown | DtypeOf) else among)
-                case _:
-                    links.append(self.operate(COMPARISONS[type(operator)], (left, right), place))
-        if len(links) > 1 and any(isinstance(link, Term) for link in links):
-            hint = "write two comparisons joined with `&`"
-            Place(source, node).refuse("data-dependent", "a chain of comparisons decides on the pair", hint)
-        return next((link for link in links[:-1] if not link), links[-1])
-
-    def comprehension(self, node: ast.ListComp | ast.GeneratorExp, scope: Scope, source: Source) -> list[Any]:
-        found: list[Any] = []
-        frame = Frame(scope)
-
-        def each(generators: Sequence[ast.comprehension]) -> None:
-            if not generators:
-                place = Place(source, node)
-                numbers.sized(found, 1, place).append(self.expression(node.elt, frame, source))
-                return
-            first, *rest = generators
-            place = Place(source, first.iter)
-            for item in self.items(self.expression(first.iter, frame, source), place):
-                self.step(place)
-                statements.assign(self, first.target, item, frame, source)
-                if all(self.decided(self.expression(c, frame, source), c, source) for c in first.ifs):
-                    each(rest)
-
-        each(node.generators)
+                value = self.expression(node, scope, source)
+                found.append(value)
         return found
 
     def operate(self, fn: str, args: tuple[Any, ...], place: Place) -> Any:
         """An operator of Python on whatever its operands are."""
+        args = tuple(int(a) if isinstance(a, Member) else a for a in args)
         if fn == "matmul":
             place.refuse("reduction", "`@` is a reduction", "the products of matrices are the kernel's")
         if any(isinstance(a, Unknown | DtypeOf) for a in args):
-            first = next(_known(a, place) for a in args if isinstance(a, Unknown | DtypeOf))
+            first = next(known(a, place) for a in args if isinstance(a, Unknown | DtypeOf))
             if self.of_a_pair:
                 self.untold(first)
             return first
+        if any(isinstance(a, Class | Instance) for a in args):
+            special = any(a.cls.find(f"__{fn}__") is not MISSING for a in args if isinstance(a, Instance))
+            if fn not in ("eq", "ne") or special:
+                word = next(kind(a) for a in args if isinstance(a, Class | Instance))
+                place.refuse("bad-call", f"{word} is used as a number", "use its attributes")
+            return (args[0] is args[1]) == (fn == "eq")
         if any(isinstance(a, Term | Part | Tensor) for a in args):
             return calls.applied(self, fn, args, place)
         if any(is_callable(a) for a in args) and fn not in ("eq", "ne"):
@@ -304,29 +381,33 @@ class Evaluator:
         """`owner.name`."""
         match owner:
             case modules.Module():
-                value = owner.find(name)
+                value = owner.member(name)
                 if value is MISSING:
                     place.refuse("unknown-name", f"the module has no {shown(name)}", "look at its names")
                 return value
             case External(path=path):
-                return constant(f"{path}.{name}")
+                return self.external(f"{path}.{name}")
             case Term() | Part() | Tensor() if name == "data":
                 return calls.method(self, Method(owner, "detach"), [], {}, place)
             case Term() | Part() | Tensor():
                 return tensors.attribute(owner, name, place)
-            case Function() if name == "__name__":
+            case Function() if name == "__name__" and not self.renamed:
                 return owner.name
             case Unknown():
-                return Unknown(owner.place, owner.what)
-            case list() | dict() | str():
+                return Unknown(owner.place, owner.what, owner.hint, owner.error)
+            case Class() | Instance() | Super() | Member() | Named():
+                return classes.attribute(self, owner, name, place)
+            case list() | dict() | str() | int() | float():
                 return Method(owner, name)
         found = getattr(owner, "find_attribute", None)
         return found(name, place) if found else Unknown(place, f"`.{name}`")
 
     def subscript(self, node: ast.Subscript, scope: Scope, source: Source) -> Any:
         owner = self.expression(node.value, scope, source)
-        place = Place(source, node)
-        index = self.expression(node.slice, scope, source)
+        return self.item(owner, self.expression(node.slice, scope, source), Place(source, node))
+
+    def item(self, owner: Any, index: Any, place: Place) -> Any:
+        """`owner[index]`."""
         match owner:
             case Tensor() | Part():
                 return tensors.indexed(self, owner, index if isinstance(index, tuple) else (index,), place)
@@ -342,30 +423,19 @@ class Evaluator:
                     place.refuse(
                         "bad-index", "there is no such element", "look at the length of the sequence"
                     )
+            case Class(members=dict()) if isinstance(index, str):
+                return self.attribute(owner, index, place)
             case Term():
                 place.refuse("bad-index", "one value of the pair is indexed", "index a tensor")
         return owner if isinstance(owner, Unknown | External) else Unknown(place, "what stands here")
 
-    # Functions ------------------------
-
-    def function(self, node: ast.FunctionDef | ast.Lambda, scope: Scope, place: Place) -> Any:
-        given = node.args
-        names = [a.arg for a in (*given.posonlyargs, *given.args)]
-        last = names[len(names) - len(given.defaults) :]
-        defaults = dict(zip(last, self.elements(given.defaults, scope, place.source), strict=True))
-        for argument, value in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-            if value is not None:
-                defaults[argument.arg] = self.expression(value, scope, place.source)
-        made: Any = Function(node, place, scope.closure(), defaults)
-        if isinstance(node, ast.FunctionDef):
-            for decorator in reversed(node.decorator_list):
-                value = self.expression(decorator, scope, place.source)
-                made = calls.decorated(self, value, made, Place(place.source, decorator))
-        return made
+    # Calls ------------------------
 
     def called(self, node: ast.Call, scope: Scope, source: Source) -> Any:
         place = Place(source, node)
         callee = self.expression(node.func, scope, source)
+        if callee == External("builtins.super") and not node.args:
+            return classes.inherited(scope, place)
         args = self.elements(node.args, scope, source)
         keywords: dict[str, Any] = {}
         for keyword in node.keywords:
@@ -384,39 +454,29 @@ class Evaluator:
         """A call of whatever the callee is."""
         match callee:
             case Function():
-                return self.inlined(callee, args, keywords, place)
+                return functions.inlined(self, callee, args, keywords, place)
             case Partial():
                 return self.call(
                     callee.function, [*callee.args, *args], {**callee.keywords, **keywords}, place
                 )
             case External():
                 return calls.external(self, callee.path, list(args), dict(keywords), place)
+            case Class() | Instance():
+                return classes.called(self, callee, args, keywords, place)
+            case Method(owner=Instance() as owner, name=name):
+                return classes.method(self, owner, name, args, keywords, place)
             case Method():
                 return calls.method(self, callee, list(args), dict(keywords), place)
             case Unknown() if not self.of_a_pair:
+                effects.escaped(self, [*args, *keywords.values()], place)
                 return callee
             case Unknown():
                 self.untold(callee)
         what = tensors.called(callee) if isinstance(callee, Tensor) else kind(callee)
         place.refuse("bad-call", f"{what} is called, and is no function of the source", "call a function")
 
-    def inlined(self, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
-        self.step(place)
-        frame = Frame(f.scope, self.bound(f, args, keywords, place))
-        if isinstance(f.node, ast.Lambda):
-            return self.deeper(lambda: self.expression(f.node.body, frame, f.place.source), place)
-        if any(isinstance(n, ast.Yield | ast.YieldFrom) for s in f.node.body for n in _own(s)):
-            place.refuse("not-in-language", f"`{f.name}` is a generator", "return a value")
-
-        def body() -> Any:
-            assert isinstance(f.node, ast.FunctionDef)
-            try:
-                statements.run(self, f.node.body, frame, f.place.source)
-            except Returned as returned:
-                return returned.value
-            return None
-
-        return self.deeper(body, place)
+    def defined(self, node: ast.FunctionDef | ast.Lambda, scope: Scope, place: Place) -> Any:
+        return functions.defined(self, node, scope, place)
 
     def deeper(self, work: Any, place: Place) -> Any:
         if self.depth >= MAX_CALLS:
@@ -428,62 +488,6 @@ class Evaluator:
         finally:
             self.depth -= 1
 
-    def bound(
-        self, f: Function, args: Sequence[Any], keywords: Mapping[str, Any], place: Place
-    ) -> dict[str, Any]:
-        """The arguments of a call under their names."""
-        given = f.node.args
-        names = [a.arg for a in (*given.posonlyargs, *given.args)]
-        values = dict(zip(names, args, strict=False))
-        extra = tuple(args[len(names) :])
-        if extra and given.vararg is None:
-            message = f"`{f.name}` takes {len(names)} arguments, got {len(args)}"
-            place.refuse("bad-call", message, f"write `{signature(f)}`")
-        rest: dict[str, Any] = {}
-        known = {*names, *(a.arg for a in given.kwonlyargs)} - {a.arg for a in given.posonlyargs}
-        for name, value in keywords.items():
-            if name in values:
-                place.refuse("bad-call", f"`{f.name}` is given `{name}` twice", "give it once")
-            if name not in known and given.kwarg is None:
-                place.refuse("bad-call", f"`{f.name}` has no argument `{name}`", f"write `{signature(f)}`")
-            (values if name in known else rest)[name] = value
-        for name in (*names, *(a.arg for a in given.kwonlyargs)):
-            if name not in values:
-                if name not in f.defaults:
-                    message = f"`{f.name}` needs its argument `{name}`"
-                    place.refuse("bad-call", message, f"write `{signature(f)}`")
-                values[name] = f.defaults[name]
-        if given.vararg is not None:
-            values[given.vararg.arg] = extra
-        if given.kwarg is not None:
-            values[given.kwarg.arg] = rest
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.name is None:
-                value.name = name
-        return values
-
     def note(self, text: str) -> None:
         """Say what is assumed."""
         self.notes[text] = None
-
-
-def _known(value: Unknown | DtypeOf, place: Place) -> Unknown:
-    """What cannot be told; the dtype of a value of the pair is the kernel's."""
-    return value if isinstance(value, Unknown) else Unknown(place, "the dtype of a value", "leave it out")
-
-
-def signature(f: Function) -> str:
-    """How a function is called."""
-    given = f.node.args
-    names = [a.arg for a in (*given.posonlyargs, *given.args)]
-    return f"{f.name}({', '.join(names)})"
-
-
-def _own(node: ast.AST) -> Iterable[ast.AST]:
-    """The nodes of a statement, without those of functions inside."""
-    waiting = [node]
-    while waiting:
-        part = waiting.pop()
-        yield part
-        if not isinstance(part, ast.FunctionDef | ast.Lambda | ast.GeneratorExp):
-            waiting += ast.iter_child_nodes(part)

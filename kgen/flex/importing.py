@@ -16,7 +16,8 @@ from kgen.diagnostics import Diagnostic, KgenError, escaped
 from kgen.expr.built import MAX_NODES
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads
 from kgen.flex import modules
-from kgen.flex.evaluating import Evaluator, signature
+from kgen.flex.evaluating import Evaluator
+from kgen.flex.functions import signature
 from kgen.flex.inference import infer, walk
 from kgen.flex.lowering import Lowering
 from kgen.flex.source import Place, Source
@@ -24,15 +25,18 @@ from kgen.flex.tensors import element, scalar
 from kgen.flex.text import size
 from kgen.flex.values import (
     MISSING,
+    Class,
     External,
     Frame,
     Function,
+    Instance,
     Method,
     Part,
     Partial,
     Scope,
     Tensor,
     Term,
+    Unknown,
     is_callable,
     kind,
 )
@@ -94,7 +98,9 @@ def imported(given: str, asked: Mapping[str, str | None], options: Options) -> S
     if options.name is None:
         options = dataclasses.replace(options, name=_default_name(module, asked.values()))
     said = ", ".join(f"{field}={text}" for field, text in asked.items() if text is not None)
-    origin = f"{module.path.name if module.path else given}: {said}"
+    path = module.path
+    of_package = path is not None and path.name == "__init__.py"
+    origin = f"{(path.parent.name or given if of_package else path.name) if path else given}: {said}"
     return built(evaluator, mods, options, origin)
 
 
@@ -105,7 +111,7 @@ def _asked(ev: Evaluator, module: modules.Module, text: str, option: str) -> tup
     place = Place(source, node)
     scope = Asked(module, source, node)
     with reading(place):
-        value = ev.expression(node, Frame(scope), source)
+        value = ev.expression(node, Frame(scope, context=ev), source)
     named = value.owner if isinstance(value, Method) else value
     if isinstance(named, Tensor):
         known = ", ".join(f"`{name}`" for name in modules.functions(module)[:8])
@@ -149,7 +155,7 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         dtype = tensor.dtype or dtypes[tensor]
         dtype = "any" if tensor.follows and dtype in REALS else dtype
         shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
-        said = tensor.origin if tensor.dtype else f"{tensor.origin}; {dtype} is assumed".removeprefix("; ")
+        said = "; ".join(filter(None, (tensor.origin, *_assumed(tensor, dtype))))
         spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
     for field_, (function, place) in mods.items():
         spec.places[field_] = function.place if isinstance(function, Function) else place
@@ -161,6 +167,8 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
 def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
     """What a mod computes for a pair."""
     names = MODS[field_]
+    if isinstance(function, Unknown) and function.error is not None:
+        ev.untold(function)
     if not is_callable(function):
         place.refuse(
             "bad-call",
@@ -169,11 +177,8 @@ def _inlined(ev: Evaluator, field_: str, function: Any, place: Place) -> Term:
         )
     _check_signature(function, names, field_, place)
     pair = [Term("var", (name,), place) for name in names]
-    ev.of_a_pair = True
-    try:
+    with ev.reading(object(), of_a_pair=True):
         value = ev.call(function, pair, {}, place)
-    finally:
-        ev.of_a_pair = False
     if isinstance(value, bool | int | float):
         return Term("const", (value,), place)
     value = element(value) if isinstance(value, Part) else scalar(value, place)
@@ -226,6 +231,14 @@ def _says_nothing(field_: str, tree: Node) -> bool:
 # --- tensors ------------------------
 
 
+def _assumed(tensor: Tensor, dtype: str) -> Iterator[str]:
+    """What a comment says of a buffer."""
+    if tensor.open:
+        yield "its extents depend on values that are not known: any"
+    if tensor.dtype is None:
+        yield f"{dtype} is assumed"
+
+
 def _tensors(terms: Iterable[Term]) -> list[Tensor]:
     found = (term.args[0] for term in walk(list(terms)) if term.fn == "read")
     return list(dict.fromkeys(found))
@@ -265,6 +278,8 @@ def _shape(
         tensor.place.refuse("bad-shape", message, hint)
     columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
     known = tensor.shape or (None,) * rank
+    if tensor.open:
+        return tuple(extent or "any" for extent in known)
     return tuple(_extent(nodes, extent, gqa) for nodes, extent in zip(columns, known, strict=True))
 
 
@@ -291,17 +306,19 @@ def _of_kv_head(node: Node, gqa: int) -> bool:
 
 def _default_name(module: modules.Module, asked: Iterable[str | None]) -> str | None:
     """The functions that are asked for, in their order."""
-    known = modules.functions(module)
-    names = [
-        node.id
-        for text in asked
-        if text is not None
-        for node in sorted(
-            (n for n in ast.walk(Source("", text.strip()).expression()) if isinstance(n, ast.Name)),
-            key=lambda n: (n.lineno, n.col_offset),
-        )
-        if node.id in known
-    ]
+    names: list[str] = []
+    for text in filter(None, asked):
+        nodes = [
+            n
+            for n in ast.walk(Source("", text.strip()).expression())
+            if isinstance(n, ast.Name | ast.Attribute)
+        ]
+        for node in sorted(nodes, key=lambda n: (n.end_lineno or 0, n.end_col_offset or 0)):
+            if isinstance(node, ast.Name):
+                if isinstance(module.names.get(node.id), Function | Partial | Instance | Class):
+                    names.append(node.id)
+            elif names:
+                names.append(node.attr)
     return _usable(names)
 
 

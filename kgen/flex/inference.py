@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kgen.expr.nodes import Type
+from kgen.flex import composed
 from kgen.flex.values import Tensor, Term
 from kgen.spec.common import ELEMENTS
 
@@ -13,14 +14,16 @@ INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 LOGICAL = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not"})
 BITS = frozenset({"bitand", "bitor", "bitxor", "invert"})
-REAL = frozenset(
+REAL = composed.REAL | frozenset(
     {
         *("div", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "rsqrt", "tanh"),
-        *("sigmoid", "silu", "sin", "cos", "tan", "erf", "gelu", "gelu_tanh", "softplus"),
-        *("logsigmoid", "elu", "leaky_relu", "reciprocal", "softsign", "sinh", "cosh", "relu6"),
-        *("hardtanh", "floor", "ceil", "round", "trunc", "sign"),
+        *("sigmoid", "silu", "sin", "cos", "tan", "atan", "erf", "gelu", "gelu_tanh"),
+        *("logsigmoid", "elu", "leaky_relu", "reciprocal", "softsign", "cosh", "relu6"),
+        *("floor", "ceil", "round", "trunc", "sign"),
     }
 )
+"""Functions whose arguments and values are real numbers, and those that leave an integer as it is."""
+ROUNDING = frozenset({"floor", "ceil", "round", "trunc", "sign"})
 
 
 def walk(roots: list[Term]) -> Iterator[Term]:
@@ -74,11 +77,11 @@ def _demands(term: Term, want: Type | None) -> list[Type | None]:
         types = [_surely(arg) for arg in term.args]
         kind = FLOAT if FLOAT in types else BOOL if BOOL in types else INT
         return [kind] * count
-    if fn in ("floordiv", "mod", "lshift", "rshift"):
+    if fn in ("floordiv", "mod", "remainder", "lshift", "rshift"):
         return [FLOAT if FLOAT in [_surely(arg) for arg in term.args] else INT] * count
     if fn in ("cast", "like"):
         return [None] * count
-    if fn in REAL and fn not in ("floor", "ceil", "round", "trunc", "sign"):
+    if fn in REAL - ROUNDING or fn in composed.TRUTH:
         return [FLOAT] * count
     return [want if want is not BOOL else INT] * count
 
@@ -91,7 +94,7 @@ def _surely(arg: Any) -> Type | None:
         return FLOAT if arg.args[0] == "score" else INT
     if arg.fn == "read":
         return ELEMENTS.get(arg.args[0].dtype) if arg.args[0].dtype else None
-    if arg.fn in COMPARISONS | LOGICAL:
+    if arg.fn in COMPARISONS | LOGICAL | composed.TRUTH:
         return BOOL
     if arg.fn in REAL:
         return FLOAT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import enum
 import functools
 import inspect
 import linecache
@@ -14,7 +15,20 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.flex.evaluating import Evaluator
 from kgen.flex.source import Place, Source
 from kgen.flex.tables import DTYPES
-from kgen.flex.values import MISSING, External, Function, Partial, Scope, Tensor, Term, Unknown
+from kgen.flex.values import (
+    MISSING,
+    Class,
+    External,
+    Function,
+    Instance,
+    Member,
+    Named,
+    Partial,
+    Scope,
+    Tensor,
+    Term,
+    Unknown,
+)
 
 
 def spec(
@@ -39,6 +53,7 @@ def spec(
     mods = {}
     for field_, function in given.items():
         if function is not None:
+            function = _unwrapped(function)
             place = _place(function, field_)
             value = reader.value(function, field_, place)
             if isinstance(value, _Object):
@@ -66,12 +81,22 @@ class _Reader:
 
     def value(self, live: Any, name: str, place: Place) -> Any:
         """What a captured object stands for."""
+        live = _unwrapped(live)
+        if isinstance(live, enum.Enum):
+            return _member(live, place)
+        if type(live).__module__ == "numpy" and getattr(live, "shape", None) == () and hasattr(live, "item"):
+            return live.item()
+        if isinstance(live, tuple) and type(live) is not tuple:
+            items = [self.value(item, name, place) for item in live]
+            fields = getattr(type(live), "_fields", None)
+            return tuple(items) if fields is None else Named(items, _class(live, place, fields))
         if live is None or isinstance(live, bool | int | float | str):
             return live
         if type(live) in (tuple, list):
-            return type(live)(self.value(item, name, place) for item in live)
+            # What a mod did not make it may not change.
+            return self.known(type(live)(self.value(item, name, place) for item in live))
         if type(live) is dict:
-            return {key: self.value(item, str(key), place) for key, item in live.items()}
+            return self.known({key: self.value(item, str(key), place) for key, item in live.items()})
         if isinstance(live, types.ModuleType):
             return External(live.__name__)
         if isinstance(live, functools.partial):
@@ -86,11 +111,17 @@ class _Reader:
             )
         if _is_tensor(live):
             return self.tensor(live, name, place)
+        if isinstance(live, enum.EnumMeta) or "_modules" in getattr(live, "__dict__", {}):
+            return _Object(live, self, place)
         if _of_torch(live):
             return External(f"torch.{getattr(live, '__name__', str(live).removeprefix('torch.'))}")
         if isinstance(live, types.BuiltinFunctionType | type):
             return External(f"{live.__module__}.{live.__name__}")
         return _Object(live, self, place)
+
+    def known(self, value: Any) -> Any:
+        self.evaluator.made[id(value)] = value, self
+        return value
 
     def tensor(self, live: Any, name: str, place: Place, follows: bool = False) -> Any:
         """A captured tensor; `follows` says that it is a buffer of a module."""
@@ -103,7 +134,8 @@ class _Reader:
         if id(live) not in self.tensors:
             self.kept.append(live)
             shape = tuple(int(n) for n in live.shape)
-            self.tensors[id(live)] = Tensor(place, name, shape, dtype, bool(live.requires_grad), follows)
+            grad = bool(live.requires_grad)
+            self.tensors[id(live)] = Tensor(place, name, shape, dtype, grad, follows=follows)
         return self.tensors[id(live)]
 
     def function(self, live: types.FunctionType, place: Place) -> Any:
@@ -172,6 +204,10 @@ class _Captured:
         return self
 
 
+_PARTS = ("_member_map_", "_parameters", "_buffers", "_modules")
+"""Attributes that hold attributes: of enumerations, and of modules of torch."""
+
+
 @dataclass(frozen=True, eq=False)
 class _Object:
     """An object of another class: its own attributes are looked up, and no code of its class runs."""
@@ -185,13 +221,46 @@ class _Object:
         buffers = own.get("_buffers") or {}
         if _is_tensor(buffers.get(name)):
             return self.reader.tensor(buffers[name], name, place, follows=True)
-        for names in (own, own.get("_parameters") or {}, buffers):
+        for names in (own, *(own.get(part) or {} for part in _PARTS)):
             if name in names:
                 return self.reader.value(names[name], name, place)
         found = inspect.getattr_static(type(self.live), name, MISSING)
         if isinstance(found, types.FunctionType):
             return Partial(self.reader.function(found, place), (self,), {})
+        if isinstance(found, staticmethod):
+            return self.reader.value(found.__func__, name, place)
+        if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+            return self.reader.evaluator.call(self.reader.function(found.fget, place), [self], {}, place)
+        if isinstance(found, types.MemberDescriptorType):
+            # A slot, whose value no code of the class gives.
+            return self.reader.value(found.__get__(self.live), name, place)
+        if found is not MISSING and not hasattr(type(found), "__get__"):
+            return self.reader.value(found, name, place)
         return Unknown(place, f"`.{name}` of a {type(self.live).__name__}")
+
+
+def _unwrapped(live: Any) -> Any:
+    """The function inside of `torch.compile`, `torch.compiler.disable` or `lru_cache`."""
+    while True:
+        inner = getattr(live, "__dict__", {}).get("_torchdynamo_orig_callable")
+        if inner is None and isinstance(live, functools._lru_cache_wrapper):
+            inner = live.__wrapped__
+        if inner is None:
+            return live
+        live = inner
+
+
+def _class(live: Any, place: Place, fields: tuple[str, ...] | None = None) -> Class:
+    return Class(type(live).__name__, place, {}, None, (), None, fields)
+
+
+def _member(live: enum.Enum, place: Place) -> Any:
+    """A member of an enumeration."""
+    cls = _class(live, place)
+    if isinstance(live, int):
+        return Member(int(live), cls, live.name)
+    known = live.value if isinstance(live.value, int | float | str) else Unknown(place, "`.value`")
+    return Instance(cls, {"value": known, "name": live.name}, None)
 
 
 def _is_tensor(live: Any) -> bool:

@@ -10,7 +10,9 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.expr.type_rules import TypeRuleError
+from kgen.flex.composed import FUNCTIONS
 from kgen.flex.inference import COMPARISONS, walk
+from kgen.flex.limits import unlimited
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES
 from kgen.flex.values import Least, Tensor, Term
@@ -61,7 +63,13 @@ class Lowering:
                 value, other = map(self.of, term.args)
                 wanted = {FLOAT: "fp32", BOOL: "bool", INT: "int32", LONG: "int64"}[other.type]
                 return self.cast(value, wanted)
+        if any(type(arg) is int and arg not in INT32 for arg in term.args):
+            found = unlimited(self, term)
+            if found is not None:
+                return found
         args = [self.of(arg) for arg in term.args]
+        if term.fn in FUNCTIONS:
+            return FUNCTIONS[term.fn](self, args)
         special = getattr(self, f"_{term.fn}", None)
         if special is not None:
             node: Node = special(*args)
@@ -127,6 +135,9 @@ class Lowering:
 
     def read(self, term: Term) -> Node:
         tensor, *indices = term.args
+        if term.changes != tensor.changes:
+            message = f"`{self.names[tensor]}` is changed after this element is read"
+            self.place.refuse("not-in-language", message, "make a new tensor, under another name")
         dtype = tensor.dtype or self.dtypes[tensor]
         if dtype not in ELEMENTS:
             names = {ours: theirs for theirs, ours in reversed(DTYPES.items())}
@@ -197,11 +208,7 @@ class Lowering:
         return self.call("where", same, down, self.call("neg", down))
 
     def _mod(self, a: Node, b: Node) -> Node:
-        a, b = self.numeric(a), self.numeric(b)
-        if FLOAT in (a.type, b.type):
-            whole = self.call("floor", self.call("div", a, b))
-            return self.call("sub", a, self.call("mul", b, whole))
-        return self.call("mod", a, b)
+        return FUNCTIONS["remainder"](self, (a, b))
 
     def _pow(self, a: Node, b: Node) -> Node:
         a = self.numeric(a)
@@ -315,9 +322,6 @@ class Lowering:
     def _relu6(self, a: Node) -> Node:
         return self.call("clamp", a, self.number(0), self.number(6))
 
-    def _hardtanh(self, a: Node) -> Node:
-        return self.call("clamp", a, self.number(-1), self.number(1))
-
     def _square(self, a: Node) -> Node:
         return self._mul(a, a)
 
@@ -327,19 +331,11 @@ class Lowering:
     def _tan(self, a: Node) -> Node:
         return self.call("div", self.call("sin", a), self.call("cos", a))
 
-    def _sinh(self, a: Node) -> Node:
-        return self.scaled(self.call("sub", self.call("exp", a), self.call("exp", self.call("neg", a))), 0.5)
-
     def _cosh(self, a: Node) -> Node:
         return self.scaled(self.call("add", self.call("exp", a), self.call("exp", self.call("neg", a))), 0.5)
 
     def _log10(self, a: Node) -> Node:
         return self.scaled(self.call("log2", self.numeric(a)), math.log10(2))
-
-    def _softplus(self, a: Node) -> Node:
-        a = self.real(a)
-        low = self.call("log1p", self.call("exp", self.call("min", a, self.number(20.0))))
-        return self.call("where", self.call("gt", a, self.number(20.0)), a, low)
 
     def _logsigmoid(self, a: Node) -> Node:
         a = self.real(a)

@@ -1,6 +1,6 @@
 """Modules of the source: where they lie, and what their names stand for. Nothing is imported.
 
-A name is evaluated when it is asked for, so that what a file does besides is of no account.
+A file is read when one of its names is used, and then as a whole, in the order of its statements.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import ast
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kgen.diagnostics import Diagnostic, KgenError
-from kgen.flex import source, statements
-from kgen.flex.packages import constant
+from kgen.diagnostics import Diagnostic, KgenError, shown
+from kgen.flex import scopes, source, toplevel
+from kgen.flex.packages import STARS
 from kgen.flex.source import Place, Source
-from kgen.flex.values import MISSING, External, Frame, Scope, Tensor, Term
+from kgen.flex.values import MISSING, External, Frame, Function, Scope, Unknown
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -27,8 +28,14 @@ MAX_MODULES = 64
 
 
 def find(given: str) -> Path:
-    """The file of SOURCE: a path, or the dotted name of a module. Raises `KgenError`."""
+    """The file of SOURCE: a path, the folder of a package, or the dotted name of a module. Raises `KgenError`."""
     path = Path(given)
+    if path.is_dir():
+        if (path / "__init__.py").is_file():
+            return path / "__init__.py"
+        files = ", ".join(f"`{file.as_posix()}`" for file in sorted(path.glob("*.py"))[:4])
+        hint = f"name a file of it: {files}" if files else "name a Python file"
+        raise KgenError(Diagnostic("no-source", "the folder has no `__init__.py`", given, 1, 1, hint=hint))
     if path.suffix == ".py" or path.exists():
         return path
     found = _located(given.split("."), ["", *sys.path])
@@ -44,8 +51,9 @@ def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
         return None
     PathFinder.invalidate_caches()
     search: list[str] | None = list(places)
-    for count in range(1, len(parts) + 1):
-        spec = PathFinder.find_spec(".".join(parts[:count]), search)
+    for part in parts:
+        # By its last name alone: Python looks up the package in `sys.modules` otherwise.
+        spec = PathFinder.find_spec(part, search)
         if spec is None:
             return None
         search = list(spec.submodule_search_locations) if spec.submodule_search_locations else []
@@ -53,190 +61,263 @@ def _located(parts: Sequence[str], places: Sequence[str]) -> Path | None:
     return Path(os.path.relpath(origin)) if origin and origin.endswith(".py") else None
 
 
-@dataclass(frozen=True)
-class _Binding:
-    """A statement that gives a name a meaning; the later one counts."""
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A name of another file, which is read when the name is used."""
 
-    order: int
-    statement: ast.stmt
+    module: Module
+    parts: tuple[str, ...]
+    level: int
+    name: str | None = None
+    inner: tuple[str, ...] = ()
+    """The modules in it that `import a.b.c` imports, too."""
+
+    def found(self) -> Any:
+        if self.name is None and self.module.is_folder(self.parts, self.level):
+            return Folder(self.module, self.parts, self.level)
+        found = self.module.located(self.parts, self.level)
+        if self.name is None:
+            return self._whole(found)
+        if isinstance(found, Module):
+            value = found.find(self.name)
+            if value is not MISSING:
+                if found.bindings[self.name] > 1 and (not found.done or found.imports(self.module)):
+                    place = Place(self.module.source, self.module.tree)
+                    return Unknown(
+                        place, f"`{self.name}`, which is bound again later in {found.source.name},"
+                    )
+                return value
+            found = self.module.located((*self.parts, self.name), self.level)
+            return MISSING if found is None or isinstance(found, External) else found
+        return self.module.evaluator.external(f"{found.path}.{self.name}")
+
+    def _whole(self, found: Any) -> Any:
+        """A module; refuse a name of a package that the import of a module of the same name changes."""
+        package = found
+        for name in self.inner:
+            if not isinstance(package, Module):
+                break
+            inner = package.inner(name)
+            if inner is None:
+                place = Place(self.module.source, self.module.tree)
+                return Unknown(place, f"the module `{'.'.join((*self.parts, *self.inner))}`")
+            if isinstance(inner, Folder):
+                break
+            if package.find(name) not in (inner, MISSING) and not package.imports(inner):
+                place = Place(package.source, package.tree)
+                return Unknown(place, f"`{name}`, a name and a module of {package.source.name},")
+            package = inner
+        return found
 
 
-class Module:
-    """A file, and its names."""
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """A package without `__init__.py`: only modules are in it."""
+
+    module: Module
+    parts: tuple[str, ...]
+    level: int
+
+    def find_attribute(self, name: str, place: Place) -> Any:
+        parts = (*self.parts, name)
+        if self.module.is_folder(parts, self.level):
+            return Folder(self.module, parts, self.level)
+        found = self.module.located(parts, self.level)
+        if not isinstance(found, Module):
+            place.refuse("unknown-name", f"the folder has no module {shown(name)}", "look at its files")
+        return found
+
+
+class Module(Frame):
+    """A file, and its names. Its statements are read in order; the names that one makes which cannot be read are
+    refused where they are used."""
 
     def __init__(self, text: Source, evaluator: Evaluator, path: Path | None = None) -> None:
+        super().__init__(NOWHERE)
+        self.context = self
         self.source = text
         self.evaluator = evaluator
         self.path = path
-        self.bindings: dict[str, list[_Binding]] = {}
-        self.values: dict[tuple[str, int], Any] = {}
-        self.frames: dict[int, _Before] = {}
-        self.stars: list[ast.ImportFrom] = []
-        for order, statement in enumerate(_flat(text.module().body)):
-            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
-                self.stars.append(statement)
-            for name in _bound(statement):
-                self.bindings.setdefault(name, []).append(_Binding(order, statement))
+        self.tree = text.module()
+        self.bindings = Counter(_stored(self.tree))
+        self.lost: Unknown | None = None
+        """Set if code could have bound any name."""
+        self.done = False
 
-    def find(self, name: str, before: float = float("inf")) -> Any:
-        """The value of a name, by the last statement ahead of `before` that gives it one."""
-        for binding in reversed(self.bindings.get(name, [])):
-            if binding.order < before:
-                value = self._value(name, binding)
-                if value is not MISSING:
-                    return value
-        for star in self.stars:
-            module = self._module((star.module or "").split(".") if star.module else [], star.level)
-            if isinstance(module, Module) and (value := module.find(name)) is not MISSING:
-                return value
+    def find(self, name: str) -> Any:
+        value = self.names.get(name, MISSING)
+        if isinstance(value, Deferred):
+            value = value.found()
+            if value is MISSING:
+                return MISSING
+            self.names[name] = value
+        if value is MISSING and name == "__name__":
+            return self.path.stem if self.path else "module"
+        return self.lost if value is MISSING and self.lost is not None else value
+
+    def forget_all(self, unknown: Unknown) -> None:
+        """Forget all names: code could have bound any."""
+        self.lost = unknown
+        for name in self.names:
+            self.names[name] = unknown
+
+    def read(self) -> None:
+        """Read the statements."""
+        with self.evaluator.reading(self):
+            toplevel.run(self.evaluator, self.tree.body, self)
+        self.done = True
+
+    # Imports ------------------------
+
+    def imports(self, other: Module) -> bool:
+        """True if the file imports another one: then Python reads one of them between statements of the other."""
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom))
+        return any(path == other.path for node in found for path in self._files(node))
+
+    def imported(self, node: ast.Import | ast.ImportFrom) -> list[Module]:
+        """The modules of the source that a statement imports."""
+        return [self.evaluator.module(path) for path in self._files(node)]
+
+    def _files(self, node: ast.Import | ast.ImportFrom) -> Iterator[Path]:
+        level = node.level if isinstance(node, ast.ImportFrom) else 0
+        above = node.module.split(".") if isinstance(node, ast.ImportFrom) and node.module else []
+        for alias in node.names:
+            name = alias.name.split(".") if alias.name != "*" else []
+            for parts in (above, [*above, *name]):
+                if (parts or level) and (path := self._file(parts, level)) is not None:
+                    yield path
+
+    def bind(self, node: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+        """The names of an `import`, in the frame where it stands."""
+        place = Place(self.source, node)
+        parts = tuple(node.module.split(".")) if isinstance(node, ast.ImportFrom) and node.module else ()
+        for alias in node.names:
+            if isinstance(node, ast.Import):
+                whole = tuple(alias.name.split("."))
+                found = self._whole(whole, alias.asname is not None)
+            elif alias.name == "*":
+                self._star(parts, node.level, frame, place)
+                continue
+            else:
+                found = self._deferred(parts, node.level, alias.name)
+            name = alias.asname or alias.name.split(".")[0]
+            scopes.store(frame, name, place).names[name] = found
+
+    def _whole(self, parts: tuple[str, ...], named: bool) -> Any:
+        """The module of `import a.b as c`, or the package of `import a.b`."""
+        if self._file(parts, 0) is not None and (not named or self.is_folder(parts[:1], 0)):
+            return Deferred(self, parts if named else parts[:1], 0, inner=() if named else parts[1:])
+        return self._deferred(parts if named else parts[:1], 0, None)
+
+    def member(self, name: str) -> Any:
+        """`module.name`: a name of it, or a module in the package, which Python imports as well where this runs."""
+        value = self.find(name)
+        return (self.inner(name) or MISSING) if value is MISSING else value
+
+    def inner(self, name: str) -> Module | Folder | None:
+        """A module of a package, which is read, or a folder of it."""
+        if self.path is None or self.path.name != "__init__.py":
+            return None
+        if self.is_folder((name,), 1):
+            return Folder(self, (name,), 1)
+        path = self._file((name,), 1)
+        return None if path is None else self.evaluator.module(path)
+
+    def is_folder(self, parts: Sequence[str], level: int) -> bool:
+        """True for a package without `__init__.py` that has a Python file, or a package with one, in it."""
+        below = self._folder(parts, level) if all(part.isidentifier() for part in parts) else None
+        if below is None or self._file(parts, level) is not None:
+            return False
+        folder = below.joinpath(*parts)
+        return any(True for pattern in ("*.py", "*/*.py") for _ in folder.glob(pattern))
+
+    def _deferred(self, parts: tuple[str, ...], level: int, name: str | None) -> Any:
+        if self._file(parts, level) is None:
+            if name is not None and self._file((*parts, name), level) is not None:
+                return Deferred(self, (*parts, name), level)
+            path = ".".join(parts)
+            return self.evaluator.external(path if name is None else f"{path}.{name}")
+        return Deferred(self, parts, level, name)
+
+    def _star(self, parts: tuple[str, ...], level: int, frame: Frame, place: Place) -> None:
+        found = self.located(parts, level)
+        if isinstance(found, Module):
+            names = found.find("__all__")
+            if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+                chosen = list(names)
+            elif names is MISSING and found.lost is None and found.done:
+                chosen = [name for name in found.names if not name.startswith("_")]
+            else:
+                place.refuse("not-known", "the names of this `*` are not known", "import each by its name")
+            for name in chosen:
+                frame.names[name] = found.names.get(name, MISSING)
+                if frame.names[name] is MISSING:
+                    del frame.names[name]
+        elif found.path in STARS:
+            for name in STARS[found.path]:
+                frame.names[name] = self.evaluator.external(f"{found.path}.{name}")
+        else:
+            hint = "import each name that is used by its name"
+            error = place.wrong("not-known", f"the names of `{found.path}` may hide others", hint)
+            self.forget_all(Unknown(place, f"what `{found.path}` defines", error=error))
+
+    def located(self, parts: Sequence[str], level: int) -> Module | External:
+        """A module beside this one or in its package; any other is another package's."""
+        path = self._file(parts, level)
+        return External(".".join(parts)) if path is None else self.evaluator.module(path)
+
+    def _file(self, parts: Sequence[str], level: int) -> Path | None:
+        folder = self._folder(parts, level)
+        if folder is None:
+            return None
+        path = _located(parts, [str(folder)]) if parts else folder / "__init__.py"
+        return path if path is not None and os.path.isfile(path) else None
+
+    def _folder(self, parts: Sequence[str], level: int) -> Path | None:
+        """The folder that the name of a module counts from."""
+        if self.path is None:
+            return None
+        folder = Path(os.path.realpath(self.path)).parent
+        if level:
+            for _ in range(level - 1):
+                folder = folder.parent
+            return folder
+        package = None
+        while os.path.isfile(folder / "__init__.py"):
+            folder, package = folder.parent, folder.name
+        # What lies beside a package is another one, as all that is installed.
+        return None if package is not None and parts[0] != package else folder
+
+
+def _stored(tree: ast.AST) -> Iterator[str]:
+    """The names that a file binds, in any of its scopes: each as often as it is bound."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                yield name
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.alias(name=name, asname=other):
+                yield other or name.split(".")[0]
+            case ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
+
+
+class _Nowhere:
+    """The scope around modules."""
+
+    def find(self, name: str) -> Any:
         return MISSING
 
     def closure(self) -> Scope:
         return self
 
-    def _value(self, name: str, binding: _Binding) -> Any:
-        key = (name, binding.order)
-        place = Place(self.source, binding.statement)
-        if key not in self.values:
-            self.values[key] = _WAITING
-            self.values[key] = self._evaluated(name, binding)
-        if self.values[key] is _WAITING:
-            place.refuse("cyclic-name", f"`{name}` is defined by itself", "give the new value another name")
-        return self.values[key]
 
-    def _evaluated(self, name: str, binding: _Binding) -> Any:
-        statement = binding.statement
-        match statement:
-            case ast.Import(names=names):
-                for alias in names:
-                    if alias.asname == name:
-                        return self._module(alias.name.split("."), 0)
-                    if alias.asname is None and alias.name.split(".")[0] == name:
-                        return self._module([name], 0)
-            case ast.ImportFrom():
-                return self._imported(statement, name)
-        match statement:
-            case ast.Expr() | ast.Assign(targets=[ast.Subscript()]) | ast.AugAssign(target=ast.Subscript()):
-                value = self.find(name, binding.order)
-                if isinstance(value, list | dict | Tensor | Term):
-                    # One number that is made to learn is another value.
-                    return self._run(binding).names.get(name, value)
-                return value
-        made = self._run(binding).names
-        # A list that a loop appended to is the one that was there before.
-        return made[name] if name in made else self.find(name, binding.order)
-
-    def _run(self, binding: _Binding) -> _Before:
-        """The names that a statement makes; it is run once, whichever of them are asked for."""
-        if binding.order not in self.frames:
-            frame = self.frames[binding.order] = _Before(self, order=binding.order)
-            with self.evaluator.ahead():
-                statements.run(self.evaluator, [binding.statement], frame, self.source)
-        return self.frames[binding.order]
-
-    def _imported(self, statement: ast.ImportFrom, name: str) -> Any:
-        parts = statement.module.split(".") if statement.module else []
-        found = self._module(parts, statement.level)
-        original = next((a.name for a in statement.names if (a.asname or a.name) == name), name)
-        if isinstance(found, Module):
-            value = found.find(original)
-            return self._module([*parts, original], statement.level) if value is MISSING else value
-        return constant(f"{found.path}.{original}")
-
-    def _module(self, parts: list[str], level: int) -> Module | External:
-        """A module beside this one or in its package; any other is another package's."""
-        outside = External(".".join(parts))
-        if self.path is None:
-            return outside
-        folder = Path(os.path.realpath(self.path)).parent
-        if level:
-            for _ in range(level - 1):
-                folder = folder.parent
-        else:
-            package = None
-            while os.path.isfile(folder / "__init__.py"):
-                folder, package = folder.parent, folder.name
-            # What lies beside a package is another one, as all that is installed.
-            if package is not None and parts[0] != package:
-                return outside
-        if not parts:
-            path: Path | None = folder / "__init__.py"
-        else:
-            path = _located(parts, [str(folder)])
-        if path is None or not os.path.isfile(path):
-            return outside
-        return self.evaluator.module(path)
-
-
-_WAITING = object()
-
-
-@dataclass(eq=False)
-class _Before(Frame):
-    """The names of a module as a statement of it finds them, and those that it makes. Functions see later ones too."""
-
-    outer: Module
-    order: int = 0
-
-    def find(self, name: str) -> Any:
-        return self.names[name] if name in self.names else self.outer.find(name, self.order)
-
-    def closure(self) -> Scope:
-        return self.outer
-
-
-def _flat(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements in order, with those of `try` and `with` in their place."""
-    for statement in body:
-        if isinstance(statement, ast.Try | ast.With):
-            yield from _flat(statement.body)
-        else:
-            yield statement
-
-
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement gives a meaning to."""
-    match statement:
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AsyncFunctionDef(name=name):
-            yield name
-        case ast.Import(names=names):
-            yield from (alias.asname or alias.name.split(".")[0] for alias in names)
-        case ast.ImportFrom(names=names):
-            yield from (alias.asname or alias.name for alias in names)
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=str()))):
-            # A method may change what it is called on.
-            yield name
-        case ast.Assign(targets=targets):
-            for target in targets:
-                yield from _stored(target)
-        case ast.AnnAssign(target=target, value=ast.expr()) | ast.AugAssign(target=target):
-            yield from _stored(target)
-        case ast.For(target=target, body=body, orelse=orelse):
-            yield from _stored(target)
-            for inner in (*body, *orelse):
-                yield from _bound(inner)
-        case ast.If(body=body, orelse=orelse) | ast.While(body=body, orelse=orelse):
-            for inner in (*body, *orelse):
-                yield from _bound(inner)
-
-
-def _stored(target: ast.expr) -> Iterator[str]:
-    if isinstance(target, ast.Name):
-        yield target.id
-    elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-        yield target.value.id
-    elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
-        if target.attr == "requires_grad":
-            yield target.value.id
-    elif isinstance(target, ast.Starred):
-        yield from _stored(target.value)
-    elif isinstance(target, ast.Tuple | ast.List):
-        for element in target.elts:
-            yield from _stored(element)
+NOWHERE = _Nowhere()
 
 
 def load(path: Path, evaluator: Evaluator) -> Module:
-    """A file as a module. Raises `KgenError`."""
+    """A file as a module, whose statements are not read yet. Raises `KgenError`."""
     return Module(source.read(path), evaluator, path)
 
 
@@ -244,6 +325,6 @@ def functions(module: Module) -> list[str]:
     """The names of a module's own functions, for hints."""
     return [
         name
-        for name, bindings in module.bindings.items()
-        if isinstance(bindings[-1].statement, ast.FunctionDef)
+        for name, value in module.names.items()
+        if isinstance(value, Function) and value.place.source is module.source and value.name == name
     ]

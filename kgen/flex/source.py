@@ -73,13 +73,17 @@ class Place:
 
     def refuse(self, code: str, message: str, hint: str) -> NoReturn:
         """Raise what is wrong here."""
+        raise self.wrong(code, message, hint)
+
+    def wrong(self, code: str, message: str, hint: str) -> KgenError:
+        """The error that something is wrong here."""
         line = self.source.lines[self.line - 1] if self.line <= len(self.source.lines) else ""
         # The parser's columns count bytes.
         start = self._column(line, getattr(self.node, "col_offset", 0))
         end = len(line.rstrip())
         if getattr(self.node, "end_lineno", None) == self.line:
             end = self._column(line, getattr(self.node, "end_col_offset", None) or 0)
-        raise self.source.wrong(code, message, self.line, start + 1, hint, max(end - start, 1))
+        return self.source.wrong(code, message, self.line, start + 1, hint, max(end - start, 1))
 
     @staticmethod
     def _column(line: str, offset: int) -> int:

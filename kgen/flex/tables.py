@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from kgen.flex import composed
+
 ELEMENTWISE: dict[str, tuple[str, tuple[str, ...]]] = {
     **{
         name: (name, ("input",))
         for name in (
             *(
                 "abs",
+                "atan",
                 "ceil",
                 "cos",
                 "erf",
@@ -24,7 +27,6 @@ ELEMENTWISE: dict[str, tuple[str, tuple[str, ...]]] = {
             *(
                 "reciprocal",
                 "relu",
-                "round",
                 "rsqrt",
                 "sigmoid",
                 "sign",
@@ -38,12 +40,9 @@ ELEMENTWISE: dict[str, tuple[str, tuple[str, ...]]] = {
                 "tanh",
                 "trunc",
                 "logical_not",
-                "softplus",
                 "logsigmoid",
                 "relu6",
-                "hardtanh",
                 "softsign",
-                "sinh",
                 "cosh",
             ),
         )
@@ -52,7 +51,7 @@ ELEMENTWISE: dict[str, tuple[str, tuple[str, ...]]] = {
         name: (name, ("input", "other"))
         for name in (
             *("add", "sub", "mul", "div", "pow", "eq", "ne", "lt", "le", "gt", "ge"),
-            *("logical_and", "logical_or", "logical_xor", "fmod", "copysign", "heaviside"),
+            *("logical_and", "logical_or", "logical_xor"),
         )
     },
     "gelu": ("gelu", ("input",)),
@@ -77,17 +76,30 @@ for _alias, _name in (
 ):
     ELEMENTWISE[_alias] = ELEMENTWISE[_name]
 for _alias, _name in (
-    *(("minimum", "min"), ("maximum", "max"), ("fmin", "min"), ("fmax", "max"), ("remainder", "mod")),
+    *(("minimum", "min"), ("maximum", "max")),
     *(
         ("floor_divide", "floordiv"),
         ("bitwise_and", "bitand"),
         ("bitwise_or", "bitor"),
         ("bitwise_xor", "bitxor"),
     ),
-    *(("bitwise_left_shift", "lshift"), ("bitwise_right_shift", "rshift"), ("float_power", "pow")),
+    *(("bitwise_left_shift", "lshift"), ("bitwise_right_shift", "rshift")),
 ):
     ELEMENTWISE[_alias] = (_name, ("input", "other"))
 ELEMENTWISE["bitwise_not"] = ("invert", ("input",))
+ELEMENTWISE |= {name: (name, function.parameters) for name, function in composed.FUNCTIONS.items()}
+for _alias, _name in (
+    *(("arccos", "acos"), ("arccosh", "acosh"), ("arcsin", "asin"), ("arcsinh", "asinh")),
+    *(("arctan", "atan"), ("arctan2", "atan2"), ("arctanh", "atanh")),
+    ("log_sigmoid", "logsigmoid"),
+):
+    ELEMENTWISE[_alias] = ELEMENTWISE[_name]
+DEFAULTS: dict[str, dict[str, float]] = {
+    "leaky_relu": {"negative_slope": 0.01},
+    "elu": {"alpha": 1.0},
+    **{name: function.defaults for name, function in composed.FUNCTIONS.items()},
+}
+"""The arguments that need not be given."""
 
 REDUCTIONS = frozenset(
     {
@@ -115,6 +127,8 @@ SAME = frozenset(
 
 NO_GRAD = frozenset({"no_grad", "inference_mode"})
 """Contexts of torch whose results have no gradient; they are decorators, too."""
+GRADIENT_MODES = NO_GRAD | {"enable_grad", "set_grad_enabled"}
+"""Contexts of torch that say whether operations have gradients."""
 
 OF_SEQUENCES = frozenset(
     {
@@ -123,6 +137,11 @@ OF_SEQUENCES = frozenset(
     }
 )
 """Methods of lists and dictionaries that are called as they are."""
+
+CHANGING = frozenset(
+    ("append", "clear", "extend", "insert", "pop", "remove", "reverse", "setdefault", "sort", "update")
+)
+"""Methods that change a list or a dictionary."""
 
 DTYPES = {
     "float32": "fp32",

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from kgen.flex.composed import TRUTH
+from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
@@ -20,6 +22,7 @@ from kgen.flex.values import (
     Unknown,
     is_number,
     kind,
+    plain,
 )
 
 if TYPE_CHECKING:
@@ -86,12 +89,16 @@ def attribute(owner: Term | Part | Tensor, name: str, place: Place) -> Any:
 def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: Place) -> Any:
     """Some more indices, or a tensor that is cut out ahead of the mods."""
     tensor, before = (owner, ()) if isinstance(owner, Tensor) else (owner.tensor, owner.indices)
+    index = plain(index)
     index = tuple(scalar(i, place) for i in index) if ev.of_a_pair else index
+    if tensor.open and not ev.of_a_pair and len(index) == 1 and isinstance(index[0], str):
+        return Tensor(place, origin=origin(place), open=True)  # of a file that has several
     if any(isinstance(i, slice | Tensor | list) or i is None or i is Ellipsis for i in index) or any(
         isinstance(i, Unknown) and i.what == "this literal" for i in index
     ):
         if not ev.of_a_pair:
-            return _changed(tensor, place, shape=None)
+            chosen = any(isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index)
+            return _changed(tensor, place, shape=None, open=tensor.open or chosen)
         place.refuse("whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`")
     found = list(before)
     for i in index:
@@ -110,7 +117,8 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     if tensor.shape is not None and len(found) > len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
         place.refuse("bad-index", message, "use one index for each dimension")
-    return Part(tensor, tuple(found), place)
+    part = Part(tensor, tuple(found), place)
+    return detached(part, place) if ev.detaches and ev.of_a_pair else part
 
 
 def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
@@ -120,10 +128,10 @@ def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
             return dataclasses.replace(value, grad=grad, follows=follows or value.follows)
         case Part(tensor=tensor, indices=before):
             shape = None if tensor.shape is None else tensor.shape[len(before) :]
-            return Tensor(place, None, shape, tensor.dtype, grad, follows, _origin(place))
+            return Tensor(place, None, shape, tensor.dtype, grad, origin(place), follows=follows)
         case Term():
             known = value.args[1] if value.fn == "cast" else "fp32"
-            return Tensor(place, None, (), known, grad, follows, _origin(place))
+            return Tensor(place, None, (), known, grad, origin(place), follows=follows)
     return value
 
 
@@ -150,8 +158,6 @@ def detached(value: Any, place: Place) -> Any:
             return dataclasses.replace(value, tensor=detached(value.tensor, place))
         case Term():
             return Term("detach", (value,), place)
-        case tuple() | list():
-            return type(value)(detached(item, place) for item in value)
     return value
 
 
@@ -194,7 +200,7 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
             _counted(name, args, keywords),
             known or ("int64" if whole else "fp32"),
             grad,
-            origin=_origin(place),
+            origin(place),
         )
     if name in ("tril", "triu", "flip", "roll", "cumsum", "repeat_interleave", "sort") and args:
         of = args[0]
@@ -211,11 +217,13 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
         return owned(made, place, grad=True) if grad else made
     if isinstance(value, Term | Part | Tensor):
         return owned(value, place, grad=True) if grad else value
+    if isinstance(value, Unknown):
+        return Tensor(place, None, None, known, grad, origin(place), open=True)
     shape, leaves = _extents(value)
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
         known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
-    return Tensor(place, None, shape, known, grad, origin=_origin(place))
+    return Tensor(place, None, shape, known, grad, origin(place))
 
 
 def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
@@ -259,11 +267,11 @@ def _filled(
         known = known or "int64"
     sizes = keywords.get("size", args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args)
     if not isinstance(sizes, list | tuple):
-        return Tensor(place, None, None, known or "fp32", grad, origin=_origin(place))
+        return Tensor(place, None, None, known or "fp32", grad, origin(place))
     if not sizes and is_number(fill) and not grad:
         return Term("cast", (Term("const", (fill,), place), known or "fp32"), place)
     shape = tuple(n if type(n) is int else None for n in sizes)
-    return Tensor(place, None, shape, known or "fp32", grad, origin=_origin(place))
+    return Tensor(place, None, shape, known or "fp32", grad, origin(place))
 
 
 def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Shape:
@@ -288,22 +296,41 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         shape: Shape | None = None
     else:
         shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
-    if fn in ("lt", "le", "gt", "ge", "eq", "ne", "logical_not", "logical_and", "logical_or"):
-        dtype: str | None = "bool"
-    elif fn in _REAL or any(isinstance(a, float) for a in args):
-        dtype = next((a.dtype for a in found if a.dtype in ("bf16", "fp16", "fp64")), "fp32")
-    else:
-        dtype = found[-1].dtype if len({a.dtype for a in found}) == 1 else None
-    grad, follows = any(a.grad for a in found), any(a.follows for a in found)
-    return Tensor(place, None, shape, dtype, grad, follows, _origin(place))
+    return Tensor(
+        place,
+        None,
+        shape,
+        _promoted(fn, args),
+        any(a.grad for a in found),
+        origin(place),
+        any(a.open for a in found),
+        follows=any(a.follows for a in found),
+    )
 
 
-_REAL = frozenset(
-    {
-        *("div", "exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sigmoid", "tanh", "sin", "cos"),
-        *("tan", "reciprocal", "silu", "gelu"),
-    }
-)
+_ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "fp16", "bf16", "fp32", "fp64")
+_REALS = _ORDER[6:]
+
+
+def _promoted(fn: str, args: Sequence[Any]) -> str | None:
+    """The dtype of what an operation gives; None if one of the tensors has none that is known."""
+    if fn in COMPARISONS | LOGICAL | TRUTH:
+        return "bool"
+    values = {"where": args[1:], "masked_fill": (*args[:1], *args[2:])}.get(fn, args)
+    dtypes = {a.dtype for a in values if isinstance(a, Tensor)}
+    if None in dtypes:
+        return None
+    dtype = max(filter(None, dtypes), key=_ORDER.index, default="bool")
+    if dtypes >= {"fp16", "bf16"}:
+        dtype = "fp32" if dtype != "fp64" else dtype
+    if dtypes >= {"uint8", "int8"} and dtype == "int8":
+        dtype = "int16"
+    real = fn == "div" or fn in REAL - ROUNDING or any(isinstance(a, float) for a in values)
+    if real and dtype not in _REALS:
+        return "fp64" if fn == "float_power" else "fp32"
+    if dtype == "bool" and any(type(a) is int for a in values):
+        return "int64"
+    return dtype
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape | None:
@@ -325,9 +352,8 @@ def method(
         if name == "requires_grad_":
             owner.grad = not args or args[0] is not False
         return owner
-    if name in ("size", "dim"):
-        shape = attribute(owner, "shape" if name == "size" else "ndim", place)
-        return shape[args[0]] if args and isinstance(shape, tuple) and type(args[0]) is int else shape
+    if name.endswith("_") and not name.endswith("__"):
+        owner.changes += 1
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
@@ -346,6 +372,8 @@ def method(
         return _changed(owner, place, shape=_reshaped(owner.shape, (-1,)))
     if name == "t":
         return attribute(owner, "T", place)
+    if name in _MOVED:
+        return _changed(owner, place, shape=_moved(name, owner.shape, args))
     if name in ("tril", "triu", "cumsum", "flip"):
         return made(ev, name, [owner, *args], {}, place)
     if name in ("item", "tolist"):
@@ -357,7 +385,33 @@ def method(
 
 def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
     """Another tensor that is made of one here, and has no name yet."""
-    return dataclasses.replace(owner, **{"name": None, "place": place, "origin": _origin(place), **fields})
+    return dataclasses.replace(owner, **{"name": None, "place": place, "origin": origin(place), **fields})
+
+
+_MOVED = frozenset(
+    {
+        *("squeeze", "transpose", "swapaxes", "permute", "expand", "repeat", "repeat_interleave", "tile"),
+        *("narrow", "index_select", "gather", "select", "movedim", "broadcast_to", "unflatten"),
+    }
+)
+"""Methods whose result has elements of the tensor, and so its dtype."""
+
+
+def _moved(name: str, shape: Shape | None, args: Sequence[Any]) -> Shape | None:
+    """The shape of the result, if it is known."""
+    rank = 0 if shape is None else len(shape)
+    if shape is None or not args or not all(type(n) is int and -rank <= n < rank for n in args):
+        return None
+    axes = [n % rank for n in args]
+    if name == "squeeze" and len(axes) == 1 and shape[axes[0]] is not None:
+        return shape if shape[axes[0]] != 1 else (*shape[: axes[0]], *shape[axes[0] + 1 :])
+    if name == "permute" and len(axes) == rank:
+        return tuple(shape[axis] for axis in axes)
+    if name in ("transpose", "swapaxes") and len(axes) == 2:
+        swapped = list(range(rank))
+        swapped[axes[0]], swapped[axes[1]] = axes[1], axes[0]
+        return tuple(shape[axis] for axis in swapped)
+    return None
 
 
 def _reshaped(shape: Shape | None, sizes: Sequence[Any]) -> Shape:
@@ -380,11 +434,12 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
     given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
-        return Tensor(place, None, None, None, first.grad, origin=_origin(place))
+        is_open = any(a.open for a in given if isinstance(a, Tensor))
+        return Tensor(place, None, None, None, first.grad, origin(place), is_open)
     return Unknown(place, "what torch computes here")
 
 
-def _origin(place: Place) -> str:
+def origin(place: Place) -> str:
     name = place.source.name
     return (
         f"as {name} says" if name.startswith("--") else f"made in line {place.line} of {PurePath(name).name}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from kgen.diagnostics import KgenError
 from kgen.flex.source import Place
 
 MAX_DEPTH = 100
@@ -18,16 +20,18 @@ class Term:
     `var` has a name, `const` a number, `read` a tensor and its indices. Terms are shared, and compared by identity.
     """
 
-    __slots__ = ("args", "depth", "fn", "label", "place")
+    __slots__ = ("args", "changes", "depth", "fn", "label", "place")
 
     depth: int
 
     def __init__(self, fn: str, args: Sequence[Any], place: Place) -> None:
         self.fn = fn
-        self.args = tuple(args)
+        self.args = tuple(plain(arg) for arg in args)
         self.place = place
         self.label: str | None = None
         """What the user called it."""
+        self.changes = self.args[0].changes if fn == "read" else 0
+        """How often the tensor that it reads had been changed."""
         self.depth = 1 + max((arg.depth for arg in self.args if isinstance(arg, Term)), default=0)
         if self.depth > MAX_DEPTH:
             message = f"the expression nests more than {MAX_DEPTH} deep"
@@ -48,10 +52,14 @@ class Tensor:
     shape: tuple[int | None, ...] | None = None
     dtype: str | None = None
     grad: bool = False
-    follows: bool = False
-    """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     origin: str = ""
     """Where it comes from, for a comment."""
+    open: bool = False
+    """Set if its extents depend on values: an index does not say them."""
+    changes: int = 0
+    """How often it was changed in place."""
+    follows: bool = False
+    """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     detached_from: Tensor | None = None
     """The tensor whose elements these are, where no gradient goes back to it."""
 
@@ -97,6 +105,19 @@ class Unknown:
     place: Place
     what: str
     hint: str = "write its value as a literal"
+    error: KgenError | None = None
+    """The message, where a statement that failed has one."""
+
+
+class Passing:
+    """What an iterator will give, as a generator or `map`. It is used where it stands, and has no name."""
+
+    def __init__(self, items: list[Any], once: bool = True, of: Sequence[Any] = ()) -> None:
+        self.items = items
+        self.once = once
+        self.of = [(value, list(value)) for value in of if isinstance(value, list | dict)]
+        """The lists that are run over, and what they held."""
+        self.used = False
 
 
 class Scope(Protocol):
@@ -110,6 +131,8 @@ class Scope(Protocol):
 
 
 MISSING = object()
+UNBOUND = object()
+"""A name that the function binds further down: Python does not look it up outside."""
 
 
 @dataclass(eq=False)
@@ -118,9 +141,19 @@ class Frame:
 
     outer: Scope
     names: dict[str, Any] = field(default_factory=dict)
+    bound: frozenset[str] = frozenset()
+    """The names that the function binds, with a value or without one."""
+    shared: Mapping[str, Scope] = field(default_factory=dict)
+    """The frames of names that are declared `global` or `nonlocal`."""
+    context: object = None
+    """What was being read when the frame was made: a module, EXPR or a mod."""
 
     def find(self, name: str) -> Any:
-        return self.names[name] if name in self.names else self.outer.find(name)
+        if name in self.names:
+            return self.names[name]
+        if name in self.shared:
+            return self.shared[name].find(name)
+        return UNBOUND if name in self.bound else self.outer.find(name)
 
     def closure(self) -> Scope:
         return self
@@ -134,10 +167,99 @@ class Function:
     place: Place
     scope: Scope
     defaults: Mapping[str, Any]
+    results: dict[Any, Any] | None = None
+    """By arguments, where the function keeps what it returned."""
+    owner: Class | None = None
+    """The class that it is a method of, for `super()`."""
+
+    def of(self, owner: Class) -> Function:
+        return dataclasses.replace(self, owner=self.owner or owner)
 
     @property
     def name(self) -> str:
         return self.node.name if isinstance(self.node, ast.FunctionDef) else "the lambda"
+
+
+@dataclass(eq=False)
+class Class:
+    """A class of the source. `bases` has the paths of all bases that are of other packages."""
+
+    name: str
+    place: Place
+    names: dict[str, Any]
+    parent: Class | None
+    bases: tuple[str, ...]
+    context: object
+    fields: tuple[str, ...] | None = None
+    """Of a named tuple."""
+    members: dict[Any, Any] | None = None
+    """Of an enumeration, by value."""
+
+    def find(self, name: str) -> Any:
+        if name in self.names:
+            return self.names[name]
+        return self.parent.find(name) if self.parent else MISSING
+
+
+@dataclass(eq=False)
+class Instance:
+    """An instance of a class of the source, with its own attributes."""
+
+    cls: Class
+    names: dict[str, Any]
+    context: object
+
+
+@dataclass(frozen=True, eq=False)
+class Wrapped:
+    """A `staticmethod`, a `classmethod` or a `property`."""
+
+    kind: str
+    function: Function
+
+    def of(self, owner: Class) -> Wrapped:
+        return Wrapped(self.kind, self.function.of(owner))
+
+
+@dataclass(frozen=True, eq=False)
+class Super:
+    """`super()` in a method of a class."""
+
+    cls: Class
+    self: Any
+
+
+class Member(int):
+    """A member of an enumeration of integers, which is one."""
+
+    cls: Class
+    label: str
+
+    def __new__(cls, value: int, of: Class, label: str) -> Member:
+        made = super().__new__(cls, value)
+        made.cls, made.label = of, label
+        return made
+
+
+def plain(value: Any) -> Any:
+    """A value as functions of torch see it: members of enumerations are numbers."""
+    match value:
+        case Member():
+            return int(value)
+        case tuple() | list():
+            return type(value)(plain(item) for item in value) if type(value) in (tuple, list) else value
+    return value
+
+
+class Named(tuple[Any, ...]):
+    """A named tuple."""
+
+    cls: Class
+
+    def __new__(cls, values: Iterable[Any], of: Class) -> Named:
+        made = super().__new__(cls, values)
+        made.cls = of
+        return made
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,6 +278,8 @@ def is_number(value: Any) -> bool:
 
 def is_callable(value: Any) -> bool:
     """Whether the source may call it."""
+    if isinstance(value, Instance):
+        return any(isinstance(value.cls.find(name), Function) for name in ("__call__", "forward"))
     return isinstance(value, Function | Partial | External | Method)
 
 
@@ -180,6 +304,10 @@ def kind(value: Any) -> str:
             return "a string"
         case tuple() | list():
             return "a sequence"
+        case Class(name=name):
+            return f"the class `{name}`"
+        case Instance(cls=cls):
+            return f"a `{cls.name}`"
         case Unknown(what=what):
             return what
     return "this"

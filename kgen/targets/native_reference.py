@@ -58,6 +58,7 @@ PLAIN = [
     "tanh",
     "sin",
     "cos",
+    "atan",
     "floor",
     "ceil",
     "pow",

@@ -57,6 +57,7 @@ MASKS = [
     "by_dtype(padding)",
     "by_dtype(lengths)",
     "paged(causal, pages := torch.tensor([[1, 0, -1, 2], [3, 2, 1, 0]]), 16)",
+    "in_spans",
 ]
 SCORES = [
     "alibi(HEADS)",
@@ -86,6 +87,7 @@ SCORES = [
     "by_learned_numbers",
     "straight_through",
     "without_gradient",
+    "by_modes_of_gradients",
     "by_numbers_of_a_factory()",
     "private",
     "silu_score",
@@ -126,4 +128,6 @@ SCORES = [
     "powers",
     "rounded_index",
     "by_name",
+    "arctangent",
+    "log_of_sums",
 ]

@@ -807,6 +807,49 @@ def stopped(score, h):
 
 
 def without_gradient(score, b, h, q_idx, kv_idx):
+    assert CAP > 0
+    assert h.dim() == 0, "no head"
+    assert "gate" in globals()
     with torch.no_grad():
         bounded = torch.tanh(score * rate)
     return bounded + stopped(score, h) + score * gate[h]
+
+
+shared = torch.tensor(0.75)
+group = [shared]
+group[0].requires_grad_()
+
+
+@torch.no_grad()
+def unchanged(x):
+    return x
+
+
+def by_modes_of_gradients(score, b, h, q_idx, kv_idx):
+    with torch.no_grad():
+        kept = score
+        element = gate[h]
+        held = score * shared
+        with torch.enable_grad():
+            learned = score * rate
+        with torch.set_grad_enabled(False):
+            held = held + score.to(torch.float64).to(score.dtype)
+    return unchanged(kept) * kept + element * held + learned * shared
+
+
+def arctangent(score, b, h, q_idx, kv_idx):
+    return score + torch.atan2(score, (q_idx - kv_idx) + 0.5)
+
+
+def log_of_sums(score, b, h, q_idx, kv_idx):
+    return torch.logaddexp(score, 0.1 * (kv_idx - q_idx)) + torch.asinh(score)
+
+
+spans = torch.tensor([[[0, 9], [20, 40]], [[5, 30], [33, 60]]])
+
+
+def in_spans(b, h, q_idx, kv_idx):
+    kept = q_idx == kv_idx
+    for start, stop in spans[b]:
+        kept = kept | ((q_idx >= start) & (kv_idx >= start) & (kv_idx < stop))
+    return kept

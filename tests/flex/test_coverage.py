@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pointwise_table
 import pytest
 import torch
 from gym_table import ACCEPTED, HELPERS, REFUSED, tensors
@@ -136,6 +137,18 @@ def rows(module: ModuleType) -> list[str]:
     return lines
 
 
+def elements() -> list[str]:
+    """The functions of elements, and why some are refused."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in pointwise_table.REFUSED.items():
+        by_reason.setdefault(reason, []).append(cell(name))
+    names = ", ".join(map(cell, sorted(pointwise_table.accepted())))
+    table = [f"| {', '.join(found)} | {reason} |" for reason, found in by_reason.items()]
+    title = "## Functions of elements"
+    said = "Torch's pointwise operators, and the activations of `torch.nn.functional`. Read, with torch's values:"
+    return [title, "", said, "", names + ".", "", "| refused | |", "|---|---|", *table, ""]
+
+
 def test_the_page_is_current() -> None:
     before, _, rest = PAGE.read_text(encoding="utf-8").partition("<!-- coverage -->\n")
     _, _, after = rest.partition("<!-- end -->\n")
@@ -145,6 +158,7 @@ def test_the_page_is_current() -> None:
     for title, texts in (("Masks", MASKS), ("Score mods", SCORES)):
         parts += [f"## {title} of FlexAttention's tests, transformers and the field", ""]
         parts += [", ".join(map(cell, texts)) + ".", ""]
+    parts += elements()
     wanted = before + "<!-- coverage -->\n\n" + "\n".join(parts) + "<!-- end -->\n" + after
     if os.environ.get("KGEN_UPDATE_GOLDEN"):
         PAGE.write_text(wanted, encoding="utf-8")

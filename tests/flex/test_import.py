@@ -188,15 +188,15 @@ def test_numbers_that_learn_are_no_constants(live_patterns: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["straight_through", "without_gradient"])
+@pytest.mark.parametrize("text", ["straight_through", "without_gradient", "by_modes_of_gradients"])
 def test_what_torch_detaches_has_no_gradient(text: str, live_patterns: Any) -> None:
     """The derivatives of what is imported are those of the function itself, in the score and in what learns."""
     loaded = settled(imported(str(HERE / "patterns.py"), {"score_mod": text}, Options()), "spec.yaml")[1]
     score = torch.linspace(-2, 2, 7, dtype=torch.float64, requires_grad=True)
-    learned = [score, live_patterns.rate, live_patterns.gate]
+    learned = [score, live_patterns.rate, live_patterns.gate, live_patterns.shared]
     at = {"b": 0, "h": 2, "q_idx": 3, "kv_idx": 1}
     place = {n: torch.tensor(i) for n, i in at.items()}
-    env = {**SIZES, **place, "score": score, "rate": learned[1], "gate": learned[2]}
+    env = {**SIZES, **place, "score": score, "rate": learned[1], "gate": learned[2], "shared": learned[3]}
     own = getattr(live_patterns, text)(score, *place.values())
     read = evaluate(loaded.trees["score_mod"], env, torch)
     found = [

@@ -42,6 +42,13 @@ WHOLE = {
         "mods.py:7:12",
         "`~`",
     ),
+    "assert in a mod": (
+        "W = 4\ndef mod(b, h, q, k):\n    assert W > 100, 'wide'\n    return q - k < W\n",
+        ["--mask", "mod"],
+        "raises",
+        "mods.py:8:5",
+        "asserts here what does not hold",
+    ),
     "chain": (
         "def mod(b, h, q, k):\n    return 0 <= q - k < 8\n",
         ["--mask", "mod"],
@@ -239,7 +246,7 @@ WHOLE = {
         "is not defined in mods.py",
     ),
     "class": (
-        "class Mod:\n    def __call__(self, b, h, q, k):\n        return q >= k\n",
+        "class Mod(metaclass=Meta):\n    def __call__(self, b, h, q, k):\n        return q >= k\n",
         ["--mask", "Mod()"],
         "bad-call",
         "--mask:1:1",

@@ -26,7 +26,7 @@ REAL = torch.float64
 def in_python(text: str, **values: object) -> float:
     """What the text would be in a kernel, with Python's numbers in place of the kernel's."""
     own = {name: getattr(math, name) for name in ("exp", "exp2", "log", "log2", "sqrt", "tanh", "sin", "cos")}
-    own |= {name: getattr(math, name) for name in ("ceil", "erf", "expm1", "log1p", "pow")}
+    own |= {name: getattr(math, name) for name in ("atan", "ceil", "erf", "expm1", "log1p", "pow")}
     functions = SimpleNamespace(**own, rsqrt=lambda x: x**-0.5, floor=math.floor, roundeven=round)
     names = {
         "cute": SimpleNamespace(math=functions),

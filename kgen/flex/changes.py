@@ -1,0 +1,185 @@
+"""Changes of values in place: elements, attributes, `+=` and `del`. Python's own objects stand for lists, so that all
+names of one see a change."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from typing import TYPE_CHECKING, Any
+
+from kgen.flex import effects, numbers, scopes
+from kgen.flex.source import Place, Source
+from kgen.flex.values import (
+    Class,
+    External,
+    Frame,
+    Function,
+    Instance,
+    Part,
+    Partial,
+    Passing,
+    Tensor,
+    Term,
+    Unknown,
+)
+
+if TYPE_CHECKING:
+    from kgen.flex.evaluating import Evaluator
+
+
+def put(ev: Evaluator, frame: Frame, name: str, value: Any, place: Place) -> None:
+    """Give a name a value, in the frame that it belongs to."""
+    holder = scopes.store(frame, name, place)
+    if holder is not frame:
+        ev.changing(holder, place)
+    holder.names[name] = value
+
+
+def assign(ev: Evaluator, target: ast.expr, value: Any, frame: Frame, source: Source) -> None:
+    place = Place(source, target)
+    match target:
+        case ast.Name(id=name):
+            if isinstance(value, Term) and value.label is None:
+                value.label = name
+            if isinstance(value, Tensor) and value.name is None:
+                value.name = name
+            if isinstance(value, Passing):
+                value = Unknown(place, "an iterator under a name", "make a list of it, `list(...)`")
+            put(ev, frame, name, value, place)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            if isinstance(value, Unknown):
+                for element in elements:
+                    assign(ev, element, value, frame, source)
+                return
+            items = list(ev.items(value, place))
+            starred = [i for i, e in enumerate(elements) if isinstance(e, ast.Starred)]
+            if starred and len(items) >= len(elements) - 1:
+                first, last = starred[0], starred[0] + len(items) - len(elements) + 1
+                items[first:last] = [ev.own(items[first:last])]
+            if len(items) != len(elements):
+                message = f"{len(elements)} names are given {len(items)} values"
+                place.refuse("bad-call", message, "give each name one value")
+            for element, item in zip(elements, items, strict=True):
+                inner = element.value if isinstance(element, ast.Starred) else element
+                assign(ev, inner, item, frame, source)
+        case ast.Subscript():
+            owner = ev.expression(target.value, frame, source)
+            index = ev.expression(target.slice, frame, source)
+            set_item(ev, owner, index, value, place)
+        case ast.Attribute():
+            owner = ev.expression(target.value, frame, source)
+            set_attribute(ev, owner, target.attr, value, place)
+
+
+def set_item(ev: Evaluator, owner: Any, index: Any, value: Any, place: Place) -> None:
+    """`owner[index] = value`."""
+    if isinstance(owner, list | dict) and not isinstance(index, Term | Part | Tensor):
+        if isinstance(index, Unknown):
+            ev.untold(index)
+        ev.changing(owner, place)
+        if isinstance(index, slice):
+            value = list(ev.items(value, place))
+        numbers.computed(lambda: owner.__setitem__(index, value), place)
+        numbers.sized(owner, 0, place)
+    elif isinstance(owner, Unknown):
+        effects.escaped(ev, [value], place)
+    elif ev.of_a_pair or not isinstance(owner, Tensor):
+        place.refuse("not-in-language", "an element is assigned", "make a new value, with `torch.where`")
+    else:
+        owner.changes += 1
+
+
+def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place) -> None:
+    """`owner.name = value`."""
+    hint = "bind a name of the module"
+    match owner:
+        case Frame():
+            ev.changing(owner, place)
+            owner.names[name] = value
+        case External(path=path):
+            if "modules" in path.split("."):
+                place.refuse("not-in-language", "a module is changed by its name", hint)
+            ev.patched[f"{path}.{name}"] = Unknown(place, f"`{path}.{name}`")
+            effects.escaped(ev, [value], place)
+        case Tensor() | Term() if name == "requires_grad" and not ev.of_a_pair:
+            ev.learn(owner, value is not False, place)
+        case Tensor() if not ev.of_a_pair:
+            pass
+        case Class() | Instance():
+            ev.classes.store(ev, owner, name, value, place)
+        case Function() | Partial() if name not in effects.HIDDEN:
+            # No mod reads what is set here: the names of functions are no longer known.
+            ev.renamed = True
+            effects.escaped(ev, [value], place)
+        case Unknown():
+            effects.escaped(ev, [value], place)
+        case _:
+            place.refuse("not-in-language", f"the attribute `.{name}` is set", hint)
+
+
+def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> None:
+    """`target += value`, which changes a list in place."""
+    target, source = node.target, place.source
+    if isinstance(target, ast.Name):
+        old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, source)
+        if isinstance(old, Term):
+            _shared_term(ev, old, target, frame, place)
+        if isinstance(old, Tensor):
+            old.changes += 1
+    else:
+        owner = ev.expression(target.value, frame, source)
+        if isinstance(target, ast.Subscript):
+            index = ev.expression(target.slice, frame, source)
+            old = ev.item(owner, index, Place(source, target))
+        else:
+            old = ev.attribute(owner, target.attr, Place(source, target))
+    new = ev.expression(node.value, frame, source)
+    value = _in_place(ev, node, old, new, place) if isinstance(old, list) else None
+    if value is None:
+        value = ev.operate(ev.binary(node.op), (old, new), place)
+    if isinstance(target, ast.Name):
+        assign(ev, target, value, frame, source)
+    elif isinstance(target, ast.Subscript):
+        set_item(ev, owner, index, value, place)
+    else:
+        set_attribute(ev, owner, target.attr, value, place)
+
+
+def _in_place(ev: Evaluator, node: ast.AugAssign, old: list[Any], new: Any, place: Place) -> list[Any]:
+    ev.changing(old, place)
+    if isinstance(node.op, ast.Add):
+        more = list(ev.items(new, place))
+        numbers.sized(old, len(more), place).extend(more)
+    else:
+        old[:] = ev.operate(ev.binary(node.op), (old, new), place)
+    return old
+
+
+def _shared_term(ev: Evaluator, old: Term, target: ast.Name, frame: Frame, place: Place) -> None:
+    if not ev.of_a_pair or sum(value is old for value in frame.names.values()) > 1:
+        hint = f"write `{target.id} = {target.id} ...`, which makes a new value"
+        place.refuse("not-in-language", "a value that has two names is changed in place", hint)
+
+
+def delete(ev: Evaluator, target: ast.expr, frame: Frame, source: Source) -> None:
+    """`del target`."""
+    place = Place(source, target)
+    match target:
+        case ast.Name(id=name):
+            ev.name(ast.copy_location(ast.Name(name), target), frame, source)
+            holder = scopes.store(frame, name, place)
+            if holder is not frame:
+                ev.changing(holder, place)
+            holder.names.pop(name, None)
+        case ast.Tuple(elts=elements) | ast.List(elts=elements):
+            for element in elements:
+                delete(ev, element, frame, source)
+        case ast.Subscript():
+            owner = ev.expression(target.value, frame, source)
+            index = ev.expression(target.slice, frame, source)
+            if not isinstance(owner, list | dict) or not isinstance(index, int | str | slice):
+                place.refuse("not-in-language", "an element is deleted", "make a new value without it")
+            ev.changing(owner, place)
+            numbers.computed(lambda: operator.delitem(owner, index), place)  # type: ignore[arg-type]
+        case _:
+            place.refuse("not-in-language", "an attribute is deleted", "leave it in place")

@@ -1,0 +1,107 @@
+"""Operands of functions that are composed: trees that understand Python's operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kgen.expr.nodes import Const, Node, Type
+
+if TYPE_CHECKING:
+    from kgen.flex.lowering import Lowering
+
+
+class Functions:
+    """Applies functions of the language to operands."""
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+
+    def __call__(self, fn: str, *args: Any) -> Operand:
+        low = self.lowering
+        nodes = [self.node(a) for a in args]
+        match fn:
+            case "where":
+                return Operand(self, low._where(*nodes))
+            case "and":
+                return Operand(self, low._logical_and(*nodes))
+            case "or":
+                return Operand(self, low._logical_or(*nodes))
+            case "not":
+                return Operand(self, low._logical_not(*nodes))
+        return Operand(self, low.call(fn, *map(low.numeric, nodes)))
+
+    def where(self, condition: Any, a: Any, b: Any) -> Operand:
+        return self("where", condition, a, b)
+
+    def node(self, value: Any) -> Node:
+        return value.node if isinstance(value, Operand) else self.lowering.number(value)
+
+
+class Operand:
+    """A tree that understands operators."""
+
+    def __init__(self, f: Functions, node: Node) -> None:
+        self.f = f
+        self.node = node
+
+    @property
+    def number(self) -> Any:
+        """The number that it is, or None."""
+        return self.node.value if isinstance(self.node, Const) else None
+
+    @property
+    def integral(self) -> bool:
+        return self.node.type is not Type.FLOAT
+
+    def __add__(self, other: Any) -> Operand:
+        return self.f("add", self, other)
+
+    def __radd__(self, other: Any) -> Operand:
+        return self.f("add", other, self)
+
+    def __sub__(self, other: Any) -> Operand:
+        return self.f("sub", self, other)
+
+    def __rsub__(self, other: Any) -> Operand:
+        return self.f("sub", other, self)
+
+    def __mul__(self, other: Any) -> Operand:
+        return self.f("mul", self, other)
+
+    def __rmul__(self, other: Any) -> Operand:
+        return self.f("mul", other, self)
+
+    def __truediv__(self, other: Any) -> Operand:
+        return self.f("div", self, other)
+
+    def __rtruediv__(self, other: Any) -> Operand:
+        return self.f("div", other, self)
+
+    def __neg__(self) -> Operand:
+        return self.f("neg", self)
+
+    def __lt__(self, other: Any) -> Operand:
+        return self.f("lt", self, other)
+
+    def __le__(self, other: Any) -> Operand:
+        return self.f("le", self, other)
+
+    def __gt__(self, other: Any) -> Operand:
+        return self.f("gt", self, other)
+
+    def __ge__(self, other: Any) -> Operand:
+        return self.f("ge", self, other)
+
+    def is_(self, other: Any) -> Operand:
+        """`==`, which Python's own objects keep."""
+        low = self.f.lowering
+        return Operand(self.f, low.compared("eq", self.node, self.f.node(other)))
+
+    def __and__(self, other: Any) -> Operand:
+        return self.f("and", self, other)
+
+    def __or__(self, other: Any) -> Operand:
+        return self.f("or", self, other)
+
+    def __invert__(self) -> Operand:
+        return self.f("not", self)

@@ -1,0 +1,142 @@
+"""The names that statements bind, and the frames that hold them, by Python's rules of scope."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kgen.flex.source import Place
+from kgen.flex.values import Class, Frame, Scope
+
+Callable_ = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True)
+class Symbols:
+    """The names of one scope: those that it binds, and those that it declares to be of another one."""
+
+    bound: frozenset[str]
+    outer: frozenset[str]
+    """Declared `nonlocal`."""
+    module: frozenset[str]
+    """Declared `global`."""
+
+
+class _Bound(ast.NodeVisitor):
+    """Collects the names that nodes bind in their own scope."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.outer: set[str] = set()
+        self.module: set[str] = set()
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if not isinstance(node.ctx, ast.Load):
+            self.names.add(node.id)
+
+    def _function(self, node: Callable_) -> None:
+        # Decorators and default arguments are evaluated outside, the body is not.
+        if not isinstance(node, ast.Lambda):
+            self.names.add(node.name)
+            self._all(node.decorator_list)
+        self._all(node.args.defaults)
+        self._all(filter(None, node.args.kw_defaults))
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self.names.add(node.name)
+        self._all((*node.decorator_list, *node.bases, *(k.value for k in node.keywords)))
+
+    def visit_comprehension(self, node: ast.comprehension) -> None:
+        # Its targets are names of the comprehension; `:=` inside binds in the scope around it.
+        self._all((node.iter, *node.ifs))
+
+    def visit_alias(self, node: ast.alias) -> None:
+        self.names.add(node.asname or node.name.split(".")[0])
+
+    def _named(self, node: ast.ExceptHandler | ast.MatchAs | ast.MatchStar) -> None:
+        if node.name:
+            self.names.add(node.name)
+        self.generic_visit(node)
+
+    visit_ExceptHandler = visit_MatchAs = visit_MatchStar = _named
+
+    def visit_MatchMapping(self, node: ast.MatchMapping) -> None:
+        if node.rest:
+            self.names.add(node.rest)
+        self.generic_visit(node)
+
+    def visit_Global(self, node: ast.Global) -> None:
+        self.module.update(node.names)
+
+    def visit_Nonlocal(self, node: ast.Nonlocal) -> None:
+        self.outer.update(node.names)
+
+    def _all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+
+def bound(nodes: Iterable[ast.AST]) -> Symbols:
+    """The names that nodes of one scope bind."""
+    found = _Bound()
+    found._all(nodes)
+    names = found.names - found.outer - found.module
+    return Symbols(frozenset(names), frozenset(found.outer), frozenset(found.module))
+
+
+def parameters(given: ast.arguments) -> list[str]:
+    """The names of all parameters."""
+    rest = [a for a in (given.vararg, given.kwarg) if a is not None]
+    return [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs, *rest)]
+
+
+def body(node: Callable_) -> Sequence[ast.AST]:
+    """The nodes of a function that run when it is called."""
+    return [node.body] if isinstance(node, ast.Lambda) else node.body
+
+
+class Local(Frame):
+    """The names of one call. A name that the function binds is never looked up outside."""
+
+    def __init__(self, scope: Scope, names: dict[str, object], symbols: Symbols) -> None:
+        super().__init__(scope, names)
+        self.owner: Class | None = None
+        self.bound = symbols.bound
+        module = scope.closure()
+        while isinstance(module, Frame) and isinstance(module.outer, Frame):
+            module = module.outer
+        self.shared = dict.fromkeys(symbols.module, module)
+        for name in symbols.outer:
+            self.shared[name] = _holder(scope, name)
+
+
+def _holder(scope: Scope, name: str) -> Scope:
+    """The frame around a function that a `nonlocal` name belongs to."""
+    while isinstance(scope, Frame):
+        if name in scope.names or name in scope.bound:
+            return scope
+        scope = scope.shared.get(name, scope.outer)
+    return scope
+
+
+class Comprehension(Frame):
+    """The names of a comprehension; what `:=` binds goes into the frame around it."""
+
+
+def store(frame: Frame, name: str, place: Place) -> Frame:
+    """The frame that an assignment to a name changes."""
+    holder = frame.shared.get(name, frame)
+    if not isinstance(holder, Frame):
+        message = f"`{name}` belongs to a function outside, which is not read"
+        place.refuse("not-in-language", message, "give the value another name")
+    return holder
+
+
+def around(frame: Scope) -> Scope:
+    """The frame in which `:=` binds."""
+    while isinstance(frame, Comprehension):
+        frame = frame.outer
+    return frame
