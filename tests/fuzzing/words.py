@@ -121,6 +121,9 @@ class Words:
                 return f"pow(abs({self.real(depth)}) + 0.5, {self.rng.choice(('1.5', '-1.0', '0.3'))})"
             return f"tanh({self.real(depth)}) ** {self.rng.choice((2, 3))}"
 
+        def detached(depth: int) -> str:
+            return f"detach({self.real(depth)})"
+
         def scaled(depth: int) -> str:
             return f"{self._number()} * {self.real(depth)}"
 
@@ -143,6 +146,7 @@ class Words:
             smooth,
             chosen,
             power,
+            detached,
             scaled,
             distance,
             lambda d: f"abs({self.real(d)})",
