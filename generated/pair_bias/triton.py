@@ -3,7 +3,7 @@
 # fmt: off
 # ruff: noqa
 # inputs: 5b0703a4c400a5f1
-# body: 9dd9d34569efe50a
+# body: db4ccfd05da80f42
 """Attention with a learned bias for each head and each pair of positions.
 
     out = softmax(score_mod(scale * q @ k^T)) @ v, over the keys that mask_mod allows
@@ -507,7 +507,7 @@ def _d_bias_kernel(
         delta = tl.load(delta_ptr + rows, mask=q_live, other=0.0)
         qk = tl.dot(q, tl.trans(k))
         s = qk * qk_scale + bias_2
-        lse = tl.where(lse == float("-inf"), float("inf"), lse)
+        lse = tl.where(q_live, tl.where(lse == float("-inf"), float("inf"), lse), float("inf"))
         p = tl.exp2(s - lse[:, None])
         p = tl.where(mask, p, 0.0)
         dp = tl.dot(do, tl.trans(v))
@@ -660,7 +660,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_398eed6b6775ed70", "pair_bias"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_59b919e93be89068", "pair_bias"), "FRAGMENT")
 
 
 def _operator(name):

@@ -8,9 +8,9 @@ from dataclasses import replace
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
 from kgen.expr.functions import TABLE
-from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, variables, walk
+from kgen.expr.nodes import Call, Const, Node, Read, Type, Var, reads, substitute, transform, variables, walk
 from kgen.expr.show import show
-from kgen.expr.softmax_form import KV_IDX, Q_IDX
+from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
 from kgen.expr.spelling import ADD, AND, ATOM, BITAND, BITOR, COMPARE, MUL, NOT, OR, UNARY, Spelling
 from kgen.spec.load import Loaded
 
@@ -95,7 +95,17 @@ def _from_zero(loaded: Loaded) -> Loaded:
     if spec.per_batch:
         there = call("lt", KV_IDX, end)
         trees["mask_mod"] = call("and", there, trees["mask_mod"]) if "mask_mod" in trees else there
-    return replace(loaded, trees=trees)
+    return replace(
+        loaded, trees={field: transform(tree, _without_idle_detach) for field, tree in trees.items()}
+    )
+
+
+def _without_idle_detach(node: Node) -> Node:
+    """`detach(x)` only where x can have a gradient: of a size or a number, PyTorch has no tensor to detach."""
+    if not isinstance(node, Call) or node.fn != "detach":
+        return node
+    has_gradient = SCORE in walk(node) or any(True for _ in reads(node))
+    return node if has_gradient else node.args[0]
 
 
 def _constants(loaded: Loaded) -> list[str]:

@@ -208,6 +208,9 @@ torch.library.register_autograd(_forward, _gradient, setup_context=_setup, lib=_
 
 def causal_alibi(q, k, v, *, slopes, scale=None, return_lse=False):
     """Attention over [B, H, S, D] tensors of any strides; see the top of the file."""
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (t.to(DTYPE) if t.dtype in (torch.bfloat16, torch.float32) else t for t in (q, k, v))
+        slopes = slopes.float()
     for name, t in (("q", q), ("k", k), ("v", v)):
         if t.ndim != 4 or t.shape[3] != HEAD:
             raise ValueError(f"{name} must be [B, H, S, {HEAD}], got {tuple(t.shape)}")

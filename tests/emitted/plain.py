@@ -13,7 +13,12 @@ _LIBRARY = torch.library.Library(
 def _operator(function):
     name = function.__name__
     _LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
-    _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
+
+    def in_float32(*args):
+        with torch.autocast(args[0].device.type, enabled=False):
+            return function(*args)
+
+    _LIBRARY.impl(name, in_float32, "CompositeExplicitAutograd")
     return getattr(getattr(torch.ops, _LIBRARY.ns), name).default
 
 
@@ -29,7 +34,7 @@ def _weights(q, k, lens, scale):
     k = k.masked_fill(hidden.mT, 0.0).repeat_interleave(q.shape[1] // k.shape[1], 1)
     s = (q @ k.mT * scale).masked_fill(hidden, -torch.inf)
     lse = s.logsumexp(-1)
-    p = torch.where(hidden, 0.0, torch.exp(s - torch.where(lse == -torch.inf, 0.0, lse)[..., None]))
+    p = torch.where(hidden, 0.0, torch.softmax(s, -1))
     return p, lse, k, hidden
 
 
@@ -98,6 +103,8 @@ def plain(q, k, v, *, lens, scale=None, return_lse=False):
     """Attention over [B, H, S, 8] float32 tensors where keys past lens[b] are hidden."""
     if any(t.ndim != 4 or t.shape[3] != 8 for t in (q, k, v)):
         raise ValueError("q, k and v must be [B, H, S, 8]")
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in (q, k, v))
     if any(t.dtype != torch.float32 for t in (q, k, v)) or lens.dtype != torch.int32:
         raise TypeError("q, k and v must be float32 and lens int32")
     if k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1] or lens.shape != q.shape[:1]:

@@ -232,5 +232,5 @@ def test_compiled(version: str, name: str, arch: str, another_triton: Callable[[
     """Every kernel, those for Hopper with the Tritons that they are taken from."""
     options = ("--arch", arch, "--target", "triton")
     said = _run(another_triton(version), "-m", "kgen", "compile", f"specs/{name}.yaml", *options)
-    assert said.splitlines()[-1].endswith(" compiled, 0 failed")
+    assert " compiled, 0 failed" in said.splitlines()[-1]
     assert ("_hopper_kernel" in said) is (arch == "sm_90")

@@ -275,6 +275,9 @@ class KernelFields:
         indices = tuple(loop.program.results[f"d_{g.name}[{i}]"] for i in range(len(g.indices)))
         address = printer.address(f"d_{g.name}", indices, ("q", "kv"))
         inside = printer.guard(g.buffer, indices, ("q", "kv"))
+        if loop.program.results["outer_live"] != TRUE:
+            of_rows = op("({0})[:, None]", row("lt", "lse", _INFINITY))
+            inside = of_rows if inside is None else op("{0} & ({1})", of_rows, inside)
         if not is_one(g.factor):
             part = op("{0} * {1}", part, atom(self.scalar(g.factor, printer)))
 
@@ -287,6 +290,10 @@ class KernelFields:
             return [*lines, added(inside)]
         both = Name("mask") if inside is None else op("{0} & ({1})", "mask", inside)
         return [*lines, If(Name("MASKED"), (added(both),), (added(inside),))]
+
+    def _scatters(self, loop: TileLoop) -> bool:
+        """True if a gradient has an element for each pair, which is added where its indices say."""
+        return any(g.along == "pair" for g in loop.gradients)
 
     def contribution(self, loop: TileLoop, printer: Printer, g: ReadGradient) -> tuple[list[Statement], Code]:
         """What a tile adds to the gradient of a read, before it is summed, and the lines that make it."""
@@ -414,6 +421,9 @@ class KernelFields:
             # Every logit of the row is -inf, and so is lse: -inf - inf makes P zero, where -inf - -inf would be NaN.
             nothing = row("eq", "lse", text('float("-inf")'))
             value = row("where", nothing, _INFINITY, value)
+        if self._scatters(loop) and loop.program.results["outer_live"] != TRUE:
+            # Scores of rows past the end may be anything, and no mask hides them: P times zero may be NaN.
+            value = row("where", "q_live", value, _INFINITY)
         lines: list[Statement] = [] if value == Name("lse") else [assign("lse", value)]
         if self.plan.exact:
             high = as_type("lse", "float32")
