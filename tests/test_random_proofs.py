@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from kgen.expr.nodes import Call, Node, transform
 from kgen.kernels.attention.plan import planning
 
-SAMPLE = (0, 1, 4, 5, 7, 9, 10, 11, 12, 13)
+SAMPLE = (0, 2, 4, 5, 7, 9, 10, 11, 12, 13)
 FIELDS = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 64}
 
 
