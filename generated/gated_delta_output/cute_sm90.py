@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f8369ec0c33d09b4
+# inputs: e9291faf29f9e49d
 # body: f87129c36588cd59
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8f473540e136ee62
-# body: e7973dc4cc2e769b
+# inputs: 3b59ed642e754e0c
+# body: d4a35e377d4446fc
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 
     o_i = scale * (e**c_i q_i @ h + sum over j <= i of e**(c_i - c_j) (q_i . k_j) v_j), in every chunk of 64 tokens
@@ -245,7 +245,10 @@ def _clear_rows(sv: cute.Tensor, rows: Int32, thread: Int32):
 def _clear_after_sequences(
     o: cute.Tensor, tokens: Int32, cu_seqlens: cute.Tensor, first: Int32, threads: Int32, heads: cutlass.Constexpr
 ):
-    """Zeros for the tokens after the last sequence, which no chunk has, by thread number `first` of `threads`, 16 bytes at a time."""
+    """Write zeros for the tokens after the last sequence, 16 bytes at a time.
+
+    The caller is thread `first` of `threads`.
+    """
     zeros = cute.make_rmem_tensor(8, BFloat16)
     zeros.fill(0.0)
     begin = _within(Int32(cu_seqlens[cute.size(cu_seqlens) - 1]), tokens)
@@ -589,7 +592,7 @@ def _namespace(code, operator):
     return next(name for name in names if not hasattr(getattr(torch.ops, name), operator))
 
 
-_LIBRARY = torch.library.Library(_namespace("kgen_d7cc313a16447b3d", "gated_delta_output_varlen"), "FRAGMENT")
+_LIBRARY = torch.library.Library(_namespace("kgen_ae1696d59899b26f", "gated_delta_output_varlen"), "FRAGMENT")
 
 
 def _operator(name):
@@ -759,10 +762,15 @@ def gated_delta_output_varlen(q, k, v, h, g, *, cu_seqlens, chunk_indices=None, 
         raise ValueError(f"gated_delta_output_varlen: expects H = 16, HV = 32, got H = {H}, HV = {HV}")
     if B != 1:
         raise ValueError(f"gated_delta_output_varlen: packed sequences are one row, B = 1, got {B}")
-    unfit = cu_seqlens.dim() != 1 or len(cu_seqlens) < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64)
-    if unfit or cu_seqlens.device != q.device:
-        raise ValueError("gated_delta_output_varlen: cu_seqlens must be [N + 1], int32 or int64, on the device of q")
-    if chunk_indices is not None and (tuple(chunk_indices.shape) != (NT, 2) or chunk_indices.device != q.device):
+    for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):
+        integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)
+        if not integers and (x is not None or label == "cu_seqlens"):
+            raise TypeError(f"gated_delta_output_varlen: {label} must be a tensor of int32 or int64")
+        if integers and x.device != q.device:
+            raise ValueError(f"gated_delta_output_varlen: {label} is on {x.device}, q on {q.device}")
+    if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:
+        raise ValueError(f"gated_delta_output_varlen: cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")
+    if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):
         raise ValueError(f"gated_delta_output_varlen: expects chunk_indices {[NT, 2]}, got {list(chunk_indices.shape)}")
     cu_seqlens = cu_seqlens.contiguous()
     chunk_indices = None if chunk_indices is None else chunk_indices.to(cu_seqlens.dtype).contiguous()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: eff32fd42ec6d2c9
+# inputs: dd32439bba57a5bc
 # body: cdcda9b5d2c42340
 """The output step of chunked linear attention without decay.
 

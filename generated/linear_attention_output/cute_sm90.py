@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 17e03f3a4003cf2f
+# inputs: ce36edcfe03a4d1e
 # body: bb9be4a336f71ebd
 """The output step of chunked linear attention without decay.
 
