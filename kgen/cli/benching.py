@@ -43,8 +43,8 @@ def bench(
 ) -> int:
     """Time kernels against their peers, interleaved in one run."""
     from kgen.bench.running import bench_specs
+    from kgen.verify.farm.opening import hands
     from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
 
     part = Shard.parse(shard)
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]

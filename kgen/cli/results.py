@@ -58,7 +58,7 @@ def run_sanitizers(
 
 
 def _run(shown: Results, work: Callable[..., list[dict[str, Any]]], jobs: int, ray: str | None) -> int:
-    from kgen.verify.farm.tasks import hands
+    from kgen.verify.farm.opening import hands
     from kgen.verify.found import Interrupted
 
     try:

@@ -34,8 +34,8 @@ def tune(
 ) -> int:
     """Time tile shapes on this GPU; enter the fastest in kgen's table."""
     from kgen.tuning import tune_specs
+    from kgen.verify.farm.opening import hands
     from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
 
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)

@@ -24,7 +24,8 @@ from kgen.cli.terminal import Format
 from kgen.diagnostics import EXIT_MISSING, KgenError, MissingError
 from kgen.verify import ledger, verifying
 from kgen.verify.farm import nodes, packing
-from kgen.verify.farm.tasks import Here, Task, hands
+from kgen.verify.farm.opening import hands
+from kgen.verify.farm.tasks import Here, Task
 from kgen.verify.verifying import verify_specs
 
 ray = pytest.importorskip("ray", exc_type=ImportError)
