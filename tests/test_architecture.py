@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,44 @@ def test_direction_in_a_family(module: str) -> None:
             assert other == name, f"{module} imports {imported}"
             assert place, f"{module} imports {imported}: it is there for those who need nothing of the family"
             assert stages.index(str(its)) <= stages.index(place), f"{module} imports {imported}"
+
+
+IN_CYCLES = {
+    *("calls", "changes", "classes", "comparing", "composed", "comprehensions", "effects", "evaluating"),
+    *("functions", "inference", "iterators", "limits", "lowering", "matching", "modules", "operands"),
+    *("python", "several", "statements", "tables", "tensors", "toplevel"),
+}
+"""Modules of `kgen.flex` that import each other in a circle. The list only shrinks."""
+
+
+def reached(module: str, steps: Mapping[str, set[str]]) -> set[str]:
+    """Every module that one imports, and that these import."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        fresh = steps[left.pop()] - found
+        found |= fresh
+        left += fresh
+    return found
+
+
+def cyclic(steps: Mapping[str, set[str]]) -> set[str]:
+    """The modules that reach themselves."""
+    return {module for module in steps if module in reached(module, steps)}
+
+
+def test_a_cycle_is_found() -> None:
+    assert cyclic({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Counts imports inside functions and for type checking, too."""
+    steps = {
+        module: {name if name in MODULES else name.rpartition(".")[0] for name in imports(module)}
+        & {*MODULES}
+        for module in MODULES
+    }
+    assert cyclic(steps) == {f"kgen.flex.{name}" for name in IN_CYCLES}
 
 
 @pytest.mark.parametrize("module", [module for module in MACHINERY if module != "kgen.family"])
