@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from kgen.build.choosing import choosers, require_choosers_replaceable, write_choosers
 from kgen.build.files import (
     compilers,
     files_of,
@@ -25,10 +24,11 @@ from kgen.build.files import (
     sha256,
     spelled,
 )
-from kgen.build.job import BuildJob
 from kgen.build.native import FOLDER, native_of, write_native
-from kgen.build.place import put, require_replaceable, unfinished
+from kgen.build.replacing import put, require_replaceable, unfinished
 from kgen.build.runtime.folder import SOURCES
+from kgen.build.variants import choosers, require_choosers_replaceable, write_choosers
+from kgen.build.worker_job import BuildJob
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render.rendering import render_package
 from kgen.targets import sources

@@ -22,8 +22,8 @@ import torch
 from typer.testing import CliRunner
 
 from kgen.build import compile_cuda
-from kgen.build.job import BuildJob
 from kgen.build.package import build_specs
+from kgen.build.worker_job import BuildJob
 from kgen.cli import app
 from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_package, render_spec
