@@ -271,6 +271,100 @@ def test_a_module_is_short() -> None:
     assert [f"{path}: {length} lines" for path, length in lengths.items() if length > 500] == []
 
 
+LINES, PARAMETERS = 60, 8
+LONG = {
+    "bench.running": "bench_specs",
+    "build.package": "build_specs",
+    "cli.building": "build",
+    "cli.verbs": "render",
+    "expr.rows": "operation function",
+    "flex.calls": "method",
+    "flex.evaluating": "Evaluator._expression",
+    "flex.python": "called",
+    "flex.statements": "statement",
+    "kernels.attention.adapt.context_parallel": "_context",
+    "kernels.attention.adapt.derived": "yaml_of",
+    "kernels.attention.parallel.merging": "_merge_kernel",
+    "kernels.attention.parallel.runtime": "backward called",
+    "kernels.attention.plan.planning": "_Planner._tile_loop",
+    "kernels.attention.targets.triton.hopper": "hopper_fields",
+    "kernels.attention.targets.triton.hopper_keys": "keys_loop",
+    "kernels.attention.targets.triton.hopper_queries": "queries_loop",
+    "kernels.attention.targets.triton.kernels": "KernelFields.loop",
+    "kernels.attention.targets.triton.launcher": "LauncherFields.fields",
+    "kernels.attention.targets.triton.native": "_Fields._context",
+    "kernels.attention.targets.triton.sources": "_context",
+    "kernels.attention.tune.tuning": "tune_specs",
+    "kernels.attention.verify.inputs": "_wanted draw",
+    "kernels.attention.verify.reference": "attention eager _slices",
+    "kernels.chunk_output.targets.cute.sources": "_context",
+    "kernels.chunk_output.verify.reference": "chunk_output _output",
+    "kernels.norm.targets.cuda.kernels": "KernelFields.backward",
+    "kernels.norm.targets.triton.native_example": "norm_example",
+    "kernels.norm.verify.reference": "_norm _natural",
+    "tuning": "tune_specs",
+    "verify.compare": "check",
+    "verify.compiling": "compile_specs",
+    "verify.found": "_record_package",
+    "verify.ledger": "record record_package",
+    "verify.sanitizing": "sanitize_specs",
+    "verify.verifying": "verify_specs",
+}
+"""Functions above a limit, by module. The list only shrinks: drop a function once it conforms."""
+
+
+def defined(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function with its qualified name, those inside functions and classes too."""
+    for child in ast.iter_child_nodes(node):
+        name = inside
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            name = f"{inside}.{child.name}".strip(".")
+        if isinstance(child, ast.FunctionDef):
+            yield name, child
+        yield from defined(child, name)
+
+
+def above_a_limit(function: ast.FunctionDef) -> bool:
+    """True for more than `LINES` lines, or more than `PARAMETERS` parameters beside `self`. A verb may have more."""
+    given = function.args
+    names = [
+        one.arg
+        for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+        if one
+    ]
+    number = len(names) - (names[:1] in (["self"], ["cls"]))
+    made = (one.func for one in function.decorator_list if isinstance(one, ast.Call))
+    verb = any(isinstance(one, ast.Name) and one.id == "verb" for one in made)
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    return lines > LINES or (number > PARAMETERS and not verb)
+
+
+def test_limits_of_a_function() -> None:
+    names = ", ".join(f"x{number}" for number in range(9))
+    texts = {
+        "few": "def f(self, " + ", ".join(names.split(", ")[1:]) + "): pass",
+        "many": f"def f({names}): pass",
+        "verb": f"@verb('f')\ndef f({names}): pass",
+        "short": "def f():\n" + "    f()\n" * 59,
+        "long": "@verb('f')\ndef f():\n" + "    f()\n" * 60,
+    }
+    found = {
+        name for name, text in texts.items() for _, one in defined(ast.parse(text)) if above_a_limit(one)
+    }
+    assert found == {"many", "long"}
+
+
+def test_a_function_is_short_and_has_few_parameters() -> None:
+    found = {
+        f"{module.removeprefix('kgen.')}: {name}"
+        for module in MODULES
+        for name, function in defined(tree(module))
+        if above_a_limit(function)
+    }
+    assert found == {f"{module}: {name}" for module, names in LONG.items() for name in names.split()}
+
+
 def test_rendering_needs_no_runtime() -> None:
     names = [m for m in MACHINERY if stage(m) in RENDERING]
     names += [m for m in FAMILIES if own(m)[1] in (None, *OWN_RENDERING)]
