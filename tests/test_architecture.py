@@ -305,10 +305,6 @@ LONG = {
     "tuning": "tune_specs",
     "verify.compare": "check",
     "verify.compiling": "compile_specs",
-    "verify.found": "_record_package",
-    "verify.ledger": "record record_package",
-    "verify.sanitizing": "sanitize_specs",
-    "verify.verifying": "verify_specs",
 }
 """Functions above a limit, by module. The list only shrinks: drop a function once it conforms."""
 

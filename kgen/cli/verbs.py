@@ -315,6 +315,7 @@ def verify(
     """Run kernels on hard inputs and compare with a float64 reference."""
     from kgen.cli.results import run_sanitizers, run_verify
     from kgen.verify.farm.sharding import Shard
+    from kgen.verify.options import RunOptions, VerifyOptions
 
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
@@ -322,12 +323,11 @@ def verify(
         message = "a sanitizer has no cases, quick or not, and runs no packages"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
     require_current(loaded, generated, as_is, form)
-    common = {"device": device.value, "timeout": timeout, "record": record, "targets": target, "shard": part}
+    common = RunOptions(device.value, timeout, record, target, part)
     if sanitizer:
-        return run_sanitizers(loaded, generated, form, jobs, ray, tools=sanitizer, **common)
-    return run_verify(
-        loaded, generated, form, jobs, ray, quick=quick, cases=case or None, built=built, **common
-    )
+        return run_sanitizers(loaded, generated, form, jobs, ray, sanitizer, common)
+    options = VerifyOptions(**vars(common), quick=quick, cases=case or None, built=built)
+    return run_verify(loaded, generated, form, jobs, ray, options)
 
 
 def elsewhere(rows: Sequence[Row]) -> list[str]:

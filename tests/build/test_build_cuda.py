@@ -33,6 +33,7 @@ from kgen.verify import ledger, processes
 from kgen.verify.compiling import CompileJob, capability
 from kgen.verify.emitted import require_emitted
 from kgen.verify.families import problem_of
+from kgen.verify.options import VerifyOptions
 from kgen.verify.toolchain import import_file, versions
 from kgen.verify.verifying import verify_specs
 
@@ -316,10 +317,10 @@ def test_cases_without_machine_code_are_left_out_and_said(
 
 def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper: list[Any]) -> None:
     loaded, out = load(built / "small_norm.yaml"), built / "out"
-    verify_specs([loaded], rendered, "cuda", built=out)
+    verify_specs([loaded], rendered, VerifyOptions("cuda", built=out))
     assert places(rendered, "cuda") == []
     assert {strict for _, strict in on_paper} == {None}
-    verify_specs([loaded], rendered, "cuda", built=out, record=True, targets=["cuda"])
+    verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True, targets=["cuda"]))
     assert len(places(rendered, "cuda")) == 1
     path = rendered / "small_norm" / "cuda.cu"
     text = path.read_text()
@@ -327,7 +328,7 @@ def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper
         path.write_text(f"{text}#define ANOTHER\n")
         assert places(rendered, "cuda") == []
         with pytest.raises(KgenError, match=r"the package `small_norm` is not of .* as it is now"):
-            verify_specs([loaded], rendered, "cuda", built=out, record=True)
+            verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True))
     finally:
         path.write_text(text)
     assert len(places(rendered, "cuda")) == 1
@@ -336,7 +337,7 @@ def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper
     try:
         cubin.write_bytes(code[:-1])
         with pytest.raises(KgenError, match=f"cubins/{cubin.name} of the package .* is not what was built"):
-            verify_specs([loaded], rendered, "cuda", built=out, record=True)
+            verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True))
     finally:
         cubin.write_bytes(code)
 
@@ -347,7 +348,9 @@ def test_machine_code_for_another_chip_is_not_recorded(
     where = {"device": "NVIDIA H200", "capability": "9.0"}
     monkeypatch.setattr("kgen.verify.verifying.describe", lambda device: where)
     on_paper.append("odd")
-    rows = verify_specs([load(built / "small_norm.yaml")], rendered, "cuda", built=built / "out", record=True)
+    rows = verify_specs(
+        [load(built / "small_norm.yaml")], rendered, VerifyOptions("cuda", built=built / "out", record=True)
+    )
     assert {row["case"] for row in rows if not row["ok"]} == {"odd"}  # it has failed, and is not left out
     assert places(rendered, "cuda") == places(rendered, "triton") == []
 
