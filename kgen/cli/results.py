@@ -81,6 +81,19 @@ def _run(shown: Results, work: Callable[[Hands, Listener], Sequence[Row]], jobs:
     return shown.judged(rows)
 
 
+def listener(progress: terminal.Progress, left_out: str = "not run") -> Listener:
+    """A listener that shows progress, and says which files are left out."""
+
+    def hear(event: Event) -> None:
+        match event:
+            case Progressed():
+                progress(event.done, event.total, event.doing)
+            case LeftOut():
+                terminal.line(f"{left_out}: {event.file.path} {event.why}", sys.stderr)
+
+    return hear
+
+
 class Results:
     """The rows of a verb, each right or wrong."""
 
@@ -95,16 +108,14 @@ class Results:
     def hear(self, event: Event, progress: terminal.Progress) -> None:
         """Show an event of the run, or keep it for the last line."""
         match event:
-            case Progressed():
-                progress(event.done, event.total, event.doing)
-            case LeftOut():
-                terminal.line(f"not run: {event.file.path} {event.why}", sys.stderr)
             case Judged():
                 self._result(event.row)
                 if self._wrong_at_once and not event.row["ok"]:
                     _wrong(event.row)
             case Ended():
                 self._end = event
+            case _:
+                listener(progress)(event)
 
     def _result(self, row: Row) -> None:
         """Print and flush a row at once unless stdout is a terminal or for JSON."""

@@ -22,7 +22,7 @@ import torch
 from typer.testing import CliRunner
 
 from kgen.build import compile_cuda
-from kgen.build.package import build_specs
+from kgen.build.package import BuildOptions, build_specs
 from kgen.build.worker_job import BuildJob
 from kgen.cli import app
 from kgen.diagnostics import KgenError
@@ -70,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     with mock.patch("kgen.build.package.messages", here):
-        rows = build_specs([loaded], folder / "generated", folder / "out", ["sm_80"])
+        rows = build_specs([loaded], folder / "generated", folder / "out", BuildOptions(["sm_80"]))
     assert [(row["ok"], row["error"]) for row in rows] == [(True, None)]
     return folder
 
@@ -127,7 +127,8 @@ def test_a_kernel_that_does_not_compile_is_named(built: Path, tmp_path: Path) ->
         (folder / path.name).write_text(path.read_text().replace("__shfl_xor_sync(", "no_such_function("))
     loaded = load(built / "small_norm.yaml")
     with mock.patch("kgen.build.package.messages", here):
-        (row,) = build_specs([loaded], tmp_path, tmp_path / "out", ["sm_80"], targets=["cuda"])
+        options = BuildOptions(["sm_80"], targets=["cuda"])
+        (row,) = build_specs([loaded], tmp_path, tmp_path / "out", options)
     assert not row["ok"]
     assert re.match(r"small_norm_kernels::forward_kernel<[\d, ]+>: NVRTCError", row["error"])
     assert list(tmp_path.glob("out/*")) == []
