@@ -290,7 +290,6 @@ LONG = {
     "kernels.attention.targets.triton.launcher": "LauncherFields.fields",
     "kernels.attention.targets.triton.native": "_Fields._context",
     "kernels.attention.targets.triton.sources": "_context",
-    "kernels.attention.verify.inputs": "_wanted draw",
     "kernels.attention.verify.reference": "attention eager _slices",
     "kernels.chunk_output.targets.cute.sources": "_context",
     "kernels.chunk_output.verify.reference": "chunk_output _output",

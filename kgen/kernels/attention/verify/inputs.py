@@ -125,6 +125,13 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for number in range(1, EDGES):
             yield Case(f"params-{number}", 71, 71, edge=number)
+    yield from _small_of_parts(problem)
+    if not quick:
+        yield from _large(problem, bool(ints))
+
+
+def _small_of_parts(problem: Problem) -> Iterator[Case]:
+    """Small cases of what only some specs have: decoding, masks, gradients, sorted buffers."""
     if problem.decodes:
         yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
@@ -154,8 +161,10 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         group = 1 if problem.gqa == "any" else int(problem.gqa)
         batch, heads = (n + 2 if n > 1 else 1 for n in most.values())
         yield Case("numbers", 2, 20, batch=batch, heads_kv=-(-heads // group), few=True)
-    if quick:
-        return
+
+
+def _large(problem: Problem, ints: bool) -> Iterator[Case]:
+    """Cases that are too large for the interpreter. `ints` is true for a spec with unsorted integer buffers."""
     if problem.decodes:
         yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
         yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
@@ -259,35 +268,13 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
     """The tensors of a case on a device, the same numbers on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
-    dtype = DTYPES[problem.dtype]
     size = case.sizes
-
-    def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
-        numbers = torch.randn(shape, generator=random)
-        return ((numbers.round().clamp(-2, 2) if whole else numbers) * magnitude).to(dtype)
-
-    rows, columns = (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
-    if case.packed:
-        ends = [cu[-1] for cu in case.cu_seqlens]
-        rows, columns = (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])  # type: ignore[assignment]
-    q = normal(*rows, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
-    k = normal(*columns, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
-    v = normal(*columns, problem.head_v)
-    dout = normal(*rows, problem.head_v)
-    if case.dout == "none":
-        dout = torch.zeros_like(dout)
+    rows, columns = _extents(case)
+    q, k, v, dout = _operands(problem, case, random)
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
-    buffers = {
-        b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
-        for b in problem.buffers
-    }
-    if problem.sinks:
-        # As large as scores are; the first quarter of the heads has none.
-        none = torch.arange(size["HQ"]) < size["HQ"] // 4
-        sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
-        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
+    buffers = _buffers(problem, case, random)
     if case.layout == "broadcast":
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":
@@ -318,31 +305,72 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
     if any(case.tail):
         # Nobody looks at tokens after the last sequence.
+        ends = [cu[-1] for cu in case.cu_seqlens]
         q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
         if dlse is not None:
             dlse[:, ends[0] :] = torch.nan
+    contiguous = Inputs(case, q, k, v, dout, dlse, *clean, buffers, params, runtime, cache)
+    return _arranged(contiguous, device)
+
+
+def _extents(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of q and of k without the head dimension: [B, H, S], or [T, H] of packed sequences."""
+    size = case.sizes
+    if case.packed:
+        ends = [cu[-1] for cu in case.cu_seqlens]
+        return (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])
+    return (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
+
+
+def _operands(problem: Problem, case: Case, random: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and dout, contiguous, on the CPU."""
+    dtype = DTYPES[problem.dtype]
+
+    def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
+        numbers = torch.randn(shape, generator=random)
+        return ((numbers.round().clamp(-2, 2) if whole else numbers) * magnitude).to(dtype)
+
+    rows, columns = _extents(case)
+    q = normal(*rows, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
+    k = normal(*columns, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
+    v = normal(*columns, problem.head_v)
+    dout = normal(*rows, problem.head_v)
+    return q, k, v, torch.zeros_like(dout) if case.dout == "none" else dout
+
+
+def _buffers(problem: Problem, case: Case, random: Any) -> dict[str, Tensor]:
+    """The buffers of a spec, its sinks among them, contiguous, on the CPU."""
+    buffers = {
+        b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
+        for b in problem.buffers
+    }
+    if problem.sinks:
+        # As large as scores are; the first quarter of the heads has none.
+        heads = case.sizes["HQ"]
+        none = torch.arange(heads) < heads // 4
+        sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
+        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
+    return buffers
+
+
+def _arranged(inputs: Inputs, device: str) -> Inputs:
+    """The same tensors on a device, in the layouts of the case."""
+    case, dlse = inputs.case, None if inputs.dlse is None else inputs.dlse.to(device)
     ours = case.layout if case.layout in ("guarded", "stepped") else "contiguous"
     grads = {"strided": "guarded", "none": "contiguous"}.get(case.dout, case.dout)
-    return Inputs(
-        case=case,
-        q=arrange(q.to(device), case.layout, 0),
-        k=arrange(k.to(device), case.layout, 1),
-        v=arrange(v.to(device), case.layout, 2),
-        dout=arrange(dout.to(device), grads, 3),
-        dlse=None
-        if dlse is None
-        else _by_token(dlse.to(device))
-        if case.dout == "strided"
-        else dlse.to(device),
-        clean_k=clean[0].to(device),
-        clean_v=clean[1].to(device),
-        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(buffers.items())},
-        params=params,
-        runtime=runtime,
-        cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
-        if case.packed
-        else (),
-        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(cache.items())},
+    offsets = case.cu_seqlens if case.packed else ()
+    return replace(
+        inputs,
+        q=arrange(inputs.q.to(device), case.layout, 0),
+        k=arrange(inputs.k.to(device), case.layout, 1),
+        v=arrange(inputs.v.to(device), case.layout, 2),
+        dout=arrange(inputs.dout.to(device), grads, 3),
+        dlse=_by_token(dlse) if dlse is not None and case.dout == "strided" else dlse,
+        clean_k=inputs.clean_k.to(device),
+        clean_v=inputs.clean_v.to(device),
+        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(inputs.buffers.items())},
+        cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in offsets),
+        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(inputs.cache.items())},
     )
 
 
