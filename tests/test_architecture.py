@@ -295,7 +295,6 @@ LONG = {
     "kernels.chunk_output.verify.reference": "chunk_output _output",
     "kernels.norm.targets.cuda.kernels": "KernelFields.backward",
     "kernels.norm.targets.triton.native_example": "norm_example",
-    "kernels.norm.verify.reference": "_norm _natural",
     "verify.compare": "check",
 }
 """Functions above a limit, by module. The list only shrinks: drop a function once it conforms."""
