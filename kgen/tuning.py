@@ -3,43 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kgen.family import family
+from kgen.verify.events import Listener, ignore
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Hands
-from kgen.verify.toolchain import Progress
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What is tried, and whether the table hears of it."""
+
+    shape: str | None = None
+    """Text that the family reads; None for its default."""
+    timeout: float = 60.0
+    """Seconds that one trial may take."""
+    write: bool = True
+    """True to enter the winners in the tables of families."""
+    shard: Shard = WHOLE
+    """The part of the specs that is tried."""
+
+
+DEFAULT = TuneOptions()
 
 
 def tune_specs(
     loaded: Sequence[Any],
     generated: Path,
-    shape: str | None = None,
-    write: bool = True,
-    jobs: int = 1,
-    timeout: float = 60.0,
-    progress: Progress | None = None,
+    options: TuneOptions = DEFAULT,
     hands: Hands | None = None,
-    shard: Shard = WHOLE,
+    hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
-    """Time the candidates of every kernel of some specs; with `write`, enter the winners in the tables of families.
+    """Time the candidates of every kernel of some specs.
 
     Returns rows of spec, kernel, tile, milliseconds, chosen and error; a spec of a family without a table is a row with
-    an error. `shape` is text that the family reads, `timeout` is in seconds, for one trial. `hands` try in place of
-    `jobs` processes here, each spec on one device; `shard` is the part of the specs that is tried.
+    an error. `hands` try, each spec on one device; by default that is one process here. `hear` gets an event for each
+    spec that is timed.
     """
     rows: list[dict[str, Any]] = []
-    loaded = shard.of(loaded, lambda one: one.folder)
-    table = {} if write else {"table": None}
+    loaded = options.shard.of(loaded, lambda one: one.folder)
     for kernel in dict.fromkeys(one.spec.kernel for one in loaded):
         own, tune = [one for one in loaded if one.spec.kernel == kernel], family(kernel).tune
         if tune is None:
             rows += [untuned(one.spec.name) for one in own]
         else:
-            rows += tune(
-                own, generated, shape, jobs=jobs, timeout=timeout, progress=progress, hands=hands, **table
-            )
+            rows += tune(own, generated, options, hands, hear)
     return rows
 
 

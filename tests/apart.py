@@ -7,11 +7,14 @@ import io
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest import mock
 
+from kgen.verify.events import Listener, ignore
 from kgen.verify.interpreter import ENVIRONMENT
+from kgen.verify.options import VerifyOptions
 from kgen.verify.verifying import verify_specs
 from kgen.verify.worker import Job
 
@@ -39,10 +42,12 @@ def interpreted(function: Callable[..., T], *args: object, seconds: float = LIMI
         return pool.apply_async(function, args).get(seconds)
 
 
-def verified(*args: Any, **options: Any) -> list[dict[str, Any]]:
-    """`verify_specs`, whose workers run in such processes."""
+def verified(
+    loaded: Sequence[Any], generated: Path, device: str = "auto", hear: Listener = ignore, **options: Any
+) -> list[dict[str, Any]]:
+    """`verify_specs`, whose workers run in such processes; `options` are those of `VerifyOptions`."""
     with mock.patch("kgen.verify.verifying.messages", _messages):
-        return verify_specs(*args, **options)
+        return verify_specs(loaded, generated, VerifyOptions(device, **options), hear=hear)
 
 
 def _messages(

@@ -106,7 +106,7 @@ def forms_of(kernel: Any) -> list[str]:
 
 def build(out: Path, specs: list[str], archs: Sequence[str] = ARCHS) -> None:
     """Packages of specs, by name or path."""
-    from kgen.build.package import build_specs
+    from kgen.build.package import BuildOptions, build_specs
 
     for name in specs:
         loaded = load(name if name.endswith(".yaml") else ROOT / "specs" / f"{name}.yaml")
@@ -116,7 +116,8 @@ def build(out: Path, specs: list[str], archs: Sequence[str] = ARCHS) -> None:
             path.write_text(text, encoding="utf-8")
         with mock.patch("kgen.build.package.messages", worker):
             chips = archs[getattr(loaded.spec, "quantize", None) is not None :]
-            rows = build_specs([loaded], out / "generated", out, chips, SIZES, targets=["triton"], c=True)
+            options = BuildOptions(chips, SIZES, targets=["triton"], c=True)
+            rows = build_specs([loaded], out / "generated", out, options)
         assert all(row["ok"] for row in rows), rows
 
 

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,44 @@ def test_direction_in_a_family(module: str) -> None:
             assert stages.index(str(its)) <= stages.index(place), f"{module} imports {imported}"
 
 
+IN_CYCLES = {
+    *("calls", "changes", "classes", "comparing", "composed", "comprehensions", "effects", "evaluating"),
+    *("functions", "inference", "iterators", "limits", "lowering", "matching", "modules", "operands"),
+    *("python", "several", "statements", "tables", "tensors", "toplevel"),
+}
+"""Modules of `kgen.flex` that import each other in a circle. The list only shrinks."""
+
+
+def reached(module: str, steps: Mapping[str, set[str]]) -> set[str]:
+    """Every module that one imports, and that these import."""
+    found: set[str] = set()
+    left = [module]
+    while left:
+        fresh = steps[left.pop()] - found
+        found |= fresh
+        left += fresh
+    return found
+
+
+def cyclic(steps: Mapping[str, set[str]]) -> set[str]:
+    """The modules that reach themselves."""
+    return {module for module in steps if module in reached(module, steps)}
+
+
+def test_a_cycle_is_found() -> None:
+    assert cyclic({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == {"b", "c"}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Counts imports inside functions and for type checking, too."""
+    steps = {
+        module: {name if name in MODULES else name.rpartition(".")[0] for name in imports(module)}
+        & {*MODULES}
+        for module in MODULES
+    }
+    assert cyclic(steps) == {f"kgen.flex.{name}" for name in IN_CYCLES}
+
+
 @pytest.mark.parametrize("module", [module for module in MACHINERY if module != "kgen.family"])
 def test_machinery_names_no_family(module: str) -> None:
     said = {node.value for node in ast.walk(tree(module)) if isinstance(node, ast.Constant)}
@@ -231,6 +269,84 @@ def test_printed_text_is_not_looked_into(module: str) -> None:
 def test_a_module_is_short() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
     assert [f"{path}: {length} lines" for path, length in lengths.items() if length > 500] == []
+
+
+LINES, PARAMETERS = 60, 8
+LONG = {
+    "expr.rows": "operation function",
+    "flex.calls": "method",
+    "flex.evaluating": "Evaluator._expression",
+    "flex.python": "called",
+    "flex.statements": "statement",
+    "kernels.attention.adapt.context_parallel": "_context",
+    "kernels.attention.adapt.derived": "yaml_of",
+    "kernels.attention.parallel.merging": "_merge_kernel",
+    "kernels.attention.parallel.runtime": "backward called",
+    "kernels.attention.plan.planning": "_Planner._tile_loop",
+    "kernels.attention.targets.triton.hopper": "hopper_fields",
+    "kernels.attention.targets.triton.hopper_keys": "keys_loop",
+    "kernels.attention.targets.triton.hopper_queries": "queries_loop",
+    "kernels.attention.targets.triton.kernels": "KernelFields.loop",
+    "kernels.attention.targets.triton.launcher": "LauncherFields.fields",
+    "kernels.attention.targets.triton.native": "_Fields._context",
+    "kernels.attention.targets.triton.sources": "_context",
+    "kernels.attention.verify.reference": "attention eager _slices",
+    "kernels.chunk_output.verify.reference": "chunk_output _output",
+    "verify.compare": "check",
+}
+"""Functions above a limit, by module. The list only shrinks: drop a function once it conforms."""
+
+
+def defined(node: ast.AST, inside: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Every function with its qualified name, those inside functions and classes too."""
+    for child in ast.iter_child_nodes(node):
+        name = inside
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            name = f"{inside}.{child.name}".strip(".")
+        if isinstance(child, ast.FunctionDef):
+            yield name, child
+        yield from defined(child, name)
+
+
+def above_a_limit(function: ast.FunctionDef) -> bool:
+    """True for more than `LINES` lines, or more than `PARAMETERS` parameters beside `self`. A verb may have more."""
+    given = function.args
+    names = [
+        one.arg
+        for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+        if one
+    ]
+    number = len(names) - (names[:1] in (["self"], ["cls"]))
+    made = (one.func for one in function.decorator_list if isinstance(one, ast.Call))
+    verb = any(isinstance(one, ast.Name) and one.id == "verb" for one in made)
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    return lines > LINES or (number > PARAMETERS and not verb)
+
+
+def test_limits_of_a_function() -> None:
+    names = ", ".join(f"x{number}" for number in range(9))
+    texts = {
+        "few": "def f(self, " + ", ".join(names.split(", ")[1:]) + "): pass",
+        "many": f"def f({names}): pass",
+        "verb": f"@verb('f')\ndef f({names}): pass",
+        "short": "def f():\n" + "    f()\n" * 59,
+        "long": "@verb('f')\ndef f():\n" + "    f()\n" * 60,
+    }
+    found = {
+        name for name, text in texts.items() for _, one in defined(ast.parse(text)) if above_a_limit(one)
+    }
+    assert found == {"many", "long"}
+
+
+def test_a_function_is_short_and_has_few_parameters() -> None:
+    found = {
+        f"{module.removeprefix('kgen.')}: {name}"
+        for module in MODULES
+        for name, function in defined(tree(module))
+        if above_a_limit(function)
+    }
+    assert found == {f"{module}: {name}" for module, names in LONG.items() for name in names.split()}
 
 
 def test_rendering_needs_no_runtime() -> None:

@@ -12,104 +12,118 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kgen.bench.options import BenchOptions
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
 from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.events import Listener, Progressed, ignore
 from kgen.verify.families import problem_of
-from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import NODE, Hands, Here, Messages, Row, Task
 from kgen.verify.processes import WorkerError, messages
-from kgen.verify.toolchain import Progress
 
 if TYPE_CHECKING:
     from kgen.bench.timing import BenchJob
+
+DEFAULT = BenchOptions()
 
 
 def bench_specs(
     loaded: Sequence[Any],
     generated: Path,
-    against: Sequence[str] | None = None,
-    shape: str | None = None,
-    output: Path | None = Path("benchmarks"),
-    progress: Progress | None = None,
-    device: str = "cuda",
-    timeout: float = 900.0,
-    jobs: int = 1,
-    first_call: bool = False,
+    options: BenchOptions = DEFAULT,
     hands: Hands | None = None,
-    shard: Shard = WHOLE,
+    hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
-    """Time the emitted files of some specs against peers, by default those of the family.
+    """Time the emitted files of some specs against peers.
 
     Returns rows of spec, pass, peer, milliseconds, tflops or tbps, ratio (the peer's time over kgen's: above
     one kgen is faster), quartiles, rounds, first_call (seconds), distance (of the result from kgen's) and error;
-    a peer that fails is a row with an error, one that cannot compute a spec is left out. `shape` is text that
-    the family reads, as `2x16x8192`; of several with commas each is measured, and rows have it too. Writes
-    `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and `<family>.png`, or
-    `<family>-shapes.json` alone for several shapes, anew whenever a worker is done, with the `seconds` after which it
-    had imported everything, drawn its workload and measured the first peer; `output=None` writes nothing.
-    `jobs` workers prepare side by side, and measure one after the other. `hands` race in their place, each spec on one
-    device, and rows of other machines have `device` and `node`; `shard` is the part of the specs that race.
-    `first_call` times the first call in a fresh process instead, where the family can, and writes
-    `<family>-first-call.json`. `device="cpu"` is a dry run in Triton's interpreter, whose times mean nothing.
-    `progress` hears of each row. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape,
-    `MissingError` without torch, triton or the device.
+    a peer that fails is a row with an error, one that cannot compute a spec is left out. Of several shapes rows have
+    the `shape`, too. Writes `<output>/<device>/<spec>.json`, and for several specs of a family `<family>.json` and
+    `<family>.png`, or `<family>-shapes.json` alone for several shapes, and `<family>-first-call.json` for first calls,
+    anew whenever a worker is done, with the `seconds` after which it had imported everything, drawn its workload and
+    measured the first peer. `hands` race, each spec on one device, by default one process here; several prepare side by
+    side, and measure one after the other. Rows of other machines have `device` and `node`. `hear` gets an event for
+    each row. Raises `KgenError` for a spec that is not rendered, an unknown peer or a bad shape, `MissingError` without
+    torch, triton or the device.
     """
-    work = []
-    hands = Here(jobs) if hands is None else hands
-    loaded = shard.of(loaded, lambda one: one.folder)
-    shapes = [text.strip() for text in shape.split(",")] if shape else [""]
+    hands = Here() if hands is None else hands
+    entries = list(_entries(options.shard.of(loaded, lambda one: one.folder), generated, options))
+    options = replace(options, device=hands.device(options.device))
+    with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
+        turns = Path(folder) / "turns" if hands.beside > 1 and not hands.far else None
+        # Here all parts of a size are measured on one device whoever does it; elsewhere one worker does them.
+        races = [race for one in entries for race in one.races(options, turns, together=hands.far)]
+        reports = _Reports(races, options, hear)
+        hands.run(races, reports.heard)
+    return [row for report in reports.merged() for row in report["rows"]]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A spec at one shape."""
+
+    problem: Any
+    files: list[Emitted]
+    peers: tuple[str, ...]
+    text: str
+    """The shape as it was asked for."""
+    size: Any
+
+    def races(self, options: BenchOptions, turns: Path | None, *, together: bool) -> Iterator[Task]:
+        """A task for each part of the size, or one for all of them `together`."""
+        own = tuple(replace(file, path=file.path.resolve()) for file in self.files)
+        folders = tuple(dict.fromkeys(file.path.parent for file in own))
+        shown = self.text if len(options.shapes) > 1 else None
+        parts = tuple(self.size.parts(getattr(self.problem, "widths", ())))
+        do = partial(run_race, timeout=options.timeout)
+        for number, some in enumerate([parts] if together else [(part,) for part in parts]):
+            race = Race(self.problem, own, self.peers, some, shown, options.device, options.first_call, turns)
+            key = (self.files[0].spec, self.text, str(number))
+            yield Task(key, do, race, folders, options.device)
+
+
+def _entries(loaded: Sequence[Any], generated: Path, options: BenchOptions) -> Iterator[_Entry]:
+    """Each spec at each shape. Raises what `bench_specs` does for these."""
     for one in loaded:
         if (bench := family(one.spec.kernel).bench) is None:
             message = f"there is nothing to race kernel `{one.spec.kernel}` against yet"
             raise KgenError(Diagnostic("bench-kernel", message, file=str(one.path)))
         problem, own = problem_of(one), bench.shape.get()
-        peers = tuple(own.DEFAULT_PEERS if against is None else against)
+        peers = tuple(own.DEFAULT_PEERS if options.against is None else options.against)
         if unknown := [name for name in peers if name not in own.PEERS]:
             hint = f"one of {', '.join(own.PEERS)}"
             raise KgenError(Diagnostic("unknown-peer", f"unknown peer `{unknown[0]}`", hint=hint))
         files = require_emitted(generated, one)
-        sizes = {text: own.Shape.parse(text) if text else own.Shape() for text in shapes}
-        work += [(problem, files, peers, text, size) for text, size in sizes.items()]
-    device = hands.device(device)
-    reports: dict[tuple[str, ...], dict[tuple[str, ...], dict[str, Any]]] = {}
-    races: list[Task] = []
-    finished = 0
+        sizes = {text: own.Shape.parse(text) if text else own.Shape() for text in options.shapes}
+        yield from (_Entry(problem, files, peers, text, size) for text, size in sizes.items())
 
-    def written(plot: bool) -> list[dict[str, Any]]:
-        # In the order in which they were asked for, whichever came first.
-        there = [[own[one.key] for one in races if one.key in own] for own in reports.values()]
-        merged = [_merged(found) for found in there if found]
-        if output is not None:
-            kind = "shapes" if len(shapes) > 1 else "first-call" if first_call else ""
-            _write(Path(output), merged, kind, plot)
-        return merged
 
-    def heard(task: Task, row: Row) -> None:
-        nonlocal finished
+class _Reports:
+    """The reports of races, in the order in which these were asked for, whichever came first."""
+
+    def __init__(self, races: Sequence[Task], options: BenchOptions, hear: Listener) -> None:
+        self._races, self._options, self._hear = races, options, hear
+        self._found: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def heard(self, task: Task, row: Row) -> None:
+        """Tell of a row of a race, or enter its report and write those so far."""
         if "report" not in row:
-            if progress is not None:
-                progress(finished, len(races), f"{row['spec']} {row['pass']} {row['peer']}")
+            doing = f"{row['spec']} {row['pass']} {row['peer']}"
+            self._hear(Progressed(len(self._found), len(self._races), doing))
             return
-        reports[task.key[:2]][task.key] = row["report"]
-        finished += 1
-        written(plot=finished == len(races))
+        self._found[task.key] = row["report"]
+        if self._options.output is not None:
+            whole = len(self._found) == len(self._races)
+            _write(Path(self._options.output), self.merged(), self._options.kind, plot=whole)
 
-    with tempfile.TemporaryDirectory(prefix="kgen-") as folder:
-        turns = Path(folder) / "turns" if hands.beside > 1 and not hands.far else None
-        do = partial(run_race, timeout=timeout)
-        for problem, emitted, peers, text, size in work:
-            own = tuple(replace(file, path=file.path.resolve()) for file in emitted)
-            folders = tuple(dict.fromkeys(file.path.parent for file in own))
-            spec, shown = emitted[0].spec, text if len(shapes) > 1 else None
-            parts = tuple(size.parts(getattr(problem, "widths", ())))
-            reports[spec, text] = {}
-            # Here all parts of a size are measured on one device whoever does it; elsewhere one worker does them.
-            for number, some in enumerate([parts] if hands.far else [(part,) for part in parts]):
-                race = Race(problem, own, peers, some, shown, device, first_call, turns)
-                races.append(Task((spec, text, str(number)), do, race, folders, device))
-        hands.run(races, heard)
-    return [row for report in written(plot=False) for row in report["rows"]]
+    def merged(self) -> list[dict[str, Any]]:
+        """A report for each spec and shape."""
+        own: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for race in self._races:
+            if race.key in self._found:
+                own.setdefault(race.key[:2], []).append(self._found[race.key])
+        return [_merged(found) for found in own.values()]
 
 
 @dataclass(frozen=True)

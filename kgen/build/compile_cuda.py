@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import IO, Any
 
-from kgen.build.job import BuildJob
+from kgen.build.worker_job import BuildJob
 from kgen.sizes import SHARED_LIMITS
 from kgen.verify.families import family_of
 from kgen.verify.processes import serve

@@ -17,8 +17,8 @@ from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
-from kgen.build.job import BuildJob
 from kgen.build.runtime.cute import words
+from kgen.build.worker_job import BuildJob
 from kgen.verify.compile_cute import INDICES
 from kgen.verify.processes import serve
 from kgen.verify.resources import usages

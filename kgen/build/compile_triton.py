@@ -17,8 +17,8 @@ import triton
 from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 from triton.compiler import make_backend
 
-from kgen.build.job import BuildJob
 from kgen.build.runtime.triton import Cubin
+from kgen.build.worker_job import BuildJob
 from kgen.verify.compile_triton import Launch, each_launch
 from kgen.verify.processes import serve
 from kgen.verify.resources import parameters, resources

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from kgen.build.choosing import choosers, require_choosers_replaceable, write_choosers
 from kgen.build.files import (
     compilers,
     files_of,
@@ -25,10 +25,11 @@ from kgen.build.files import (
     sha256,
     spelled,
 )
-from kgen.build.job import BuildJob
 from kgen.build.native import FOLDER, native_of, write_native
-from kgen.build.place import put, require_replaceable, unfinished
+from kgen.build.replacing import put, require_replaceable, unfinished
 from kgen.build.runtime.folder import SOURCES
+from kgen.build.variants import choosers, require_choosers_replaceable, write_choosers
+from kgen.build.worker_job import BuildJob
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render.rendering import render_package
 from kgen.targets import sources
@@ -36,10 +37,11 @@ from kgen.targets.native import Native
 from kgen.verify.compiling import ARCHS as KNOWN
 from kgen.verify.compiling import CompileJob, capability
 from kgen.verify.emitted import Emitted, parts
+from kgen.verify.events import LeftOut, Listener, Progressed, ignore
 from kgen.verify.families import problem_of
 from kgen.verify.packages import MANIFEST, digest_of
 from kgen.verify.processes import WorkerError, messages, threads
-from kgen.verify.toolchain import Progress, require
+from kgen.verify.toolchain import require
 
 ARCHS = ("sm_80", "sm_90a")
 SIZES: Mapping[str, Sequence[int]] = {
@@ -72,42 +74,87 @@ __all__ = [{quoted}]
 '''
 
 
+@dataclass(frozen=True)
+class BuildOptions:
+    """What packages are built of, and for which architectures."""
+
+    archs: Sequence[str] = ARCHS
+    """Names of architectures, as `sm_90a`."""
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=lambda: SIZES)
+    """What a spec leaves open: the numbers of heads, sequences or elements of a row, by name."""
+    targets: Collection[str] | None = None
+    """The targets whose files are built; None for those whose package is installed."""
+    c: bool = False
+    """True for calls from C, too."""
+    force: bool = False
+    """True to replace also what `kgen build` did not make."""
+    jobs: int = 1
+    """How many workers compile at a time."""
+    timeout: float = 600.0
+    """Seconds that one kernel may take."""
+
+
+DEFAULT = BuildOptions()
+_Spec = tuple[Any, list[Emitted]]
+_Rows = dict[tuple[str, str], list[Mapping[str, Any]]]
+
+
 def build_specs(
     loaded: Sequence[Any],
     generated: Path,
     out: Path,
-    archs: Sequence[str] = ARCHS,
-    sizes: Mapping[str, Sequence[int]] = SIZES,
-    jobs: int = 1,
-    timeout: float = 600.0,
-    progress: Progress | None = None,
-    *,
-    targets: Collection[str] | None = None,
-    c: bool = False,
-    force: bool = False,
-    skipped: Callable[[Emitted, str], None] | None = None,
+    options: BuildOptions = DEFAULT,
+    hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
     """Build a package of each spec under `out`, of its files in Triton, CUDA and CuTe as they were rendered; no GPU is
-    needed. `targets` leaves out the files of others; without it, those whose package is not installed go to `skipped`,
-    with why. A file that is for one architecture is built for that. With `c` it has calls from C, too.
+    needed. A file that is for one architecture is built for that.
 
     Returns rows of spec, arch, kernels, bytes (of machine code), spills (bytes of local memory of a thread, of the
     kernel that has most), ok, error. A package is written where all of it compiles, and replaces the one that was
-    there; with `force` also what `kgen build` did not make. `timeout` is in seconds, for one kernel. Raises `KgenError`
-    for a spec that is not rendered as it is or has no file to build or no calls from C, for two specs of one name, for
-    an unknown architecture, and for what would be lost or cannot be written, `MissingError` without torch, triton or
-    the package of a target.
+    there. `hear` gets an event for each file that is left out, and for each that is compiled. Raises `KgenError` for a
+    spec that is not rendered as it is or has no file to build or no calls from C, for two specs of one name, for an
+    unknown architecture, and for what would be lost or cannot be written, `MissingError` without torch, triton or the
+    package of a target.
     """
-    archs = spelled(archs)
+    options = replace(options, archs=spelled(options.archs))
+    specs = _specs_with_files(loaded, generated, options, hear)
+    chips = [capability(arch) for arch in options.archs]
+    natives = {
+        one.folder: native_of(one, options.sizes, chips)
+        for one, files in specs
+        if options.c and _for_c(one, files)
+    }
+    for file, why in _left_out(specs, options.archs):
+        hear(LeftOut(file, why))
+    names = [one.folder for one, _ in specs]
+    require_replaceable(out, names, force=options.force)
+    beside = choosers(((one, [file.path.name for file in files]) for one, files in specs), out)
+    require_choosers_replaceable(beside, force=options.force)
+    with unfinished(out, names) as folders:
+        found = _all_compiled(specs, options, folders, hear)
+        for one, files in specs:
+            rows = [row for arch in options.archs for row in found.get((one.folder, arch), [])]
+            if not any(row["error"] for row in rows):
+                _write(one, files, rows, options, folders[one.folder], natives.get(one.folder))
+                put(folders[one.folder], out / one.folder)
+    write_choosers(beside)
+    return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
+
+
+def _specs_with_files(
+    loaded: Sequence[Any], generated: Path, options: BuildOptions, hear: Listener
+) -> list[_Spec]:
+    """Each spec with the files that its package is built of. Raises what `build_specs` does for these."""
     _require_names_of_their_own(loaded)
     require("torch", "triton")
 
     def taken(file: Emitted) -> bool:
-        package = file.missing_package() if targets is None else None
-        if package and skipped is not None:
-            skipped(file, f"needs `{package}`")
+        package = file.missing_package() if options.targets is None else None
+        if package:
+            hear(LeftOut(file, f"needs `{package}`"))
         return not package
 
+    archs, targets = options.archs, options.targets
     specs = [(one, files_of(generated, one, targets, archs, taken)) for one in loaded]
     for one, files in specs:
         require_any(one, files, targets, archs)
@@ -116,47 +163,37 @@ def build_specs(
             require(needed.needs, extra=needed.extra)
     for one, files in specs:
         _require_rendered(one, files)
-    chips = [capability(arch) for arch in archs]
-    natives = {one.folder: native_of(one, sizes, chips) for one, files in specs if c and _for_c(one, files)}
+    return specs
+
+
+def _all_compiled(
+    specs: Sequence[_Spec], options: BuildOptions, folders: Mapping[str, Path], hear: Listener
+) -> _Rows:
+    """The rows of every file, by spec and architecture."""
     tasks = [
         (one, file, arch)
         for one, files in specs
-        for arch in archs
+        for arch in options.archs
         for file in files
         if is_for(one, file, arch)
     ]
-    if skipped is not None:
-        for file, why in _left_out(specs, archs):
-            skipped(file, why)
-    names = [one.folder for one, _ in specs]
-    require_replaceable(out, names, force=force)
-    beside = choosers(((one, [file.path.name for file in files]) for one, files in specs), out)
-    require_choosers_replaceable(beside, force=force)
-    done: list[int] = []
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    with unfinished(out, names) as folders:
+    done, lock = 0, Lock()
 
-        def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
-            one, file, arch = task
-            rows = list(_compiled(one, file, file.arch or arch, sizes, folders[one.folder], timeout))
-            done.append(1)
-            if progress is not None:
-                progress(len(done), len(tasks), f"{one.folder} {file.stem} {arch}")
-            return rows
+    def run(task: tuple[Any, Emitted, str]) -> list[Mapping[str, Any]]:
+        nonlocal done
+        one, file, arch = task
+        folder = folders[one.folder]
+        rows = list(_compiled(one, file, file.arch or arch, options.sizes, folder, options.timeout))
+        with lock:
+            done += 1
+            hear(Progressed(done, len(tasks), f"{one.folder} {file.stem} {arch}"))
+        return rows
 
-        with threads(jobs) as pool:
-            for (one, _, arch), rows in zip(tasks, pool.map(run, tasks), strict=True):
-                found.setdefault((one.folder, arch), []).extend(rows)
-        for one, files in specs:
-            rows = [row for arch in archs for row in found.get((one.folder, arch), [])]
-            if not any(row["error"] for row in rows):
-                here = [arch for arch in archs if any(is_for(one, file, arch) for file in files)]
-                asked = {"archs": here, "sizes": sizes, "targets": targets}
-                folder = folders[one.folder]
-                _write(one, files, rows, asked, folder, natives.get(one.folder))
-                put(folder, out / one.folder)
-    write_choosers(beside)
-    return [_summary(folder, arch, rows) for (folder, arch), rows in found.items()]
+    found: _Rows = {}
+    with threads(options.jobs) as pool:
+        for (one, _, arch), rows in zip(tasks, pool.map(run, tasks), strict=True):
+            found.setdefault((one.folder, arch), []).extend(rows)
+    return found
 
 
 def _require_names_of_their_own(loaded: Sequence[Any]) -> None:
@@ -222,10 +259,11 @@ def _write(
     loaded: Any,
     files: Sequence[Emitted],
     rows: Sequence[Mapping[str, Any]],
-    asked: Mapping[str, Any],
+    options: BuildOptions,
     folder: Path,
     native: Native | None,
 ) -> None:
+    archs = [arch for arch in options.archs if any(is_for(loaded, file, arch) for file in files)]
     emitted = [part for file in files for part in parts(file.path)]
     (folder / SOURCES).mkdir()
     for path in emitted:
@@ -247,13 +285,13 @@ def _write(
     manifest = {
         "spec": loaded.folder,
         "sources": hashes(files),
-        "compiled": [p.name for p in emitted if p.name != "hopper.py" or "sm_90a" in asked["archs"]],
+        "compiled": [p.name for p in emitted if p.name != "hopper.py" or "sm_90a" in archs],
         "runtimes": runtimes(files),
         "compilers": compilers(files),
-        "archs": list(asked["archs"]),
+        "archs": archs,
         "known": sorted(set(KNOWN.values())),
-        "sizes": {name: list(numbers) for name, numbers in asked["sizes"].items()},
-        "targets": None if asked["targets"] is None else sorted(asked["targets"]),
+        "sizes": {name: list(numbers) for name, numbers in options.sizes.items()},
+        "targets": None if options.targets is None else sorted(options.targets),
         "files": {p.relative_to(folder).as_posix(): sha256(p) for p in sorted(written)},
         "kernels": kernels,
     }

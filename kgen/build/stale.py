@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kgen.build.choosing import stale_choosers
 from kgen.build.files import compilers, files_of, hashes, of_another_spec, runtimes, sha256, spelled
 from kgen.build.native import FOLDER, native_of, write_native
+from kgen.build.variants import stale_choosers
 from kgen.diagnostics import KgenError
 from kgen.verify.compiling import ARCHS, capability
 from kgen.verify.emitted import Emitted

@@ -42,27 +42,19 @@ def bench(
     form: Form = Format.TEXT,
 ) -> int:
     """Time kernels against their peers, interleaved in one run."""
+    from kgen.bench.options import BenchOptions
     from kgen.bench.running import bench_specs
+    from kgen.cli.results import listener
+    from kgen.verify.farm.opening import hands
     from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
 
     part = Shard.parse(shard)
     peers = None if against is None else [peer.strip() for peer in against.split(",") if peer.strip()]
+    options = BenchOptions(peers, shape, output or BENCHMARKS, first_call=first_call, shard=part)
     loaded, generated = load_specs(specs), generated or settings().generated
     require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = bench_specs(
-            loaded,
-            generated,
-            peers,
-            shape,
-            output or BENCHMARKS,
-            progress,
-            jobs=jobs,
-            first_call=first_call,
-            hands=who,
-            shard=part,
-        )
+        rows = bench_specs(loaded, generated, options, who, listener(progress))
     rates = [name for name in ("tflops", "tbps") if any(row[name] is not None for row in rows)]
     shapes = ["shape"] * any("shape" in row for row in rows)
     columns = ("spec", *shapes, "pass", "peer", "milliseconds", *rates, "ratio", "error", *elsewhere(rows))

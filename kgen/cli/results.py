@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kgen.cli import terminal
 from kgen.cli.terminal import EXIT_INTERRUPTED, Format, Row
 from kgen.diagnostics import EXIT_WRONG
+from kgen.verify.events import Ended, Event, Judged, LeftOut, Listener, Progressed
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
-    from kgen.verify.emitted import Emitted
-    from kgen.verify.found import Interrupted, Told
+    from kgen.verify.farm.tasks import Hands
+    from kgen.verify.found import Interrupted
+    from kgen.verify.options import RunOptions, VerifyOptions
 
 VERIFIED = {
     "spec": 20,
@@ -33,73 +35,96 @@ SANITIZED = {"spec": 20, "target": 9, "tool": 9, "ok": 3, "seconds": 7, "message
 
 
 def run_verify(
-    loaded: Sequence[Loaded], generated: Path, form: Format, jobs: int, ray: str | None, **options: Any
+    loaded: Sequence[Loaded],
+    generated: Path,
+    form: Format,
+    jobs: int,
+    ray: str | None,
+    options: VerifyOptions,
 ) -> int:
     """Verify emitted files, and print what comes of it."""
     from kgen.verify.verifying import verify_specs
 
-    def verified(shown: Results, **how: Any) -> list[dict[str, Any]]:
-        how |= {"wrong": _wrong, "told": shown.told}
-        return verify_specs(loaded, generated, **options, **how)
+    def verified(hands: Hands, hear: Listener) -> Sequence[Row]:
+        return verify_specs(loaded, generated, options, hands, hear)
 
-    return _run(Results(VERIFIED, "right", form), verified, jobs, ray)
+    return _run(Results(VERIFIED, "right", form, wrong_at_once=True), verified, jobs, ray)
 
 
 def run_sanitizers(
-    loaded: Sequence[Loaded], generated: Path, form: Format, jobs: int, ray: str | None, **options: Any
+    loaded: Sequence[Loaded],
+    generated: Path,
+    form: Format,
+    jobs: int,
+    ray: str | None,
+    tools: Sequence[str],
+    options: RunOptions,
 ) -> int:
     """Run a call of each emitted file under sanitizers, and print what comes of it."""
     from kgen.verify.sanitizing import sanitize_specs
 
-    def sanitized(_: Results, **how: Any) -> list[dict[str, Any]]:
-        return sanitize_specs(loaded, generated, **options, **how)
+    def sanitized(hands: Hands, hear: Listener) -> Sequence[Row]:
+        return sanitize_specs(loaded, generated, tools, options, hands, hear)
 
     return _run(Results(SANITIZED, "clean", form), sanitized, jobs, ray)
 
 
-def _run(shown: Results, work: Callable[..., list[dict[str, Any]]], jobs: int, ray: str | None) -> int:
-    from kgen.verify.farm.tasks import hands
+def _run(shown: Results, work: Callable[[Hands, Listener], Sequence[Row]], jobs: int, ray: str | None) -> int:
+    from kgen.verify.farm.opening import hands
     from kgen.verify.found import Interrupted
 
     try:
         with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-            rows = work(shown, jobs=jobs, hands=who, progress=progress, skipped=_not_run, result=shown.result)
+            rows = work(who, lambda event: shown.hear(event, progress))
     except Interrupted as run:
         return shown.interrupted(run)
     return shown.judged(rows)
 
 
-def _not_run(file: Emitted, why: str) -> None:
-    terminal.line(f"not run: {file.path} {why}", sys.stderr)
+def listener(progress: terminal.Progress, left_out: str = "not run") -> Listener:
+    """A listener that shows progress, and says which files are left out."""
 
+    def hear(event: Event) -> None:
+        match event:
+            case Progressed():
+                progress(event.done, event.total, event.doing)
+            case LeftOut():
+                terminal.line(f"{left_out}: {event.file.path} {event.why}", sys.stderr)
 
-def _wrong(row: Row) -> None:
-    """A case is wrong. This is said at once: a run may end before its table."""
-    said = f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
-    terminal.line(said, sys.stderr)
+    return hear
 
 
 class Results:
     """The rows of a verb, each right or wrong."""
 
-    def __init__(self, columns: Mapping[str, int], done: str, form: Format) -> None:
-        self._columns, self._done, self._form = columns, done, form
+    def __init__(
+        self, columns: Mapping[str, int], done: str, form: Format, *, wrong_at_once: bool = False
+    ) -> None:
+        self._columns, self._done, self._form, self._wrong_at_once = columns, done, form, wrong_at_once
         self._at_once = form is Format.TEXT and not sys.stdout.isatty()
         self._begun = False
-        self._told: Told | None = None
+        self._end: Ended | None = None
 
-    def result(self, row: Row) -> None:
-        """A row that is there. It is printed and flushed at once unless stdout is a terminal or for JSON."""
+    def hear(self, event: Event, progress: terminal.Progress) -> None:
+        """Show an event of the run, or keep it for the last line."""
+        match event:
+            case Judged():
+                self._result(event.row)
+                if self._wrong_at_once and not event.row["ok"]:
+                    _wrong(event.row)
+            case Ended():
+                self._end = event
+            case _:
+                listener(progress)(event)
+
+    def _result(self, row: Row) -> None:
+        """Print and flush a row at once unless stdout is a terminal or for JSON."""
         if not self._at_once:
             return
         if not self._begun:
             self._begun = True
             self._print({column: column for column in self._columns})
         self._print(row)
-
-    def told(self, told: Told) -> None:
-        """What there is to say of the whole run."""
-        self._told = told
 
     def judged(self, rows: Sequence[Row]) -> int:
         """Print what was not printed, and the last line; a row that is wrong is the verb's failure."""
@@ -125,11 +150,17 @@ class Results:
         return sum(not row["ok"] for row in rows)
 
     def _last(self, said: str, *, failed: bool) -> None:
-        told = self._told
-        for ran in told.ran if told else ():
+        end = self._end
+        for ran in end.ran if end else ():
             terminal.summary(f"{ran.file}: {ran.cases} {ran.how}", self._form)
-        if told and told.recorded:
-            said += f"; recorded in {told.recorded.as_posix()}"
-        elif told and told.recordable and not failed:
+        if end and end.recorded:
+            said += f"; recorded in {end.recorded.as_posix()}"
+        elif end and end.recordable and not failed:
             said += "; not recorded: add `--record` to enter this in the ledger"
         terminal.summary(said, self._form)
+
+
+def _wrong(row: Row) -> None:
+    """Say at once that a case is wrong: a run may end before its table."""
+    said = f"wrong: {row['spec']} {row['target']} {row['pass']} {row['case']}: {row['message']}"
+    terminal.line(said, sys.stderr)

@@ -33,15 +33,17 @@ def tune(
     form: Form = Format.TEXT,
 ) -> int:
     """Time tile shapes on this GPU; enter the fastest in kgen's table."""
-    from kgen.tuning import tune_specs
+    from kgen.cli.results import listener
+    from kgen.tuning import TuneOptions, tune_specs
+    from kgen.verify.farm.opening import hands
     from kgen.verify.farm.sharding import Shard
-    from kgen.verify.farm.tasks import hands
 
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
     require_current(loaded, generated, as_is, form)
     with hands(jobs, ray) as who, terminal.progress_bar() as progress:
-        rows = tune_specs(loaded, generated, shape, write, jobs, timeout, progress, who, part)
+        options = TuneOptions(shape, timeout, write, part)
+        rows = tune_specs(loaded, generated, options, who, listener(progress))
     columns = ("spec", "kernel", "tile", "milliseconds", "chosen", "error", *elsewhere(rows))
     terminal.table(rows, columns, form)
     timed, chosen = sum(row["milliseconds"] is not None for row in rows), sum(row["chosen"] for row in rows)

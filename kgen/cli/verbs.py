@@ -7,6 +7,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
@@ -166,30 +167,59 @@ def render(
         writer.apply(changes, force=force)
         if prove:
             project.remember(rendered, output)
-    drift = writer.drift(changes)
-    patch = "".join(map(_diff, drift)) if diff else ""
-    states = Counter(
-        _effect(change, forced=force and not dry) for change in changes if not change.is_manifest
-    )
-    remarks = project.remarks(rendered, output, (change.path for change in drift))
-    total = writer.wanted(changes)
-    differ = states["new"] + states["changed"]
+    shown = _Rendered(changes, writer.wanted(changes), check=check, diff=diff, force=force)
+    remarks = project.remarks(rendered, output, (change.path for change in shown.drift))
+    return _show_rendered(shown, remarks, form)
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """The changes of a run of `kgen render`, and how it was asked for."""
+
+    changes: Sequence[Change]
+    total: int
+    """How many files are wanted."""
+    check: bool
+    diff: bool
+    force: bool
+
+    @property
+    def dry(self) -> bool:
+        """True if nothing was written."""
+        return self.check or self.diff
+
+    @property
+    def drift(self) -> list[Change]:
+        """The files that differ from what is rendered."""
+        from kgen.render import writer
+
+        return writer.drift(self.changes)
+
+    def last(self) -> str:
+        """The last line: how many files are in which state."""
+        forced = self.force and not self.dry
+        states = Counter(_effect(one, forced=forced) for one in self.changes if not one.is_manifest)
+        differ = states["new"] + states["changed"]
+        if self.dry:
+            left = f"{states['pruned']} orphaned, {states['edited']} edited"
+            return f"{self.total} checked, {differ} differ, {left}"
+        return f"{self.total} rendered, {differ} changed, {states['pruned']} pruned"
+
+
+def _show_rendered(shown: _Rendered, remarks: Sequence[str], form: Format) -> int:
+    patch = "".join(map(_diff, shown.drift)) if shown.diff else ""
     if form is Format.JSON:
-        rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in drift]
-        found = {"rendered": total, "changes": rows, "remarks": remarks}
-        terminal.data(found | ({"diff": patch} if diff else {}))
+        rows = [{"path": c.path.as_posix(), "state": c.state, "why": c.why or None} for c in shown.drift]
+        found = {"rendered": shown.total, "changes": rows, "remarks": remarks}
+        terminal.data(found | ({"diff": patch} if shown.diff else {}))
     else:
         terminal.exact(patch) if patch else None
-        for change in drift if check or not diff else []:
-            terminal.line(drift_line(change), sys.stderr if check else sys.stdout)
+        for change in shown.drift if shown.check or not shown.diff else []:
+            terminal.line(drift_line(change), sys.stderr if shown.check else sys.stdout)
         for remark in remarks:
-            terminal.line(remark, sys.stderr if dry else sys.stdout)
-    if dry:
-        last = f"{total} checked, {differ} differ, {states['pruned']} orphaned, {states['edited']} edited"
-    else:
-        last = f"{total} rendered, {differ} changed, {states['pruned']} pruned"
-    terminal.summary(last, form, aside=diff)
-    return EXIT_WRONG if dry and drift else 0
+            terminal.line(remark, sys.stderr if shown.dry else sys.stdout)
+    terminal.summary(shown.last(), form, aside=shown.diff)
+    return EXIT_WRONG if shown.dry and shown.drift else 0
 
 
 def _render_to_stdout(files: dict[str, str], form: Format) -> int:
@@ -246,21 +276,14 @@ def compile_(
     form: Form = Format.TEXT,
 ) -> int:
     """Compile kernels without a GPU; show registers and spills."""
-    from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, compile_specs
+    from kgen.cli.results import listener
+    from kgen.verify.compiling import COLUMNS, DEFAULT_ARCHS, CompileOptions, compile_specs
 
+    options = CompileOptions(arch or DEFAULT_ARCHS, jobs, timeout, record, target)
     loaded, generated = load_specs(specs), generated or settings().generated
     require_current(loaded, generated, as_is, form)
     with terminal.progress_bar() as progress:
-        rows = compile_specs(
-            loaded,
-            generated,
-            arch or DEFAULT_ARCHS,
-            jobs,
-            timeout,
-            progress,
-            record,
-            target,
-        )
+        rows = compile_specs(loaded, generated, options, listener(progress))
     spilling = [row for row in rows if row["spills"]]
     shown = [row | {"ok": "spills"} if row["spills"] and row["ok"] else row for row in rows]
     terminal.table(shown if form is Format.TEXT else rows, COLUMNS, form)
@@ -315,6 +338,7 @@ def verify(
     """Run kernels on hard inputs and compare with a float64 reference."""
     from kgen.cli.results import run_sanitizers, run_verify
     from kgen.verify.farm.sharding import Shard
+    from kgen.verify.options import RunOptions, VerifyOptions
 
     part, generated = Shard.parse(shard), generated or settings().generated
     loaded = load_specs(specs)
@@ -322,12 +346,11 @@ def verify(
         message = "a sanitizer has no cases, quick or not, and runs no packages"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
     require_current(loaded, generated, as_is, form)
-    common = {"device": device.value, "timeout": timeout, "record": record, "targets": target, "shard": part}
+    common = RunOptions(device.value, timeout, record, target, part)
     if sanitizer:
-        return run_sanitizers(loaded, generated, form, jobs, ray, tools=sanitizer, **common)
-    return run_verify(
-        loaded, generated, form, jobs, ray, quick=quick, cases=case or None, built=built, **common
-    )
+        return run_sanitizers(loaded, generated, form, jobs, ray, sanitizer, common)
+    options = VerifyOptions(**vars(common), quick=quick, cases=case or None, built=built)
+    return run_verify(loaded, generated, form, jobs, ray, options)
 
 
 def elsewhere(rows: Sequence[Row]) -> list[str]:

@@ -15,9 +15,10 @@ from kgen.diagnostics import Diagnostic, KgenError, did_you_mean, shown
 from kgen.sizes import SHARED_LIMITS
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.events import Listener, Progressed, ignore
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages, threads
-from kgen.verify.toolchain import Progress, require, versions
+from kgen.verify.toolchain import require, versions
 
 SUFFIXES = {"": 0, "a": 90, "f": 100}
 """Of an architecture: for that chip alone, and for its family; the least compute capability that has each."""
@@ -63,72 +64,83 @@ def capability(arch: str) -> int:
     return ARCHS[arch]
 
 
+@dataclass(frozen=True)
+class CompileOptions:
+    """What is compiled for which architectures."""
+
+    archs: Sequence[str] = DEFAULT_ARCHS
+    """Names of architectures, as `sm_90`."""
+    jobs: int = 1
+    """How many workers compile at a time."""
+    timeout: float = 600.0
+    """Seconds that one kernel may take."""
+    record: bool = False
+    """True to enter the result in the ledger."""
+    targets: Collection[str] | None = None
+    """The targets whose files are compiled; None for all."""
+
+
+DEFAULT = CompileOptions()
+
+
 def compile_specs(
-    loaded: Sequence[Any],
-    generated: Path,
-    archs: Sequence[str] = DEFAULT_ARCHS,
-    jobs: int = 1,
-    timeout: float = 600.0,
-    progress: Progress | None = None,
-    record: bool = False,
-    targets: Collection[str] | None = None,
+    loaded: Sequence[Any], generated: Path, options: CompileOptions = DEFAULT, hear: Listener = ignore
 ) -> list[dict[str, Any]]:
     """Compile every kernel of some specs for every architecture; no GPU is needed.
 
-    A file that is for one architecture is compiled for that one, where it is among `archs` (`sm_90` stands for
-    `sm_90a` too). `targets` leaves out the files of others.
-
-    Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory a thread), shared
-    and limit (bytes a block), ok, error. `ok` is false where it does not compile or needs more shared memory
-    than the architecture has. `timeout` is in seconds, for one kernel. `record` enters the result in the
-    ledger. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or the package
-    of a target.
+    A file that is for one architecture is compiled for that one, where it is among the architectures (`sm_90` stands
+    for `sm_90a` too). Returns rows of spec, target, kernel, variant, arch, registers, spills (bytes of local memory a
+    thread), shared and limit (bytes a block), ok, error. `ok` is false where it does not compile or needs more shared
+    memory than the architecture has. `hear` gets an event for each file and architecture. Raises `KgenError` for a spec
+    that is not rendered, `MissingError` without torch, triton or the package of a target.
     """
-    archs = list(dict.fromkeys(archs))
+    jobs = _jobs(loaded, generated, options)
+    for runtime in {job.emitted.runtime: None for job in jobs}:
+        if runtime.needs:
+            require(runtime.needs, extra=runtime.extra)
+    hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in jobs}
+    done, lock = 0, Lock()
+
+    def run(job: CompileJob) -> list[dict[str, Any]]:
+        nonlocal done
+        rows = list(_rows(job, options.timeout))
+        with lock:
+            done += 1
+            hear(Progressed(done, len(jobs), f"{job.emitted.spec} {job.emitted.stem} {job.arch}"))
+        return rows
+
+    with threads(options.jobs) as pool:
+        results = list(pool.map(run, jobs))
+    if options.record:
+        place = Path(generated).resolve()
+        for job, rows in zip(jobs, results, strict=True):
+            file, digest = job.emitted, hashes[job.emitted]
+            ledger.record_compiled(
+                place, file.path, digest, rows, arch=job.arch, versions=versions(file.runtime.tools)
+            )
+    return [row for rows in results for row in rows]
+
+
+def _jobs(loaded: Sequence[Any], generated: Path, options: CompileOptions) -> list[CompileJob]:
+    """Each file with each architecture that it is compiled for. Raises `KgenError` if there are none."""
+    archs, targets = list(dict.fromkeys(options.archs)), options.targets
     for arch in archs:
         capability(arch)
     require("torch", "triton")
     work = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
     work = [(p, f) for p, f in work if f.runtime.compiler and (targets is None or f.target in targets)]
-    tasks = [
+    jobs = [
         CompileJob(p, replace(f, path=f.path.resolve()), arch)
         for p, f in work
         for arch in _archs(f, archs)
         # The launcher of a file refuses older chips too.
         if capability(arch) >= getattr(p, "least_capability", 0)
     ]
-    if loaded and not tasks:
-        only = (
-            ", ".join(f"`{file.path.name}` is for {_least(problem, file)}" for problem, file in work) or None
-        )
-        raise KgenError(
-            Diagnostic("nothing-to-compile", "no file is for these targets and architectures", hint=only)
-        )
-    for runtime in {job.emitted.runtime: None for job in tasks}:
-        if runtime.needs:
-            require(runtime.needs, extra=runtime.extra)
-    hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in tasks}
-    done, lock = 0, Lock()
-
-    def run(job: CompileJob) -> list[dict[str, Any]]:
-        nonlocal done
-        rows = list(_rows(job, timeout))
-        with lock:
-            done += 1
-            if progress is not None:
-                progress(done, len(tasks), f"{job.emitted.spec} {job.emitted.stem} {job.arch}")
-        return rows
-
-    with threads(jobs) as pool:
-        results = list(pool.map(run, tasks))
-    if record:
-        place = Path(generated).resolve()
-        for job, rows in zip(tasks, results, strict=True):
-            file, digest = job.emitted, hashes[job.emitted]
-            ledger.record_compiled(
-                place, file.path, digest, rows, arch=job.arch, versions=versions(file.runtime.tools)
-            )
-    return [row for rows in results for row in rows]
+    if loaded and not jobs:
+        only = [f"`{file.path.name}` is for {_least(problem, file)}" for problem, file in work]
+        message = "no file is for these targets and architectures"
+        raise KgenError(Diagnostic("nothing-to-compile", message, hint=", ".join(only) or None))
+    return jobs
 
 
 def _least(problem: Any, file: Emitted) -> str:

@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kgen.family import Chip
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted
+from kgen.verify.events import Ran
 from kgen.verify.farm.tasks import Row
 from kgen.verify.packages import manifest_of
-
-
-@dataclass(frozen=True)
-class Ran:
-    """Cases of files of one name that ran in one way: "cases on NVIDIA H200"."""
-
-    file: str
-    cases: int
-    how: str
-
-
-@dataclass(frozen=True)
-class Told:
-    """What there is to say of a run beside its rows."""
-
-    ran: tuple[Ran, ...]
-    recorded: Path | None
-    """The ledger that the run was entered in."""
-    recordable: bool
-    """True if `record` was left out and would have entered it."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -120,8 +100,12 @@ class Found:
         wrong = any(not row["ok"] for row in self.rows)
         if self.where is None or not (self.whole or wrong):
             return False
-        enter = ledger.record if built is None else partial(_record_package, built, self)
-        enter(generated, self.emitted.path, digest, self.rows, quick=quick, **self.where)
+        path, where = self.emitted.path, ledger.Where(**self.where)
+        if built is None:
+            ledger.record(generated, path, digest, self.rows, where, quick=quick)
+        # Where a package has no machine code for the device, no case has run, and there is nothing to take back.
+        for code in () if built is None else _code_for(built, self):
+            ledger.record_package(generated, path, digest, self.rows, where, code, quick=quick)
         return bool(self.rows) and all(row["ok"] for row in self.rows)
 
     def _of_chip(self, row: Row) -> bool:
@@ -146,27 +130,10 @@ def archs_built(built: Path, found: Found) -> list[str]:
     )
 
 
-def _record_package(
-    built: Path,
-    found: Found,
-    generated: Path,
-    path: Path,
-    digest: str,
-    rows: Sequence[Row],
-    *,
-    capability: str,
-    toolchain: str,
-    **where: Any,
-) -> None:
-    """As `ledger.record`, of a file in a package. Where that has no machine code for the device, no case has run, and
-    there is nothing to take back."""
-    file = found.emitted
-    manifest = manifest_of(built, file.spec)
-    compilers = {
-        tool: version for tool, version in manifest["compilers"].items() if tool in file.runtime.tools
-    }
+def _code_for(built: Path, found: Found) -> Iterator[ledger.PackageCode]:
+    """The machine code that a package has of a file for where it ran, by architecture."""
+    tools = found.emitted.runtime.tools
+    made = manifest_of(built, found.emitted.spec)["compilers"]
+    compilers = {tool: version for tool, version in made.items() if tool in tools}
     for arch in archs_built(built, found):
-        ledger.record_package(
-            generated, path, digest, rows, arch=arch, compilers=compilers, unbuilt=found.unbuilt,
-            capability=capability, **where,
-        )  # fmt: skip
+        yield ledger.PackageCode(arch, compilers, found.unbuilt)

@@ -18,6 +18,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,25 +85,51 @@ def read_path(path: Path, hint: str) -> Ledger:
     return files
 
 
+@dataclass(frozen=True)
+class Where:
+    """The device that something ran on, and what it ran with."""
+
+    device: str
+    """Its name, or `INTERPRETER`."""
+    capability: str
+    """The compute capability, as `9.0`."""
+    versions: Mapping[str, str]
+    """The version of each package."""
+    toolchain: str
+    """The versions that tell records apart (`toolchain.toolchain`)."""
+
+    def entry(self) -> dict[str, Any]:
+        """The part of a record that says where it is of."""
+        return {"device": self.device, "capability": self.capability, "versions": dict(self.versions)}
+
+
+@dataclass(frozen=True)
+class PackageCode:
+    """The machine code of a package for one architecture, and what made it."""
+
+    arch: str
+    compilers: Mapping[str, str]
+    """The version of each compiler."""
+    unbuilt: Sequence[str]
+    """Cases that it has no machine code for."""
+
+
 def record(
     generated: Path,
     path: Path,
     digest: str,
     rows: Sequence[Mapping[str, Any]],
+    where: Where,
     *,
-    device: str,
-    capability: str,
-    versions: Mapping[str, str],
-    toolchain: str,
     quick: bool,
 ) -> None:
-    """Enter the rows of `verify_specs` for one file, device and toolchain (`toolchain.toolchain`).
+    """Enter the rows of `verify_specs` for one file, device and toolchain.
 
     Rows that failed take away what was claimed of these before. A quick run does not replace the record of a full
     one.
     """
-    where = {"device": device, "capability": capability, "versions": dict(versions)}
-    _enter_run(generated, path, digest, rows, f"{device}, {toolchain}", where, quick=quick)
+    place = f"{where.device}, {where.toolchain}"
+    _enter_run(generated, path, digest, rows, place, where.entry(), quick=quick)
 
 
 def record_package(
@@ -110,23 +137,17 @@ def record_package(
     path: Path,
     digest: str,
     rows: Sequence[Mapping[str, Any]],
+    where: Where,
+    code: PackageCode,
     *,
-    arch: str,
-    compilers: Mapping[str, str],
-    unbuilt: Sequence[str],
-    device: str,
-    capability: str,
-    versions: Mapping[str, str],
     quick: bool,
 ) -> None:
-    """Enter the same of the machine code that a package has of one file: for an architecture, by these compilers. It
-    speaks for the package alone, and what ran in place of the file is not the file. `unbuilt` are cases that it has
-    no machine code for."""
-    made = " and ".join(f"{tool} {version}" for tool, version in sorted(compilers.items()))
-    place = f"package {arch} by {made}, {device}, torch {versions['torch']}"
-    where = {"device": device, "capability": capability, "versions": dict(versions)}
-    where["package"] = {"arch": arch, "compilers": dict(compilers), "unbuilt": list(unbuilt)}
-    _enter_run(generated, path, digest, rows, place, where, quick=quick)
+    """Enter the same of the machine code that a package has of one file. It speaks for the package alone, and what ran
+    in place of the file is not the file."""
+    made = " and ".join(f"{tool} {version}" for tool, version in sorted(code.compilers.items()))
+    place = f"package {code.arch} by {made}, {where.device}, torch {where.versions['torch']}"
+    package = {"arch": code.arch, "compilers": dict(code.compilers), "unbuilt": list(code.unbuilt)}
+    _enter_run(generated, path, digest, rows, place, {**where.entry(), "package": package}, quick=quick)
 
 
 def _enter_run(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,95 +19,88 @@ from typing import Any
 from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.emitted import Emitted
-from kgen.verify.farm.sharding import WHOLE, Shard
+from kgen.verify.events import Judged, LeftOut, Listener, Progressed, ignore
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
 from kgen.verify.found import Interrupted
+from kgen.verify.options import RunOptions
 from kgen.verify.processes import WorkerError, messages
-from kgen.verify.toolchain import Progress, describe, versions
+from kgen.verify.toolchain import describe, versions
 from kgen.verify.verifying import files_to_run
 
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 PROGRAM = "compute-sanitizer"
 FOUND = 86
 """The exit status that says that the tool found something."""
+WHOLE_RUN = RunOptions()
 
 
 def sanitize_specs(
     loaded: Sequence[Any],
     generated: Path,
     tools: Sequence[str],
-    device: str = "auto",
-    jobs: int = 1,
-    timeout: float = 300.0,
-    progress: Progress | None = None,
-    record: bool | None = None,
-    skipped: Callable[[Emitted, str], None] | None = None,
-    targets: Collection[str] | None = None,
+    options: RunOptions = WHOLE_RUN,
     hands: Hands | None = None,
-    shard: Shard = WHOLE,
-    result: Callable[[dict[str, Any]], None] | None = None,
+    hear: Listener = ignore,
 ) -> list[dict[str, Any]]:
     """Run the example call of the emitted files of some specs under some of `TOOLS`, a process for each.
 
-    Returns rows of spec, target, tool, ok, seconds, message. `timeout` is in seconds, for one process. `record`,
-    true on `cuda` if left out, enters in the ledger which tool found nothing on which device; `targets`, `skipped`,
-    `result`, `hands` and `shard` are those of `verify_specs`. When it is interrupted, it records what it knows and
-    raises `Interrupted`. Raises `KgenError` for an unknown tool and a spec that is not
-    rendered, `MissingError` without compute-sanitizer, torch, triton or the device.
+    Returns rows of spec, target, tool, ok, seconds, message. `hands` and `hear` are as in `verify_specs`. The ledger
+    has which tool found nothing on which device. When it is interrupted, it records what it knows and raises
+    `Interrupted`. Raises `KgenError` for an unknown tool and a spec that is not rendered, `MissingError` without
+    compute-sanitizer, torch, triton or the device.
     """
     for tool in tools:
         if tool not in TOOLS:
             hint = did_you_mean(tool, TOOLS) or f"tools are: {', '.join(TOOLS)}"
             raise KgenError(Diagnostic("unknown-tool", f"compute-sanitizer has no tool `{tool}`", hint=hint))
-    hands = Here(jobs) if hands is None else hands
+    hands = Here() if hands is None else hands
     if not hands.far and shutil.which(PROGRAM) is None:
         hint = "it comes with the CUDA toolkit"
         raise MissingError(Diagnostic("missing-tool", f"`{PROGRAM}` is not on the PATH", hint=hint))
-    device, _, files = files_to_run(loaded, generated, device, skipped, targets, hands, shard)
-    record = device == "cuda" if record is None else record
+    device, _, files = files_to_run(loaded, generated, options, hands, hear)
+    record = device == "cuda" if options.record is None else options.record
     hashes = {file: ledger.file_hash(file.path) for _, file in files}
-    do = partial(run_call, timeout=timeout)
-    work = [(problem, file, tool) for problem, file in files for tool in tools]
-    tasks = []
-    for problem, file, tool in work:
-        call = _Call(problem, replace(file, path=file.path.resolve()), device, tool)
-        tasks.append(Task((file.spec, file.stem, tool), do, call, (call.file.path.parent,), device))
+    do = partial(run_call, timeout=options.timeout)
+    tasks: dict[tuple[str, ...], Task] = {}
+    for problem, file in files:
+        for tool in tools:
+            call = _Call(problem, replace(file, path=file.path.resolve()), device, tool)
+            key = (file.spec, file.stem, tool)
+            tasks[key] = Task(key, do, call, (call.file.path.parent,), device)
     found: dict[tuple[str, ...], dict[str, Any]] = {}
 
     def heard(task: Task, row: Row) -> None:
         found[task.key] = row
-        if result is not None and row["ok"] is not None:
-            result(row)
-        if progress is not None:
-            progress(len(found), len(tasks), " ".join(task.key))
+        if row["ok"] is not None:
+            hear(Judged(row))
+        hear(Progressed(len(found), len(tasks), " ".join(task.key)))
 
+    interrupted = False
     try:
-        hands.run(tasks, heard)
+        hands.run([*tasks.values()], heard)
     except KeyboardInterrupt:
-        rows = _entered(work, tasks, found, generated, hashes, record, skipped)
-        raise Interrupted(rows, len(tasks) - len(found)) from None
-    return _entered(work, tasks, found, generated, hashes, record, skipped)
+        interrupted = True
+    own: dict[tuple[str, ...], Emitted] = {(file.spec, file.stem): file for _, file in files}
+    ended = [(own[key[:2]], key[2], found[key]) for key in tasks if key in found]
+    rows = _entered(ended, generated, hashes if record else {}, hear)
+    if interrupted:
+        raise Interrupted(rows, len(tasks) - len(found))
+    return rows
 
 
 def _entered(
-    work: Sequence[tuple[Any, Emitted, str]],
-    tasks: Sequence[Task],
-    found: Mapping[tuple[str, ...], dict[str, Any]],
+    ended: Sequence[tuple[Emitted, str, dict[str, Any]]],
     generated: Path,
     hashes: Mapping[Emitted, str],
-    record: bool,
-    skipped: Callable[[Emitted, str], None] | None,
+    hear: Listener,
 ) -> list[dict[str, Any]]:
-    """The rows that were found, in the order of the tasks, entered in the ledger if they are to be recorded."""
+    """The rows of files and tools that ran, in order. Those of files with a hash are entered in the ledger."""
     rows = []
-    for (_, file, tool), task in zip(work, tasks, strict=True):
-        if task.key not in found:
-            continue
-        row = found[task.key]
+    for file, tool, row in ended:
         where, why = row.pop("where"), row.pop("unable")
-        if why and skipped is not None:
-            skipped(file, why)
-        if record and where:
+        if why:
+            hear(LeftOut(file, why))
+        if where and file in hashes:
             ledger.record_sanitized(generated, file.path, hashes[file], tool, row["ok"], **where)
         if row["ok"] is not None:
             rows.append(row)

@@ -13,145 +13,175 @@ from kgen.diagnostics import Diagnostic, KgenError, MissingError, did_you_mean
 from kgen.verify import ledger
 from kgen.verify.costs import Costs
 from kgen.verify.emitted import Emitted, require_emitted
+from kgen.verify.events import Ended, Judged, LeftOut, Listener, Progressed, ignore
 from kgen.verify.families import chip_cases, family_of, problem_of
-from kgen.verify.farm.sharding import WHOLE, Shard
+from kgen.verify.farm.sharding import WHOLE
 from kgen.verify.farm.tasks import Hands, Here, Messages, Row, Task
-from kgen.verify.found import Found, Interrupted, Told, all_that_ran, archs_built
+from kgen.verify.found import Found, Interrupted, all_that_ran, archs_built
 from kgen.verify.interpreter import ENVIRONMENT
+from kgen.verify.options import RunOptions, VerifyOptions
 from kgen.verify.packages import altered, manifest_of
 from kgen.verify.processes import WorkerError, messages
-from kgen.verify.toolchain import Progress, describe, toolchain, versions
+from kgen.verify.toolchain import describe, toolchain, versions
 
 if TYPE_CHECKING:
     from kgen.verify.worker import Job
 
 RESTARTS = 5
 """How often a job may lose its worker, for each pass that it has, before the cases that are left are given up."""
+EVERY_CASE = VerifyOptions()
 
 
 def verify_specs(
     loaded: Sequence[Any],
     generated: Path,
-    device: str = "auto",
-    jobs: int = 1,
-    timeout: float = 300.0,
-    quick: bool | None = None,
-    progress: Progress | None = None,
-    record: bool | None = None,
-    skipped: Callable[[Emitted, str], None] | None = None,
-    cases: Collection[str] | None = None,
-    targets: Collection[str] | None = None,
-    wrong: Callable[[dict[str, Any]], None] | None = None,
-    result: Callable[[dict[str, Any]], None] | None = None,
-    told: Callable[[Told], None] | None = None,
-    built: Path | None = None,
+    options: VerifyOptions = EVERY_CASE,
     hands: Hands | None = None,
-    shard: Shard = WHOLE,
-) -> list[dict[str, Any]]:
-    """Verify the emitted files of some specs, each in a process of its own, or with several `jobs` each pass.
+    hear: Listener = ignore,
+) -> list[Row]:
+    """Verify the emitted files of some specs, each in a process of its own, or each pass where a machine does several
+    tasks side by side.
 
-    `hands` do that in place of `jobs` processes here, `shard` is the part of the files that is verified. `device` is
-    `auto`, `cuda` or `cpu` (Triton's interpreter). `timeout` is in seconds, for one case. `quick` takes the small cases
-    only; left out, it is true on the CPU. `record` writes the ledger; left out, it is true on `cuda`. Returns rows of
-    spec, target, pass, case, ok, error, eager, ratio, seconds, message. A file that cannot run on the device is handed
-    to `skipped`, with why; so are kernels for one chip beside a file that did not run. A row goes to `result`, and one
-    that is not ok to `wrong`, as soon as it is there. `told` hears of the whole run. `cases` names those to run, of all
-    passes; the ledger hears of whole runs alone, not of some cases. `targets` leaves out the files of others. With
-    `built` the packages there run in the place of the Triton files, and the ledger does not hear of it unless `record`
-    says so: then what a package has no machine code for is left out, and `skipped` is told. Raises
-    `KgenError` for a spec that is not rendered and a case that no spec has, `MissingError` without torch, triton
-    or the device, and where every file is skipped; a part of the whole may be such files, or none. When it is
-    interrupted, it records what is whole, and what is wrong, and raises `Interrupted`.
+    `hands` do that, by default one process here. Returns rows of spec, target, pass, case, ok, error, eager, ratio,
+    seconds, message. `hear` gets an event for each of these rows as soon as it is there, for each file that cannot run
+    on the device, for kernels for one chip beside a file that did not run, for cases that a package has no machine code
+    for, and for the end of the run. Raises `KgenError` for a spec that is not rendered and a case that no spec has,
+    `MissingError` without torch, triton or the device, and where every file is skipped; a part of the whole may be such
+    files, or none. When it is interrupted, it records what is whole, and what is wrong, and raises `Interrupted`.
     """
-    if cases is not None and record:
+    if options.cases is not None and options.record:
         message = "only a run of every case is recorded"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, or add `--no-record`"))
-    hands = Here(jobs) if hands is None else hands
-    device, whole, work = files_to_run(loaded, generated, device, skipped, targets, hands, shard, built)
-    quick = device == "cpu" if quick is None else quick
-    recordable = record is None and cases is None and (built is None or device == "cuda")
-    record = device == "cuda" and cases is None and built is None if record is None else record
+    hands = Here() if hands is None else hands
+    device, whole, work = files_to_run(loaded, generated, options, hands, hear, options.built)
+    recordable = _recordable(options, device)
+    options = _settled(options, device)
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
-    if built is not None:
-        _require_as_built(built, hashes)
+    if options.built is not None:
+        _require_as_built(options.built, hashes)
         if device == "cpu":
-            _tell_interpreted(built, hashes, record, skipped)
+            _tell_interpreted(options.built, hashes, bool(options.record), hear)
+    jobs = _jobs(whole, work, options, one_task=hands.far or hands.beside == 1)
+    rows, interrupted = _run(jobs, options, hands, hear)
+    files = [_found(file, problem, jobs, options) for problem, file in work]
+    for key, some in rows.items():
+        (own,) = (one for one in files if (one.emitted.spec, one.emitted.stem) == key[:2])
+        own.add(some)
+    if not interrupted:
+        _tell_unable(files, hear)
+        if options.shard == WHOLE:
+            _require_able(files)
+    _leave_out(files, options.built, hear)
+    recorded = _recorded(files, generated, hashes, options)
+    hear(Ended(all_that_ran(files), recorded, recordable and not interrupted))
+    found = [row for one in files for row in one.rows]
+    if interrupted:
+        raise Interrupted(found, sum(one.cases - one.ended for one in files if not one.unable))
+    return found
+
+
+def _recordable(options: VerifyOptions, device: str) -> bool:
+    """True if `record` is left out, and would enter a run that is not entered without it."""
+    entered = _settled(options, device).record
+    asks = options.record is None and options.cases is None
+    return asks and not entered and (options.built is None or device == "cuda")
+
+
+def _settled(options: VerifyOptions, device: str) -> VerifyOptions:
+    """The options with everything decided that depends on the device."""
+    whole_run = device == "cuda" and options.cases is None and options.built is None
+    return replace(
+        options,
+        device=device,
+        quick=device == "cpu" if options.quick is None else options.quick,
+        record=whole_run if options.record is None else options.record,
+    )
+
+
+def _jobs(
+    whole: Sequence[tuple[Any, Emitted]],
+    work: Sequence[tuple[Any, Emitted]],
+    options: VerifyOptions,
+    *,
+    one_task: bool,
+) -> list[Job]:
+    """The jobs of some files, each of a file if that is `one_task`, else of a pass. Raises `KgenError` for a case that
+    none of the `whole` files has."""
+    job = partial(_job, built=options.built, device=options.device, quick=bool(options.quick))
     # A process takes seconds to import torch and triton: worth it only where another runs beside it. What is recorded
     # of a file is of one device: elsewhere it is one task.
-    one_task = hands.far or hands.beside == 1
-    job = partial(_job, built=built, device=device, quick=quick)
-    jobs_to_do = [
+    found = [
         job(problem, file, groups)
         for problem, file in work
         for groups in ([_groups(problem)] if one_task else [(group,) for group in _groups(problem)])
     ]
-    if cases is not None:
-        _require_known(cases, [job(problem, file, _groups(problem)) for problem, file in whole])
-        jobs_to_do = _chosen(jobs_to_do, cases)
-    costs = Costs(case for job in jobs_to_do for case in job.cases)
-    rows: dict[tuple[str, ...], list[Row]] = {}
+    if options.cases is None:
+        return found
+    _require_known(options.cases, [job(problem, file, _groups(problem)) for problem, file in whole])
+    return _chosen(found, options.cases)
+
+
+def _run(
+    jobs: Sequence[Job], options: VerifyOptions, hands: Hands, hear: Listener
+) -> tuple[dict[tuple[str, ...], list[Row]], bool]:
+    """Do jobs; return the rows by task, those so far and True if that is interrupted."""
+    costs = Costs(case for job in jobs for case in job.cases)
+    compiles = not (options.built and options.record)
+    do = partial(run_job, timeout=options.timeout, beside=hands.beside, compiles=compiles)
+    tasks = [_task(job, do) for job in jobs]
+    rows: dict[tuple[str, ...], list[Row]] = {task.key: [] for task in tasks}
 
     def heard(task: Task, row: Row) -> None:
-        rows.setdefault(task.key, []).append(row)
+        rows[task.key].append(row)
         if "case" not in row:
             return
         costs.done((row["pass"], row["case"]), row.get("seconds"))
         if not (row.get("unbuilt") or row.get("unrun")):
-            if result is not None:
-                result(row)
-            if wrong is not None and not row["ok"]:
-                wrong(row)
-        if progress is not None:
-            progress(*costs.progress(), f"{row['spec']} {row['target']} {row['pass']} {row['case']}")
+            hear(Judged(row))
+        hear(Progressed(*costs.progress(), f"{row['spec']} {row['target']} {row['pass']} {row['case']}"))
 
-    do = partial(run_job, timeout=timeout, beside=hands.beside, compiles=not (built and record))
-    tasks, interrupted = [_task(job, do) for job in jobs_to_do], False
     try:
         hands.run(tasks, heard)
     except KeyboardInterrupt:
-        interrupted = True
-    files = [_found(file, problem, jobs_to_do, built, device) for problem, file in work]
-    for task in tasks:
-        (own,) = (one for one in files if (one.emitted.spec, one.emitted.stem) == task.key[:2])
-        own.add(rows.get(task.key, ()))
-    if not interrupted:
-        _tell_unable(files, skipped)
-        if shard == WHOLE:
-            _require_able(files)
-    _leave_out(files, built, skipped)
-    entered = [one.record(generated, hashes[one.emitted], built, quick=quick) for one in files if record]
-    left = sum(one.cases - one.ended for one in files if not one.unable)
-    if told is not None:
-        ledger_file = Path(generated) / ledger.FILENAME if any(entered) else None
-        told(Told(all_that_ran(files), ledger_file, recordable and not record and not interrupted))
-    if interrupted:
-        raise Interrupted([row for one in files for row in one.rows], left)
-    return [row for one in files for row in one.rows]
+        return rows, True
+    return rows, False
 
 
-def _found(file: Emitted, problem: Any, jobs: Sequence[Job], built: Path | None, device: str) -> Found:
+def _recorded(
+    files: Sequence[Found], generated: Path, hashes: Mapping[Emitted, str], options: VerifyOptions
+) -> Path | None:
+    """Enter what is to be recorded; return the ledger if all rows of a file are right in it."""
+    entered = [
+        one.record(generated, hashes[one.emitted], options.built, quick=bool(options.quick))
+        for one in files
+        if options.record
+    ]
+    return Path(generated) / ledger.FILENAME if any(entered) else None
+
+
+def _found(file: Emitted, problem: Any, jobs: Sequence[Job], options: VerifyOptions) -> Found:
     """A file of which nothing is known yet."""
     own = [job for job in jobs if (job.emitted.spec, job.emitted.stem) == (file.spec, file.stem)]
     chip = file.chip(problem)
     names = chip_cases(chip).case_names(problem) if chip else ()
-    unused = "is left out where packages run" if built is not None and device == "cpu" else None
+    interpreted = options.built is not None and options.device == "cpu"
+    unused = "is left out where packages run" if interpreted else None
     return Found(file, sum(len(job.cases) for job in own), chip, names, unused=unused)
 
 
-def _leave_out(
-    files: Sequence[Found], built: Path | None, skipped: Callable[[Emitted, str], None] | None
-) -> None:
+def _leave_out(files: Sequence[Found], built: Path | None, hear: Listener) -> None:
     """Leave out the cases that nothing ran, and say so."""
     for one in files:
         one.leave_out_unrun()
-        if (beside := one.not_run()) and skipped is not None:
-            skipped(beside, str(one.unused))
+        if beside := one.not_run():
+            hear(LeftOut(beside, str(one.unused)))
         # Where a package has no machine code for the device at all, its cases have failed.
         if built is None or one.where is None or not archs_built(built, one):
             continue
-        if (names := one.leave_out_unbuilt()) and skipped is not None:
-            skipped(one.emitted, f"in cases that its package has no machine code for: {', '.join(names)}")
+        if names := one.leave_out_unbuilt():
+            why = f"in cases that its package has no machine code for: {', '.join(names)}"
+            hear(LeftOut(one.emitted, why))
 
 
 def _task(job: Job, work: Callable[..., Iterator[Row]]) -> Task:
@@ -177,11 +207,9 @@ def run_job(
 def files_to_run(
     loaded: Sequence[Any],
     generated: Path,
-    device: str,
-    skipped: Callable[[Emitted, str], None] | None,
-    targets: Collection[str] | None,
+    options: RunOptions,
     hands: Hands,
-    shard: Shard,
+    hear: Listener,
     built: Path | None = None,
 ) -> tuple[str, list[tuple[Any, Emitted]], list[tuple[Any, Emitted]]]:
     """The device, and the emitted files of specs that run there, each with its problem: all, and those of the part.
@@ -189,6 +217,7 @@ def files_to_run(
     Which files other machines cannot run shows there. With `built`, they are those that the packages there are made of.
     Says and raises what `verify_specs` does.
     """
+    targets = options.targets
     for one in loaded:
         problem_of(one)  # a family without a reference is the first thing to say
     files = [(problem_of(one, f.target), f) for one in loaded for f in require_emitted(generated, one)]
@@ -198,12 +227,12 @@ def files_to_run(
     if loaded and not files:
         message = f"no file is for the target {', '.join(targets or ())}"
         raise KgenError(Diagnostic("nothing-to-run", message))
-    part = shard.of(files, lambda one: (one[1].spec, one[1].stem))
-    device = hands.device(device)
+    part = options.shard.of(files, lambda one: (one[1].spec, one[1].stem))
+    device = hands.device(options.device)
     if hands.far:
         return device, files, part
     found = {file: Found(file, unable=file.unable(device)) for _, file in files}
-    _tell_unable([found[file] for _, file in part], skipped)
+    _tell_unable([found[file] for _, file in part], hear)
     _require_able([*found.values()])
 
     def able(some: Sequence[tuple[Any, Emitted]]) -> list[tuple[Any, Emitted]]:
@@ -229,16 +258,14 @@ def _require_as_built(built: Path, hashes: Mapping[Emitted, str]) -> None:
             raise KgenError(Diagnostic("stale-package", message, hint=hint))
 
 
-def _tell_interpreted(
-    built: Path, files: Iterable[Emitted], record: bool, skipped: Callable[[Emitted, str], None] | None
-) -> None:
+def _tell_interpreted(built: Path, files: Iterable[Emitted], record: bool, hear: Listener) -> None:
     """Say that no machine code runs on the CPU. Raises `KgenError` where that would be recorded."""
     if record:
         message, hint = "a package has no machine code for the CPU", "leave out `--record`"
         raise KgenError(Diagnostic("usage", message, hint=hint))
-    for file in files if skipped is not None else ():
+    for file in files:
         why = "as machine code, which is for GPUs: Triton's interpreter runs what it was built from"
-        skipped(_in_package(built, file), why)  # type: ignore[misc]
+        hear(LeftOut(_in_package(built, file), why))
 
 
 def _require_known(cases: Collection[str], jobs: Sequence[Job]) -> None:
@@ -255,11 +282,11 @@ def _chosen(jobs: Sequence[Job], cases: Collection[str]) -> list[Job]:
     return [job for job in chosen if job.cases]
 
 
-def _tell_unable(files: Sequence[Found], skipped: Callable[[Emitted, str], None] | None) -> None:
+def _tell_unable(files: Sequence[Found], hear: Listener) -> None:
     """Say which files cannot run."""
     for file in files:
-        if file.unable and skipped is not None:
-            skipped(file.emitted, file.unable)
+        if file.unable:
+            hear(LeftOut(file.emitted, file.unable))
 
 
 def _require_able(files: Sequence[Found]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from standins import causal_alibi, plain, render
 
+from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError, MissingError
 from kgen.kernels.attention.bench.shape import Shape
@@ -18,7 +19,8 @@ def test_dry_run(tmp_path):
     for one in specs:
         render(one, tmp_path / "generated")
     output = tmp_path / "benchmarks"
-    rows = bench_specs(specs, tmp_path / "generated", ("sdpa", "eager"), "1x2x64", output, device="cpu")
+    options = BenchOptions(("sdpa", "eager"), "1x2x64", output, device="cpu")
+    rows = bench_specs(specs, tmp_path / "generated", options)
     assert [(r["spec"], r["pass"], r["peer"]) for r in rows] == [
         (spec, pass_, peer)
         for spec in ("causal_alibi", "plain")
@@ -40,7 +42,8 @@ def test_dry_run(tmp_path):
 
 def test_several_shapes(tmp_path):
     render(plain(), tmp_path / "generated")
-    rows = bench_specs([plain()], tmp_path / "generated", (), "1x2x32, 1x2x48", tmp_path, device="cpu")
+    options = BenchOptions((), "1x2x32, 1x2x48", tmp_path, device="cpu")
+    rows = bench_specs([plain()], tmp_path / "generated", options)
     assert [(r["shape"], r["pass"]) for r in rows] == [
         (shape, pass_) for shape in ("1x2x32", "1x2x48") for pass_ in ("forward", "backward")
     ]
@@ -53,10 +56,10 @@ def test_several_shapes(tmp_path):
 def test_a_peer_that_fails_or_disagrees_is_a_row(tmp_path):
     path = render(plain(), tmp_path)
     path.write_text(path.read_text().replace(">= lens", "< lens"))
-    rows = bench_specs([plain()], tmp_path, ("eager",), "1x2x32", None, device="cpu")
+    rows = bench_specs([plain()], tmp_path, BenchOptions(("eager",), "1x2x32", None, device="cpu"))
     assert "disagrees with kgen" in next(r["error"] for r in rows if r["peer"] == "eager")
     path.write_text("import os\nos.abort()\n")
-    rows = bench_specs([plain()], tmp_path, ("eager",), "1x2x32", None, device="cpu")
+    rows = bench_specs([plain()], tmp_path, BenchOptions(("eager",), "1x2x32", None, device="cpu"))
     assert len(rows) == 4
     assert all("SIGABRT" in row["error"] for row in rows)
 
@@ -67,7 +70,7 @@ def test_usage(tmp_path, monkeypatch):
     with pytest.raises(KgenError, match="not a shape"):
         Shape.parse("2x16")
     with pytest.raises(KgenError, match="unknown peer `fa9`"):
-        bench_specs([plain()], tmp_path, ("fa9",))
+        bench_specs([plain()], tmp_path, BenchOptions(("fa9",)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(MissingError):
         bench_specs([plain()], tmp_path)
@@ -76,9 +79,8 @@ def test_usage(tmp_path, monkeypatch):
 def test_first_calls_run_in_fresh_processes(tmp_path):
     one = causal_alibi()
     render(one, tmp_path / "generated")
-    rows = bench_specs(
-        [one], tmp_path / "generated", ["sdpa"], "1x2x40", tmp_path, device="cpu", first_call=True
-    )
+    options = BenchOptions(["sdpa"], "1x2x40", tmp_path, device="cpu", first_call=True)
+    rows = bench_specs([one], tmp_path / "generated", options)
     assert [(row["pass"], row["peer"], row["error"]) for row in rows] == [
         ("first call", "kgen", None),
         ("first call", "torch", None),

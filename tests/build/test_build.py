@@ -17,7 +17,7 @@ import torch
 from apart import interpreted
 from typer.testing import CliRunner
 
-from kgen.build.package import build_specs
+from kgen.build.package import BuildOptions, build_specs
 from kgen.build.runtime import triton as runtime
 from kgen.build.stale import stale
 from kgen.cli import app
@@ -57,7 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path = folder / "generated" / "small" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    rows = build_specs([loaded], folder / "generated", folder / "out", ["sm_80"], SIZES)
+    rows = build_specs([loaded], folder / "generated", folder / "out", BuildOptions(["sm_80"], SIZES))
     assert [(row["ok"], row["error"]) for row in rows] == [(True, None)]
     return folder
 
@@ -260,7 +260,7 @@ def test_verify_runs_a_package(built: Path, tmp_path: Path) -> None:
 
 def test_equal_inputs_give_equal_bytes_and_check_says_what_is_stale(built: Path, tmp_path: Path) -> None:
     loaded = load(built / "small.yaml")
-    build_specs([loaded], built / "generated", tmp_path, ["sm_80"], SIZES)
+    build_specs([loaded], built / "generated", tmp_path, BuildOptions(["sm_80"], SIZES))
     names = sorted(p.relative_to(tmp_path) for p in tmp_path.rglob("*") if p.is_file())
     assert names == sorted(p.relative_to(built / "out") for p in (built / "out").rglob("*") if p.is_file())
     assert all((tmp_path / name).read_bytes() == (built / "out" / name).read_bytes() for name in names)
@@ -296,7 +296,7 @@ def test_what_does_not_compile_leaves_the_package_that_was_there(built: Path, tm
     for path in (built / "generated" / "small").iterdir():
         (generated / path.name).write_text(path.read_text().replace("tl.exp2(", "tl.no_such_function("))
     shutil.copytree(built / "out", tmp_path / "out")
-    (row,) = build_specs([loaded], generated.parent, tmp_path / "out", ["sm_80"], SIZES)
+    (row,) = build_specs([loaded], generated.parent, tmp_path / "out", BuildOptions(["sm_80"], SIZES))
     assert not row["ok"]
     assert "_forward_kernel, aligned: CompilationError" in row["error"]
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["small"]

@@ -22,8 +22,8 @@ import torch
 from typer.testing import CliRunner
 
 from kgen.build import compile_cuda
-from kgen.build.job import BuildJob
-from kgen.build.package import build_specs
+from kgen.build.package import BuildOptions, build_specs
+from kgen.build.worker_job import BuildJob
 from kgen.cli import app
 from kgen.diagnostics import KgenError
 from kgen.render.rendering import render_package, render_spec
@@ -33,6 +33,7 @@ from kgen.verify import ledger, processes
 from kgen.verify.compiling import CompileJob, capability
 from kgen.verify.emitted import require_emitted
 from kgen.verify.families import problem_of
+from kgen.verify.options import VerifyOptions
 from kgen.verify.toolchain import import_file, versions
 from kgen.verify.verifying import verify_specs
 
@@ -69,7 +70,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     with mock.patch("kgen.build.package.messages", here):
-        rows = build_specs([loaded], folder / "generated", folder / "out", ["sm_80"])
+        rows = build_specs([loaded], folder / "generated", folder / "out", BuildOptions(["sm_80"]))
     assert [(row["ok"], row["error"]) for row in rows] == [(True, None)]
     return folder
 
@@ -126,7 +127,8 @@ def test_a_kernel_that_does_not_compile_is_named(built: Path, tmp_path: Path) ->
         (folder / path.name).write_text(path.read_text().replace("__shfl_xor_sync(", "no_such_function("))
     loaded = load(built / "small_norm.yaml")
     with mock.patch("kgen.build.package.messages", here):
-        (row,) = build_specs([loaded], tmp_path, tmp_path / "out", ["sm_80"], targets=["cuda"])
+        options = BuildOptions(["sm_80"], targets=["cuda"])
+        (row,) = build_specs([loaded], tmp_path, tmp_path / "out", options)
     assert not row["ok"]
     assert re.match(r"small_norm_kernels::forward_kernel<[\d, ]+>: NVRTCError", row["error"])
     assert list(tmp_path.glob("out/*")) == []
@@ -316,10 +318,10 @@ def test_cases_without_machine_code_are_left_out_and_said(
 
 def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper: list[Any]) -> None:
     loaded, out = load(built / "small_norm.yaml"), built / "out"
-    verify_specs([loaded], rendered, "cuda", built=out)
+    verify_specs([loaded], rendered, VerifyOptions("cuda", built=out))
     assert places(rendered, "cuda") == []
     assert {strict for _, strict in on_paper} == {None}
-    verify_specs([loaded], rendered, "cuda", built=out, record=True, targets=["cuda"])
+    verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True, targets=["cuda"]))
     assert len(places(rendered, "cuda")) == 1
     path = rendered / "small_norm" / "cuda.cu"
     text = path.read_text()
@@ -327,7 +329,7 @@ def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper
         path.write_text(f"{text}#define ANOTHER\n")
         assert places(rendered, "cuda") == []
         with pytest.raises(KgenError, match=r"the package `small_norm` is not of .* as it is now"):
-            verify_specs([loaded], rendered, "cuda", built=out, record=True)
+            verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True))
     finally:
         path.write_text(text)
     assert len(places(rendered, "cuda")) == 1
@@ -336,7 +338,7 @@ def test_a_record_speaks_for_no_other_text(built: Path, rendered: Path, on_paper
     try:
         cubin.write_bytes(code[:-1])
         with pytest.raises(KgenError, match=f"cubins/{cubin.name} of the package .* is not what was built"):
-            verify_specs([loaded], rendered, "cuda", built=out, record=True)
+            verify_specs([loaded], rendered, VerifyOptions("cuda", built=out, record=True))
     finally:
         cubin.write_bytes(code)
 
@@ -347,7 +349,9 @@ def test_machine_code_for_another_chip_is_not_recorded(
     where = {"device": "NVIDIA H200", "capability": "9.0"}
     monkeypatch.setattr("kgen.verify.verifying.describe", lambda device: where)
     on_paper.append("odd")
-    rows = verify_specs([load(built / "small_norm.yaml")], rendered, "cuda", built=built / "out", record=True)
+    rows = verify_specs(
+        [load(built / "small_norm.yaml")], rendered, VerifyOptions("cuda", built=built / "out", record=True)
+    )
     assert {row["case"] for row in rows if not row["ok"]} == {"odd"}  # it has failed, and is not left out
     assert places(rendered, "cuda") == places(rendered, "triton") == []
 

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kgen.build import compile_cute
-from kgen.build.package import build_specs
+from kgen.build.package import BuildOptions, build_specs
 from kgen.build.runtime.cute import words
 from kgen.build.stale import stale
 from kgen.cli import app
@@ -55,7 +55,8 @@ def built(rendered: Path) -> Path:
     """The folder, with a package of the file in CuTe."""
     loaded = load(rendered / "small_output.yaml")
     archs = ["sm_80", "sm_90a"]
-    rows = build_specs([loaded], rendered / "generated", rendered / "out", archs, targets=["cute"])
+    options = BuildOptions(archs, targets=["cute"])
+    rows = build_specs([loaded], rendered / "generated", rendered / "out", options)
     assert [(row["arch"], row["kernels"], row["ok"], row["error"]) for row in rows] == [
         ("sm_90a", 1, True, None)
     ]

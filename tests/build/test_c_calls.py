@@ -18,7 +18,7 @@ from c_calls import Case, attention_tensors
 from c_on_paper import Library, Paper, compiled, packages_of, run_example
 from typer.testing import CliRunner
 
-from kgen.build.package import build_specs
+from kgen.build.package import BuildOptions, build_specs
 from kgen.build.stale import stale
 from kgen.cli import app
 from kgen.family import family
@@ -401,7 +401,7 @@ def test_the_example_is_right_on_a_device(name: str, tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     sizes = {"gqa": (2,), "batch": (1,), "width": (1024,), "heads": (8,)}
-    (row,) = build_specs([loaded], tmp_path / "generated", tmp_path, [arch], sizes, c=True)
+    (row,) = build_specs([loaded], tmp_path / "generated", tmp_path, BuildOptions([arch], sizes, c=True))
     assert row["ok"], row["error"]
     _cmake(tmp_path / name / "c", tmp_path / "build")
     done = subprocess.run(

@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 from c_on_paper import python
 
-from kgen.build.package import build_specs
+from kgen.build.package import BuildOptions, build_specs
 from kgen.build.runtime import triton as runtime
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
@@ -78,9 +78,8 @@ def test_every_call_finds_its_machine_code(name: str, arch: str, tmp_path: Path)
     folder.mkdir(parents=True)
     for file, emitted in render_spec(loaded).items():
         (folder / file).write_text(emitted)
-    (row,) = build_specs(
-        [loaded], tmp_path / "generated", tmp_path / "out", [arch], sizes or {"gqa": (1,)}, jobs=2
-    )
+    options = BuildOptions([arch], sizes or {"gqa": (1,)}, jobs=2)
+    (row,) = build_specs([loaded], tmp_path / "generated", tmp_path / "out", options)
     assert row["ok"], row["error"]
     lacking, launches = _lacking(loaded, tmp_path / "out" / name, int(arch[3:5]))
     assert launches > 20

@@ -10,7 +10,8 @@ import pytest
 
 from kgen.cli.results import Results
 from kgen.cli.terminal import Format
-from kgen.verify.found import Interrupted, Ran, Told
+from kgen.verify.events import Ended, Event, Judged, Ran
+from kgen.verify.found import Interrupted
 
 ROWS = [{"spec": "a", "ok": True, "error": 0.5}, {"spec": "b", "ok": False, "error": None}]
 COLUMNS = {"spec": 5, "ok": 3, "error": 0}
@@ -22,11 +23,15 @@ def results(form: Format = Format.TEXT) -> Results:
     return Results(COLUMNS, "right", form)
 
 
+def hear(shown: Results, event: Event) -> None:
+    shown.hear(event, lambda done, total, doing: None)
+
+
 def test_a_row_is_printed_at_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     shown = results()
-    shown.result(ROWS[0])
+    hear(shown, Judged(ROWS[0]))
     assert capsys.readouterr().out == "spec   ok   error\na      yes  0.5\n"
-    shown.result(ROWS[1])
+    hear(shown, Judged(ROWS[1]))
     assert shown.judged(ROWS) == 1
     assert capsys.readouterr().out == "b      no   -\n1 right, 1 failed\n"
 
@@ -36,7 +41,7 @@ def test_a_terminal_has_a_table_at_the_end(
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     shown = results()
-    shown.result(ROWS[0])
+    hear(shown, Judged(ROWS[0]))
     assert capsys.readouterr().out == ""
     assert shown.interrupted(Interrupted(ROWS[:1], 3)) == 130
     out = capsys.readouterr().out
@@ -47,8 +52,8 @@ def test_a_terminal_has_a_table_at_the_end(
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_json_is_whole(interrupted: bool, capsys: pytest.CaptureFixture[str]) -> None:
     shown = results(Format.JSON)
-    shown.result(ROWS[0])
-    shown.told(Told(RAN, None, True))
+    hear(shown, Judged(ROWS[0]))
+    hear(shown, Ended(RAN, None, True))
     code = shown.interrupted(Interrupted(ROWS[:1], 1)) if interrupted else shown.judged(ROWS[:1])
     assert code == (130 if interrupted else 0)
     out, err = capsys.readouterr()
@@ -57,27 +62,27 @@ def test_json_is_whole(interrupted: bool, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("told", "rows", "last"),
+    ("end", "rows", "last"),
     [
         (
-            Told(RAN, None, True),
+            Ended(RAN, None, True),
             ROWS[:1],
             f"1 right, 0 failed; {NOT_RECORDED}",
         ),
-        (Told(RAN, None, True), ROWS, "1 right, 1 failed"),
-        (Told(RAN, None, False), ROWS[:1], "1 right, 0 failed"),
+        (Ended(RAN, None, True), ROWS, "1 right, 1 failed"),
+        (Ended(RAN, None, False), ROWS[:1], "1 right, 0 failed"),
         (
-            Told(RAN, Path("g/verified.json"), False),
+            Ended(RAN, Path("g/verified.json"), False),
             ROWS[:1],
             "1 right, 0 failed; recorded in g/verified.json",
         ),
     ],
 )
 def test_the_last_line_says_what_was_recorded(
-    told: Told, rows: list[dict[str, object]], last: str, capsys: pytest.CaptureFixture[str]
+    end: Ended, rows: list[dict[str, object]], last: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown = results()
-    shown.told(told)
+    hear(shown, end)
     shown.judged(rows)
     assert capsys.readouterr().out.splitlines() == [
         "triton.py: 1 cases in Triton's interpreter",

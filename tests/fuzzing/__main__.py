@@ -19,8 +19,9 @@ from fuzzing.running import Outcome
 from kgen.cli import terminal
 from kgen.cli.options import Command, PartOf, Ray
 from kgen.cli.terminal import Format
+from kgen.verify.farm.opening import hands
 from kgen.verify.farm.sharding import Shard
-from kgen.verify.farm.tasks import Hands, Row, Task, hands
+from kgen.verify.farm.tasks import Hands, Row, Task
 
 app = typer.Typer(pretty_exceptions_enable=False)
 

@@ -19,8 +19,9 @@ from kgen.cli.options import Command, PartOf, Ray
 from kgen.cli.terminal import Format
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.verify import ledger
+from kgen.verify.farm.opening import hands
 from kgen.verify.farm.sharding import Shard
-from kgen.verify.farm.tasks import Hands, Row, Task, hands
+from kgen.verify.farm.tasks import Hands, Row, Task
 from kgen.verify.toolchain import versions
 from mutating import mutants as of_mutants
 from mutating import on_gpu

@@ -15,7 +15,7 @@ from kgen.pages.model import Bars, Page, Table, plain
 from kgen.reports.html import html
 from kgen.reports.record import record
 from kgen.spec.load import Loaded, load
-from kgen.verify.ledger import file_hash
+from kgen.verify.ledger import Where, file_hash
 from kgen.verify.ledger import record as enter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,8 +32,8 @@ def generated(tmp_path: Path) -> Path:
     path = folder / "causal/triton.py"
     rows = [{"ok": True, "pass": "forward", "outputs": {"out": (0.002, 0.75), "dq": (0.9, 0.5)}}]
     versions = {"torch": "2.11.0"}
-    enter(folder, path, file_hash(path), rows, device=f"GPU {HOSTILE}", capability="9.0", versions=versions,
-          toolchain="torch 2.11.0", quick=False)  # fmt: skip
+    where = Where(f"GPU {HOSTILE}", "9.0", versions, "torch 2.11.0")
+    enter(folder, path, file_hash(path), rows, where, quick=False)
     return folder
 
 

@@ -13,8 +13,9 @@ from apart import verified
 from kgen.kernels.attention import FAMILY
 from kgen.spec.load import load
 from kgen.verify.emitted import emitted_files
+from kgen.verify.events import Ended, Event, LeftOut, Ran
 from kgen.verify.families import problem_of
-from kgen.verify.found import Found, Ran, Told
+from kgen.verify.found import Found
 
 ROOT = Path(__file__).resolve().parents[2]
 FOUND = "hopper-one"
@@ -27,19 +28,13 @@ def generated(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(generated: Path, name: str, *cases: str) -> tuple[list[dict[str, Any]], list[str], Told]:
-    """The rows of some cases, what was not run, and what is told of the run."""
-    left_out: list[str] = []
-    told: list[Told] = []
-    rows = verified(
-        [load(ROOT / f"specs/{name}.yaml")],
-        generated,
-        "cpu",
-        cases=cases,
-        skipped=lambda file, why: left_out.append(f"{file.path.name} {why}"),
-        told=told.append,
-    )
-    return rows, left_out, told[0]
+def run(generated: Path, name: str, *cases: str) -> tuple[list[dict[str, Any]], list[str], Ended]:
+    """The rows of some cases, what was not run, and the end of the run."""
+    heard: list[Event] = []
+    rows = verified([load(ROOT / f"specs/{name}.yaml")], generated, "cpu", cases=cases, hear=heard.append)
+    left_out = [f"{event.file.path.name} {event.why}" for event in heard if isinstance(event, LeftOut)]
+    (end,) = (event for event in heard if isinstance(event, Ended))
+    return rows, left_out, end
 
 
 def test_small_cases_run(generated: Path, verdict: Any) -> None:

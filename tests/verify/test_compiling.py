@@ -8,7 +8,7 @@ from standins import causal_alibi, render
 from kgen.diagnostics import KgenError
 from kgen.spec.load import load
 from kgen.verify import compile_cuda, compiling, ledger
-from kgen.verify.compiling import CompileJob, compile_specs
+from kgen.verify.compiling import CompileJob, CompileOptions, compile_specs
 from kgen.verify.emitted import emitted_files
 from kgen.verify.families import problem_of
 from kgen.verify.toolchain import import_file
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_kernels_compile_without_a_gpu(tmp_path, verdict):
     render(causal_alibi(), tmp_path)
     verdict(problem_of(causal_alibi()), tmp_path)
-    rows = compile_specs([causal_alibi()], tmp_path, ["sm_90"], record=True)
+    rows = compile_specs([causal_alibi()], tmp_path, CompileOptions(["sm_90"], record=True))
     assert all(row["ok"] and row["arch"] == "sm_90" and row["limit"] == 227 * 1024 for row in rows)
     assert {(row["kernel"], row["variant"]) for row in rows} == {
         (kernel, variant)
@@ -37,7 +37,7 @@ def test_what_does_not_compile_or_fit_is_a_row(tmp_path, monkeypatch, verdict):
     path.write_text(path.read_text().replace("acc = acc / tl.where", "acc = no_such_name / tl.where"))
     monkeypatch.setitem(compiling.SHARED_LIMITS, 80, 9 * 1024)
     verdict(problem_of(causal_alibi()), tmp_path)
-    rows = compile_specs([causal_alibi()], tmp_path, ["sm_80"])
+    rows = compile_specs([causal_alibi()], tmp_path, CompileOptions(["sm_80"]))
     errors = {(row["kernel"], row["variant"]): row["error"] for row in rows if not row["ok"]}
     assert "no_such_name" in errors["_forward_kernel", "aligned"]
     assert "bytes of shared memory, sm_80 has 9216" in errors["_backward_kernel", "aligned"]
@@ -47,7 +47,7 @@ def test_a_launcher_that_fails_is_a_row(tmp_path, verdict):
     path = render(causal_alibi(), tmp_path)
     path.write_text("raise RuntimeError('no luck')\n")
     verdict(problem_of(causal_alibi()), tmp_path)
-    (row,) = compile_specs([causal_alibi()], tmp_path, ["sm_90"])
+    (row,) = compile_specs([causal_alibi()], tmp_path, CompileOptions(["sm_90"]))
     assert not row["ok"]
     assert "no luck" in row["error"]
 
@@ -58,7 +58,7 @@ def test_a_launcher_that_fails_is_a_row(tmp_path, verdict):
 def test_unknown_arch(arch, tmp_path):
     render(causal_alibi(), tmp_path)
     with pytest.raises(KgenError) as caught:
-        compile_specs([causal_alibi()], tmp_path, ["sm_90", arch])
+        compile_specs([causal_alibi()], tmp_path, CompileOptions(["sm_90", arch]))
     (found,) = caught.value.diagnostics
     assert found.message == f"unknown architecture `{arch}`"
     assert "sm_" in found.hint

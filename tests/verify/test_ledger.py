@@ -29,7 +29,8 @@ TOOLCHAIN = "torch 2.11.0, triton 3.6.0"
 
 def enter(generated, path, rows, where=GPU, quick=False, toolchain=TOOLCHAIN):
     digest = ledger.file_hash(path)
-    ledger.record(generated, path, digest, rows, quick=quick, versions=VERSIONS, toolchain=toolchain, **where)
+    place = ledger.Where(versions=VERSIONS, toolchain=toolchain, **where)
+    ledger.record(generated, path, digest, rows, place, quick=quick)
 
 
 @pytest.fixture

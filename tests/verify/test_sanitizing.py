@@ -16,6 +16,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify import call, interpreter, ledger
 from kgen.verify.families import problem_of
+from kgen.verify.options import RunOptions
 from kgen.verify.sanitizing import sanitize_specs
 from kgen.verify.worker import Job
 
@@ -46,7 +47,8 @@ def sanitized(sample, tmp_path, monkeypatch, report, tool="racecheck", **more):
     program.write_text(TOOL.format(folder=tmp_path, report=report))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    return sanitize_specs([sample], tmp_path / "generated", [tool], device="cpu", record=True, **more)
+    options = RunOptions("cpu", record=True, **more)
+    return sanitize_specs([sample], tmp_path / "generated", [tool], options)
 
 
 def test_clean_then_not(sample, tmp_path, monkeypatch):

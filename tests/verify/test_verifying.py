@@ -9,8 +9,13 @@ from standins import causal_alibi, loaded, plain, render
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.verify import ledger, toolchain, verifying
+from kgen.verify.events import Event, Judged, Progressed
 from kgen.verify.families import problem_of
+from kgen.verify.farm.tasks import Here
+from kgen.verify.options import VerifyOptions
 from kgen.verify.verifying import verify_specs
+
+ON_CPU, RECORDED = VerifyOptions("cpu"), VerifyOptions("cpu", record=True)
 
 
 def edit(path, *pairs):
@@ -27,23 +32,24 @@ def wrong(rows):
 
 def test_the_triton_fixture_passes(tmp_path, verdict):
     render(causal_alibi(), tmp_path)
-    seen = []
+    seen: list[Event] = []
     verdict(problem_of(causal_alibi()), tmp_path)
-    rows = verify_specs([causal_alibi()], tmp_path, "cpu", jobs=2, progress=lambda *a: seen.append(a))
+    rows = verify_specs([causal_alibi()], tmp_path, ON_CPU, Here(2), seen.append)
     assert wrong(rows) == {}
     assert {row["pass"] for row in rows} == {"forward", "backward"}
     assert {"opcheck", "imports-twice", "misuse", "off-tile"} <= {row["case"] for row in rows}
-    done = [n for n, _, _ in seen]
+    steps = [event for event in seen if isinstance(event, Progressed)]
+    done = [step.done for step in steps]
     assert len(done) == len(rows)
     assert done == sorted(done)
-    assert seen[-1][1] == pytest.approx(done[-1])
+    assert steps[-1].total == pytest.approx(done[-1])
     assert not (tmp_path / ledger.FILENAME).exists()
 
 
 def test_the_plain_fixture_passes_and_is_recorded(tmp_path, verdict):
     render(plain(), tmp_path)
     verdict(problem_of(plain()), tmp_path)
-    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, record=True)
+    rows = verify_specs([plain()], tmp_path, RECORDED, Here(2))
     assert wrong(rows) == {}
     assert {"ints-zero", "nan-hidden"} <= {row["case"] for row in rows}
     (found,) = ledger.status([plain()], tmp_path)
@@ -106,11 +112,11 @@ def test_a_wrong_kernel_is_caught(tmp_path, verdict):
     path = render(causal_alibi(), tmp_path)
     edit(path, ("(cols[None, :] - rows[:, None])", "(cols[None, :] - rows[:, None] + (rows[:, None] == 64))"),
          ("acc = acc * shrink[:, None]", "acc = acc"))  # fmt: skip
-    heard: list[dict] = []
+    heard: list[Event] = []
     verdict(problem_of(causal_alibi()), tmp_path)
-    rows = verified([causal_alibi()], tmp_path, "cpu", wrong=heard.append)
+    rows = verified([causal_alibi()], tmp_path, "cpu", heard.append)
     messages = wrong(rows)
-    assert heard == [row for row in rows if not row["ok"]]
+    assert [event.row for event in heard if isinstance(event, Judged)] == rows
     assert "out: " in messages["forward", "off-tile"]
     assert ("forward", "one") not in messages
 
@@ -123,7 +129,7 @@ def test_a_crash_costs_one_case(jobs, tmp_path, verdict):
         ("    p, weights_lse,", "    import os\n    q.shape[2] != 33 or os.abort()\n    p, weights_lse,"),
     )
     verdict(problem_of(plain()), tmp_path)
-    rows = verify_specs([plain()], tmp_path, "cpu", jobs=jobs, record=True)
+    rows = verify_specs([plain()], tmp_path, RECORDED, Here(jobs))
     messages = wrong(rows)
     assert set(messages) == {("forward", "q-shorter"), ("backward", "q-shorter")}
     assert "SIGABRT" in messages["forward", "q-shorter"]
@@ -139,7 +145,7 @@ def test_a_hang_is_ended(tmp_path, monkeypatch, verdict):
     monkeypatch.setattr(verifying, "RESTARTS", 1)
     began = time.monotonic()
     verdict(problem_of(plain()), tmp_path)
-    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2, timeout=8)
+    rows = verify_specs([plain()], tmp_path, VerifyOptions("cpu", timeout=8), Here(2))
     assert time.monotonic() - began < 200
     assert not any(row["ok"] for row in rows)
     assert "no result within 8 s" in rows[0]["message"]
@@ -151,7 +157,7 @@ def test_a_file_that_does_not_import(tmp_path, monkeypatch, verdict):
     path.write_text("raise RuntimeError('no luck')\n")
     monkeypatch.setattr(verifying, "RESTARTS", 1)
     verdict(problem_of(plain()), tmp_path)
-    rows = verify_specs([plain()], tmp_path, "cpu", jobs=2)
+    rows = verify_specs([plain()], tmp_path, ON_CPU, Here(2))
     assert "no luck" in rows[0]["message"]
 
 
@@ -159,7 +165,7 @@ def test_output_of_the_kernel_does_not_disturb(tmp_path, monkeypatch, verdict):
     edit(render(plain(), tmp_path), ("    p, weights_lse,", "    print('{}')\n    p, weights_lse,"))
     monkeypatch.setattr(verifying, "_groups", lambda problem: ("forward",))
     verdict(problem_of(plain()), tmp_path)
-    assert wrong(verify_specs([plain()], tmp_path, "cpu")) == {}
+    assert wrong(verify_specs([plain()], tmp_path, ON_CPU)) == {}
 
 
 def test_chosen_cases(tmp_path, verdict):
@@ -172,25 +178,25 @@ def test_chosen_cases(tmp_path, verdict):
         ("backward", "one"),
     ]
     with pytest.raises(KgenError, match="there is no case `off-tiles`") as caught:
-        verify_specs([plain()], tmp_path, "cpu", cases=["off-tiles"])
+        verify_specs([plain()], tmp_path, VerifyOptions("cpu", cases=["off-tiles"]))
     assert "off-tile" in (caught.value.diagnostics[0].hint or "")
     with pytest.raises(KgenError, match="only a run of every case is recorded"):
-        verify_specs([plain()], tmp_path, "cpu", cases=["one"], record=True)
+        verify_specs([plain()], tmp_path, VerifyOptions("cpu", record=True, cases=["one"]))
 
 
 def test_not_rendered(tmp_path):
     with pytest.raises(KgenError, match="not rendered") as caught:
-        verify_specs([plain()], tmp_path, "cpu")
+        verify_specs([plain()], tmp_path, ON_CPU)
     assert caught.value.diagnostics[0].hint == "kgen render specs/plain.yaml"
 
 
 def test_no_spec_is_nothing_to_verify(tmp_path):
-    assert verify_specs([], tmp_path, "cpu") == []
+    assert verify_specs([], tmp_path, ON_CPU) == []
 
 
 def test_other_kernels_are_refused(tmp_path):
     with pytest.raises(KgenError, match="no reference for kernel `conv`"):
-        verify_specs([loaded("n", kernel="conv")], tmp_path, "cpu")
+        verify_specs([loaded("n", kernel="conv")], tmp_path, ON_CPU)
 
 
 def test_missing_packages_and_devices(monkeypatch):

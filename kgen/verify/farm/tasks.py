@@ -6,7 +6,6 @@ it was measured on one device. It writes nothing that others read; ledgers, tabl
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,18 +109,3 @@ def lost(why: str) -> Messages:
         raise WorkerError(why)
 
     return messages
-
-
-@contextlib.contextmanager
-def hands(jobs: int, ray: str | None, code: Sequence[str] = ()) -> Iterator[Hands]:
-    """This machine, or with an address the Ray cluster there, `auto` the one of this machine.
-
-    `code` are folders beside the package that tasks import from, too. Raises what `nodes.farm` does.
-    """
-    if ray is None:
-        yield Here(jobs)
-        return
-    from kgen.verify.farm.nodes import farm
-
-    with farm(ray, code) as cluster:
-        yield cluster

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from kgen.expr.functions import TABLE
 from kgen.verify.gluon import memory
+from kgen.verify.gluon.begun import Begun
 from kgen.verify.gluon.language import gl, no_layout
 from kgen.verify.gluon.memory import Descriptor, Pointer
 from kgen.verify.gluon.products import mma, mma_wait
-from kgen.verify.gluon.running import Begun, own, running
+from kgen.verify.gluon.running import own, running
 from kgen.verify.toolchain import import_file
 
 

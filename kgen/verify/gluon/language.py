@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kgen.verify.gluon.begun import Begun
 from kgen.verify.gluon.memory import Barriers, Memory, atomic_add, load, store
-from kgen.verify.gluon.running import Begun, own, running
+from kgen.verify.gluon.running import own, running
 from kgen.verify.gluon.schedule import Schedule
 
 

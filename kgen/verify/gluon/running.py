@@ -1,19 +1,12 @@
-"""The launch under way: the order of its events, what overlaps it, and what each of its partitions has begun."""
+"""The launch under way: the order of its events, and what overlaps it."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from kgen.verify.gluon.overlap import Overlap
-from kgen.verify.gluon.schedule import InFlight, Schedule
-
-if TYPE_CHECKING:
-    from kgen.verify.gluon.memory import Barriers, Loading
-    from kgen.verify.gluon.products import Product
+from kgen.verify.gluon.schedule import Schedule
 
 SEED = 0
 """Of the order of the first launch's events; each launch after it has the next."""
@@ -36,14 +29,3 @@ own = threading.local()
 def explore(seed: int) -> None:
     """Begin with the order of this seed."""
     running.seeds = itertools.count(seed)
-
-
-class Begun:
-    """What one partition has under way, oldest first."""
-
-    def __init__(self) -> None:
-        self.products: list[Product] = []
-        self.stores: list[InFlight] = []
-        self.loads: list[Loading] = []
-        self.unfenced: list[Tensor] = []
-        self.barriers: list[Barriers] = []

@@ -29,6 +29,7 @@ from standins import (
     plain,
 )
 
+from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs
 from kgen.bench.timing import BenchJob
 from kgen.expr.nodes import Const, Read, Var
@@ -140,7 +141,9 @@ def test_reads_are_guarded_where_an_index_may_leave_the_buffer():
 def test_kernels_for_every_chip_beside_those_for_hopper():
     root = Path(__file__).resolve().parents[3]
     specs = [load(root / "specs" / f"{name}.yaml") for name in ("causal", "causal_fp32")]
-    rows = bench_specs(specs, root / "generated", ("kgen-triton",), "1x1x64", None, device="cpu")
+    rows = bench_specs(
+        specs, root / "generated", BenchOptions(("kgen-triton",), "1x1x64", None, device="cpu")
+    )
     assert [(r["spec"], r["peer"]) for r in rows if r["pass"] == "forward"] == [
         ("causal", "kgen"), ("causal", "kgen-triton"), ("causal_fp32", "kgen"),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 from kgen.kernels.attention.plan.delta import plan_delta
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
-from kgen.verify.compiling import compile_specs
+from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
 from kgen.verify.resources import usage
 from kgen.verify.toolchain import import_file
@@ -55,7 +55,7 @@ def test_kgen_compile_reports_what_the_launcher_launches(tmp_path, verdict):
     spec = attention(tmp_path, "dtype: bf16", "head_dim: 64", "targets: {cuda: {passes: [delta]}}")
     emitted(spec, tmp_path / "out")
     verdict(problem_of(load(spec), "cuda"), tmp_path / "out")
-    rows = compile_specs([load(spec)], tmp_path / "out", ["sm_90"])
+    rows = compile_specs([load(spec)], tmp_path / "out", CompileOptions(["sm_90"]))
     assert all(row["ok"] and row["spills"] == 0 and row["target"] == "cuda" for row in rows), rows
     assert {row["kernel"] for row in rows} == {"delta_kernel<8>", "delta_kernel<1>"}
 

@@ -14,7 +14,7 @@ import triton
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
-from kgen.verify.compiling import compile_specs
+from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,7 +50,8 @@ def compile_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
             (path / name / file).write_text(text)
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("TRITON_CACHE_DIR", str(path / "cache"))
-            assert not any(row["error"] for row in compile_specs([spec], path, ["sm_90"], targets=["triton"]))
+            options = CompileOptions(["sm_90"], targets=["triton"])
+            assert not any(row["error"] for row in compile_specs([spec], path, options))
         return path / "cache"
 
     return folder
@@ -186,7 +187,8 @@ def test_a_bias_of_pairs_is_copied_16_bytes_at_a_time(
     for file, text in render_spec(spec).items():
         (tmp_path / "pair_bias" / file).write_text(text)
     verdict(problem_of(spec), tmp_path / "pair_bias")
-    assert not any(row["error"] for row in compile_specs([spec], tmp_path, ["sm_100"], targets=["triton"]))
+    options = CompileOptions(["sm_100"], targets=["triton"])
+    assert not any(row["error"] for row in compile_specs([spec], tmp_path, options))
     ptx = [path.read_text() for path in (tmp_path / "cache").rglob("_forward_kernel.ptx")]
     by_tma = [text for text in ptx if "cp.async.bulk.tensor" in text]  # K and V
     wide = [re.search(r"cp\.async\.cg\.shared\.global .*, 0x10, %r\d+;", text) is not None for text in by_tma]

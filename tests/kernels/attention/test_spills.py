@@ -9,7 +9,7 @@ import pytest
 
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
-from kgen.verify.compiling import compile_specs
+from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,7 +36,7 @@ def test_little_spills(name: str, kernels: set[str], without: set[str], tmp_path
     for file, text in render_spec(loaded).items():
         (tmp_path / name / file).write_text(text)
     verdict(problem_of(loaded), tmp_path)
-    rows = compile_specs([loaded], tmp_path, ["sm_90"], targets=["triton"])
+    rows = compile_specs([loaded], tmp_path, CompileOptions(["sm_90"], targets=["triton"]))
     spills: dict[str, int] = {}
     for row in (row for row in rows if "_hopper_" in row["kernel"]):  # one for each set of constants
         spills[row["kernel"]] = max(spills.get(row["kernel"], 0), row["spills"])

@@ -21,6 +21,7 @@ from kgen.kernels.attention.tune.tuning import tune_specs
 from kgen.render.rendering import render_spec
 from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import load
+from kgen.tuning import TuneOptions
 from kgen.verify.families import problem_of
 from kgen.verify.processes import WorkerError, messages
 
@@ -119,7 +120,7 @@ def test_what_fails_is_dropped_and_the_rest_goes_on(tmp_path: Path) -> None:
                     raise WorkerError("killed by SIGSEGV")
                 yield {"trial": number, "error": None, "milliseconds": 1.0}
 
-    rows = tune_specs([loaded], tmp_path / "generated", table=None, tried=tried)
+    rows = tune_specs([loaded], tmp_path / "generated", TuneOptions(write=False), tried=tried)
     assert len(rows) == len(tiles)
     errors = sorted(row["error"] for row in rows if row["error"])
     assert [e.split()[0] for e in errors] == ["killed", "needs", "no"]
@@ -134,14 +135,14 @@ def test_a_worker_that_dies_at_once_ends_the_search(tmp_path: Path) -> None:
         raise WorkerError("exit status 1")
         yield {}
 
-    rows = tune_specs([spec("one", tmp_path)], tmp_path / "generated", table=None, tried=tried)
+    rows = tune_specs([spec("one", tmp_path)], tmp_path / "generated", TuneOptions(write=False), tried=tried)
     assert all("exit status 1" in row["error"] for row in rows)
     assert len(begun) == 1
 
 
 def test_other_families_are_named(tmp_path: Path) -> None:
     other = load(ROOT / "specs" / "retention_output.yaml")
-    (row,) = tuning.tune_specs([other], tmp_path, write=False)
+    (row,) = tuning.tune_specs([other], tmp_path, TuneOptions(write=False))
     assert (row["spec"], row["chosen"], row["error"]) == (other.spec.name, False, "has no such kernel")
 
 

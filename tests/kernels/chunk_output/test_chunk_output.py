@@ -10,6 +10,7 @@ import pytest
 import torch
 from apart import interpreted
 
+from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs
 from kgen.diagnostics import KgenError
 from kgen.expr.nodes import Const
@@ -204,9 +205,8 @@ def test_benchmarks_run_dry(tmp_path):
     for name, source in render_spec(load(spec_file)).items():
         (folder / name).write_text(source)
     out = tmp_path / "benchmarks"
-    rows = bench_specs(
-        [load(spec_file)], tmp_path / "generated", ("fla", "eager"), "1x40x1x2", out, device="cpu"
-    )
+    options = BenchOptions(("fla", "eager"), "1x40x1x2", out, device="cpu")
+    rows = bench_specs([load(spec_file)], tmp_path / "generated", options)
     passes = [f"{pass_} 40{packed}" for packed in ("", " in 2") for pass_ in ("forward", "backward")]
     found = [(row["pass"], row["peer"], row["error"]) for row in rows]
     assert [(pass_, peer) for pass_, peer, error in found if error is None] == [

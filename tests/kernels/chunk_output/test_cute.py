@@ -19,7 +19,7 @@ from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, loads
 from kgen.targets.cute import RUNTIME
 from kgen.verify import compiling, emitted, ledger, toolchain
-from kgen.verify.compiling import compile_specs
+from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
 
 HEAD = (
@@ -92,7 +92,7 @@ def test_a_gate_that_nobody_reads_is_not_loaded():
 def test_kernels_compile_without_a_gpu(tmp_path, name, verdict):
     one = render(name, tmp_path)
     verdict(problem_of(one), tmp_path)
-    rows = compile_specs([one], tmp_path, ["sm_90", "sm_100"], jobs=2, record=True)
+    rows = compile_specs([one], tmp_path, CompileOptions(["sm_90", "sm_100"], jobs=2, record=True))
     # CuTe DSL writes what it keeps into files: not here.
     assert not [path for path in Path.cwd().iterdir() if path.suffix in (".cubin", ".ptx")]
     kernels = ["_chunk_indices_kernel"] * one.spec.varlen + ["_kernel"]
@@ -122,7 +122,8 @@ def test_a_kernel_without_tensor_cores_is_refused(tmp_path, verdict):
     gone = "\n".join(line for line in path.read_text().splitlines() if not line.strip().startswith("_gemm("))
     path.write_text(gone + "\n")
     verdict(problem_of(one), tmp_path)
-    (row,) = (row for row in compile_specs([one], tmp_path, ["sm_100a"]) if row["kernel"] == "_kernel")
+    found = compile_specs([one], tmp_path, CompileOptions(["sm_100a"]))
+    (row,) = (row for row in found if row["kernel"] == "_kernel")
     assert not row["ok"]
     assert "tcgen05.mma" in row["error"]
 
@@ -179,10 +180,10 @@ def test_addresses_and_strides_are_where_the_kernel_looks(tmp_path):
 def test_an_architecture_that_no_file_is_for(tmp_path):
     one = render("plain", tmp_path)
     with pytest.raises(KgenError, match="no file is for") as caught:
-        compile_specs([one], tmp_path, ["sm_80"])
+        compile_specs([one], tmp_path, CompileOptions(["sm_80"]))
     assert caught.value.diagnostics[0].hint == "`cute_sm90.py` is for sm_90a, `cute_sm100.py` is for sm_100a"
     with pytest.raises(KgenError, match="no file is for"):
-        compile_specs([one], tmp_path, targets=["triton"])
+        compile_specs([one], tmp_path, CompileOptions(targets=["triton"]))
 
 
 def test_without_the_extra(tmp_path, monkeypatch):
@@ -191,7 +192,7 @@ def test_without_the_extra(tmp_path, monkeypatch):
     hidden = lambda name, *args: None if name == "cutlass" else find(name, *args)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", hidden)
     with pytest.raises(MissingError) as caught:
-        compile_specs([one], tmp_path, ["sm_90"])
+        compile_specs([one], tmp_path, CompileOptions(["sm_90"]))
     (found,) = caught.value.diagnostics
     assert "`cutlass` is not installed" in found.message
     assert found.hint == "pip install 'kgen-kernels[cute]'"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from kgen.bench.options import BenchOptions
 from kgen.bench.running import bench_specs
 from kgen.kernels.norm.bench.shape import ODD_WIDTHS, SMALL, WIDTHS, Shape
 from kgen.spec.load import load
+from kgen.verify.farm.tasks import Here
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,7 +25,8 @@ def test_sizes() -> None:
 
 def test_workers_side_by_side(tmp_path: Path) -> None:
     specs = [load(ROOT / "specs" / f"{name}.yaml") for name in ("rms_norm", "layer_norm")]
-    rows = bench_specs(specs, ROOT / "generated", ("torch", "copy"), "6x64", tmp_path, device="cpu", jobs=2)
+    options = BenchOptions(("torch", "copy"), "6x64", tmp_path, device="cpu")
+    rows = bench_specs(specs, ROOT / "generated", options, Here(2))
     assert [(r["spec"], r["pass"], r["peer"]) for r in rows] == [
         (spec, pass_, peer)
         for spec in ("rms_norm", "layer_norm")
@@ -38,7 +41,6 @@ def test_workers_side_by_side(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_fails_is_a_row(tmp_path: Path) -> None:
-    rows = bench_specs(
-        [load(ROOT / "specs" / "rms_norm.yaml")], ROOT / "generated", ("quack",), "4x64", None, device="cpu"
-    )
+    options = BenchOptions(("quack",), "4x64", None, device="cpu")
+    rows = bench_specs([load(ROOT / "specs" / "rms_norm.yaml")], ROOT / "generated", options)
     assert "quack" in next(r["error"] for r in rows if r["peer"] == "quack")

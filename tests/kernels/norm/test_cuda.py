@@ -18,7 +18,7 @@ from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.plan.shapes import backward_shapes, forward_shapes
 from kgen.render.rendering import render_spec
 from kgen.spec.load import load
-from kgen.verify.compiling import compile_specs
+from kgen.verify.compiling import CompileOptions, compile_specs
 from kgen.verify.families import problem_of
 from kgen.verify.resources import usage_of
 from kgen.verify.toolchain import import_file
@@ -100,7 +100,7 @@ def test_kgen_compile_takes_every_shape_of_a_norm(tmp_path, verdict):
     spec = norm(tmp_path, "norm: rms", "width: 64", "dtype: bf16", "passes: [forward]")
     path = emitted(spec, tmp_path / "out") / "sample" / "cuda.py"
     verdict(problem_of(load(spec)), tmp_path / "out")
-    rows = compile_specs([load(spec)], tmp_path / "out", ["sm_80"])
+    rows = compile_specs([load(spec)], tmp_path / "out", CompileOptions(["sm_80"]))
     assert all(row["ok"] for row in rows), rows
     module = import_file(path, "emitted_shapes")
     names = {module._name("forward", s) for s in module._shapes()["forward"]}
@@ -113,7 +113,7 @@ def test_chips_without_clusters_compile_none(tmp_path, verdict):
     verdict(problem_of(load(spec)), tmp_path / "out")
     clusters = {}
     for arch in ("sm_80", "sm_90"):
-        rows = compile_specs([load(spec)], tmp_path / "out", [arch])
+        rows = compile_specs([load(spec)], tmp_path / "out", CompileOptions([arch]))
         shapes = [re.findall(r"\d+", row["kernel"]) for row in rows]
         clusters[arch] = sum(int(s[3]) > 1 for s in shapes)
     assert clusters["sm_80"] == 0 < clusters["sm_90"]

@@ -20,6 +20,7 @@ from kgen.render.rendering import render_spec
 from kgen.sizes import SHARED_MEMORY
 from kgen.spec.load import Loaded, load, loads
 from kgen.verify.evaluate import evaluate
+from kgen.verify.options import VerifyOptions
 from kgen.verify.verifying import verify_specs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -120,7 +121,7 @@ def test_eight_bits_with_a_given_scale(tmp_path: Path, verdict: Any) -> None:
     for name, text in render_spec(loaded).items():
         (tmp_path / "sample" / name).write_text(text)
     verdict(problem_of(loaded), tmp_path / "sample")
-    rows = verify_specs([loaded], tmp_path, device="cpu", timeout=120.0)
+    rows = verify_specs([loaded], tmp_path, VerifyOptions("cpu", timeout=120.0))
     wrong = [f"{row['case']}: {row['message']}" for row in rows if not row["ok"]]
     assert not wrong, "\n".join(wrong)
 

@@ -23,8 +23,11 @@ from kgen.cli import terminal
 from kgen.cli.terminal import Format
 from kgen.diagnostics import EXIT_MISSING, KgenError, MissingError
 from kgen.verify import ledger, verifying
+from kgen.verify.events import Event, Progressed
 from kgen.verify.farm import nodes, packing
-from kgen.verify.farm.tasks import Here, Task, hands
+from kgen.verify.farm.opening import hands
+from kgen.verify.farm.tasks import Here, Task
+from kgen.verify.options import VerifyOptions
 from kgen.verify.verifying import verify_specs
 
 ray = pytest.importorskip("ray", exc_type=ImportError)
@@ -144,16 +147,15 @@ def test_a_run_that_loses_a_node_is_as_one_here(
             path.write_text(
                 text.replace("    p, weights_lse,", "    q.shape[2] != 33 or os.abort()\n    p, weights_lse,")
             )
-    seen: list[Any] = []
+    seen: list[Event] = []
     losing = lose_a_node(cluster, begun)
     specs = [plain(), causal_alibi()]
-    there = verify_specs(
-        specs, generated[0], "cpu", record=True, hands=crew, progress=lambda *a: seen.append(a)
-    )
+    options = VerifyOptions("cpu", record=True)
+    there = verify_specs(specs, generated[0], options, crew, seen.append)
     losing.join()
     # Of two that had begun one began again, and each process that a kernel took along was followed by one.
     assert len(list(begun.iterdir())) >= 4
-    here = verify_specs(specs, generated[1], "cpu", record=True)
+    here = verify_specs(specs, generated[1], options)
     assert [(r["spec"], r["pass"], r["case"], r["ok"], r["error"]) for r in there] == [
         (r["spec"], r["pass"], r["case"], r["ok"], r["error"]) for r in here
     ]
@@ -161,8 +163,9 @@ def test_a_run_that_loses_a_node_is_as_one_here(
     (wrong,) = (row for row in there if not row["ok"])
     assert (wrong["spec"], wrong["case"]) == ("plain", "q-shorter")
     assert "SIGABRT" in wrong["message"]
-    assert len(seen) == 4
-    assert seen[-1][0] == seen[-1][1]
+    steps = [event for event in seen if isinstance(event, Progressed)]
+    assert len(steps) == 4
+    assert steps[-1].done == steps[-1].total
     assert ledger.read(generated[0]) == ledger.read(generated[1])
     assert len(ledger.read(generated[0])) == 1
 

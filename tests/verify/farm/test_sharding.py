@@ -12,9 +12,11 @@ from standins import causal_alibi, loaded, plain, render
 
 from kgen.diagnostics import KgenError, MissingError
 from kgen.verify import ledger, verifying
+from kgen.verify.events import Event, LeftOut, ignore
 from kgen.verify.farm.sharding import WHOLE, Shard
 from kgen.verify.farm.tasks import Here, Task, lost
 from kgen.verify.merging import merge
+from kgen.verify.options import VerifyOptions
 from kgen.verify.verifying import verify_specs
 
 PARTS = [Shard(number, 3) for number in (1, 2, 3)]
@@ -62,10 +64,10 @@ def test_ledgers_of_parts_are_the_ledger_of_the_whole(
             else:
                 path.parent.mkdir(parents=True)
                 path.write_text(f"{one.spec.name} = 1\n")
-    whole = verify_specs(specs, places[0], "cpu", record=True)
+    whole = verify_specs(specs, places[0], VerifyOptions("cpu", record=True))
     parts: list[Any] = []
     for place, part in zip(places[1:], PARTS, strict=True):
-        parts += verify_specs(specs[::-1], place, "cpu", record=True, shard=part)
+        parts += verify_specs(specs[::-1], place, VerifyOptions("cpu", record=True, shard=part))
     assert sorted(map(repr, parts)) == sorted(map(repr, whole))
     merge([place / ledger.FILENAME for place in places[1:]], tmp_path / "merged.json")
     assert (tmp_path / "merged.json").read_text() == (places[0] / ledger.FILENAME).read_text()
@@ -76,7 +78,8 @@ def test_a_part_may_have_nothing_to_run(tmp_path: Path, monkeypatch: pytest.Monk
 
     def rows(job: Any, *_: object) -> Any:
         for group, name in job.cases:
-            yield {"spec": job.emitted.spec, "pass": group, "case": name, "ok": True, "message": ""}
+            place = {"spec": job.emitted.spec, "target": job.emitted.stem}
+            yield {**place, "pass": group, "case": name, "ok": True, "message": ""}
 
     def unable(file: Any, device: str) -> str | None:
         return "needs a GPU" if file.spec in on_gpus else None
@@ -89,11 +92,13 @@ def test_a_part_may_have_nothing_to_run(tmp_path: Path, monkeypatch: pytest.Monk
     on_gpus: Any = {"causal_alibi"}
     said: list[str] = []
 
-    def skipped(file: Any, why: str) -> None:
-        said.append(file.spec)
+    def hear(event: Event) -> None:
+        if isinstance(event, LeftOut):
+            said.append(event.file.spec)
 
     def run(part: Shard, *cases: str) -> list[Any]:
-        return verify_specs(specs, tmp_path, "cpu", shard=part, cases=cases or None, skipped=skipped)
+        options = VerifyOptions("cpu", shard=part, cases=cases or None)
+        return verify_specs(specs, tmp_path, options, hear=hear)
 
     found = [run(part) for part in PARTS]
     assert ([len(part) > 0 for part in found], said) == ([False, True, False], ["causal_alibi"])
@@ -110,7 +115,7 @@ def test_a_part_may_have_nothing_to_run(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_is_lost_is_said_of_every_case(tmp_path: Path) -> None:
     path = render(plain(), tmp_path)
-    (problem, file), *_ = verifying.files_to_run([plain()], tmp_path, "cpu", None, None, Here(), WHOLE)[1]
+    (problem, file), *_ = verifying.files_to_run([plain()], tmp_path, VerifyOptions("cpu"), Here(), ignore)[1]
     job = verifying._job(problem, file, ("forward",), built=None, device="cpu", quick=True)
     assert file.path == path
     rows = list(verifying.run_job(job, lost("4 nodes were lost"), timeout=1.0, beside=1))

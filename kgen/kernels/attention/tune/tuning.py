@@ -22,12 +22,13 @@ from kgen.kernels.attention.plan.tiles import candidates
 from kgen.kernels.attention.plan.tuned import Class, Tile
 from kgen.kernels.attention.tune.job import TuneJob
 from kgen.sizes import SHARED_LIMITS
-from kgen.tuning import untuned
+from kgen.tuning import DEFAULT, TuneOptions, untuned
 from kgen.verify.emitted import require_emitted
+from kgen.verify.events import Listener, Progressed, ignore
 from kgen.verify.families import problem_of
 from kgen.verify.farm.tasks import NODE, Hands, Here, Messages, Row, Task
 from kgen.verify.processes import WorkerError, messages
-from kgen.verify.toolchain import Progress, describe
+from kgen.verify.toolchain import describe
 
 CHIP = 90
 """What is compiled for; the device that times has to be one."""
@@ -58,28 +59,59 @@ class Trial:
 def tune_specs(
     loaded: Sequence[Any],
     generated: Path,
-    shape: str | None = None,
-    table: Path | None = tuned.PATH,
-    jobs: int = 1,
-    timeout: float = 60.0,
-    progress: Progress | None = None,
-    tried: Tried | None = None,
+    options: TuneOptions = DEFAULT,
     hands: Hands | None = None,
+    hear: Listener = ignore,
+    *,
+    table: Path = tuned.PATH,
+    tried: Tried | None = None,
 ) -> list[dict[str, Any]]:
     """Time the candidates of every kernel of some attention specs, and enter the winners in the table.
 
     Returns rows of spec, kernel, tile, milliseconds, chosen and error, the fastest of each kernel first; a spec that
     only decodes is a row with an error. Specs of one class (`plan.tuned.Class`) share a row of the table: the tile
-    whose times, as multiples of the best of each spec, have the least product. `timeout` is in seconds, for one trial.
-    `table=None` writes nothing. `tried` stands in for the worker process. `hands` try in place of `jobs` processes
-    here: all trials of a spec are timed on one device, which rows of other machines name, with its `node`. Raises
-    `KgenError` for a spec that is not rendered, `MissingError` without torch, triton or a GPU.
+    whose times, as multiples of the best of each spec, have the least product. `tried` stands in for the worker
+    process. `hands` try, by default one process here: all trials of a spec are timed on one device, which rows of other
+    machines name, with its `node`. Raises `KgenError` for a spec that is not rendered, `MissingError` without torch,
+    triton or a GPU.
     """
-    hands = Here(jobs) if hands is None else hands
+    found = _tried(
+        [one for one in loaded if _has_table(one)], generated, options, hands or Here(), hear, tried
+    )
+    before = tuned.read(table) if options.write and table.exists() else {}
+    winners = choose(found, before)
+    if options.write:
+        tuned.write(before | winners, table)
+    found.sort(key=lambda t: (t.spec, t.kernel, t.milliseconds if t.milliseconds is not None else math.inf))
+    rows = [_row(trial, chosen=winners.get(trial.known_as) == trial.tile) for trial in found]
+    return rows + [untuned(one.folder) for one in loaded if not _has_table(one)]
+
+
+def _row(trial: Trial, *, chosen: bool) -> dict[str, Any]:
+    return {
+        "spec": trial.spec,
+        "kernel": trial.kernel,
+        "tile": _words(trial.tile),
+        "milliseconds": trial.milliseconds,
+        "chosen": chosen,
+        "error": trial.error,
+        **dict(trial.where),
+    }
+
+
+def _tried(
+    loaded: Sequence[Any],
+    generated: Path,
+    options: TuneOptions,
+    hands: Hands,
+    hear: Listener,
+    tried: Tried | None,
+) -> list[Trial]:
+    """Every trial with what came of it, first those that do not compile or fit."""
     device = hands.device("cuda") if tried is None else "cpu"
-    size = Shape.parse(shape) if shape else Shape()
-    do = partial(run_trials, timeout=timeout, tried=tried)
-    work = [_Work(one, generated) for one in loaded if _has_table(one)]
+    size = Shape.parse(options.shape) if options.shape else Shape()
+    do = partial(run_trials, timeout=options.timeout, tried=tried)
+    work = [_Work(one, generated) for one in loaded]
     # What does not compile is known before anything is timed, and nothing is compiled meanwhile.
     parts = max(1, hands.beside // 2) if not hands.far else PARTS
     compiled = hands.run([task for w in work for task in w.compile(do, parts)])
@@ -89,30 +121,14 @@ def tune_specs(
 
     def heard(task: Task, row: Row) -> None:
         nonlocal timed
-        timed += "last" in row
-        if progress is not None and "last" in row:
-            progress(timed, len(work), task.key[0])
+        if "last" in row:
+            timed += 1
+            hear(Progressed(timed, len(work), task.key[0]))
 
     found = [t for w in work for t in w.unfit]
     for one in hands.run([w.time(do, size, device) for w in work], heard, alone=True):
         found += _trials(one.rows)
-    before = tuned.read(table) if table is not None and table.exists() else {}
-    winners = choose(found, before)
-    if table is not None:
-        tuned.write(before | winners, table)
-    found.sort(key=lambda t: (t.spec, t.kernel, t.milliseconds if t.milliseconds is not None else math.inf))
-    return [
-        {
-            "spec": trial.spec,
-            "kernel": trial.kernel,
-            "tile": _words(trial.tile),
-            "milliseconds": trial.milliseconds,
-            "chosen": winners.get(trial.known_as) == trial.tile,
-            "error": trial.error,
-            **dict(trial.where),
-        }
-        for trial in found
-    ] + [untuned(one.folder) for one in loaded if not _has_table(one)]
+    return found
 
 
 def _has_table(one: Any) -> bool:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
-from kgen.kernels.attention.verify.inputs import Case, Inputs, call, differentiable, draw, fit, sized
+from kgen.kernels.attention.verify.case import Case
+from kgen.kernels.attention.verify.inputs import Inputs, call, differentiable, draw, fit, sized
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.verify.compare import same_bits
 from kgen.verify.evaluate import evaluate

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kgen.kernels.attention.verify.block_mask import BLOCK_MASKS
+from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.checks import keeps_to_its_tensors, reaches_far, refuses_misuse
-from kgen.kernels.attention.verify.inputs import Case, Inputs, call, cases, differentiable, draw, sized
+from kgen.kernels.attention.verify.inputs import Inputs, call, cases, differentiable, draw, sized
 from kgen.kernels.attention.verify.launches import launches_what_it_compiled_for
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.reference import Result, attention, eager

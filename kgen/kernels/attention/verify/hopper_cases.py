@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from kgen.kernels.attention.verify.inputs import Case
+from kgen.kernels.attention.verify.case import Case
 
 
 def for_hopper(problem: Any) -> tuple[Case, ...]:

@@ -1,7 +1,7 @@
 """Hard cases for an attention kernel, drawn from its spec.
 
-A `Case` is a name and the few numbers that make it; `draw` turns it into tensors. The seed is the name of the
-case, so that a case that failed can be drawn again anywhere.
+`draw` turns a `Case` into tensors. The seed is the name of the case, so that a case that failed can be drawn again
+anywhere.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kgen.kernels.attention.verify.cache import beyond, lengths, paged, share_first_page
+from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.deciding import shapes_that_decide
 from kgen.kernels.attention.verify.problem import Problem
 from kgen.kernels.attention.verify.unread import candidates, with_anything
@@ -24,58 +24,6 @@ from kgen.kernels.attention.verify.values import EDGES, drawn, edge
 from kgen.verify.deciding import edges
 from kgen.verify.evaluate import evaluate
 from kgen.verify.tensors import DTYPES, arrange
-
-
-@dataclass(frozen=True)
-class Case:
-    """One call of the kernel.
-
-    `layout` is one of `LAYOUTS`, for q, k, v and the buffers. `dout` is `contiguous`, `strided`,
-    `expanded` or `none`: then the gradient comes through the log-sum-exp alone. `ints` says what
-    unsorted integer and bool buffers hold: `mixed`, `runs` (of equal numbers along
-    the positions), `zero`, `past` (beyond every length) or `wide`: those of 64 bits, sorted ones too, then differ in
-    their high halves. `hidden` puts NaN into the rows of K and V that no query can see, whatever its position.
-    `edge` picks the run-time params. `lse` asks for the log-sum-exp and sends a
-    gradient through it. `packed` are the lengths (queries, keys) of packed sequences, whose longest are `sq` and
-    `sk`; `tail` the numbers of tokens after them. `unread` puts NaN and infinities into what no visible pair reads.
-    """
-
-    name: str
-    sq: int
-    sk: int
-    batch: int = 1
-    heads_kv: int = 1
-    group: int = 1
-    layout: str = "contiguous"
-    dout: str = "contiguous"
-    magnitude: float = 1.0
-    scale: float | None = None
-    lse: bool = False
-    ints: str = "mixed"
-    hidden: bool = False
-    edge: int = 0
-    learned: tuple[str, ...] = ()
-    """What gradients are asked for; empty for all."""
-    few: bool = False
-    """As few heads as the spec allows: the case is for its lengths."""
-    ties: bool = False
-    """q and k are whole multiples of `magnitude`, so that scores are exact, and tie or lie far apart."""
-    packed: tuple[tuple[int, int], ...] = ()
-    tail: tuple[int, int] = (0, 0)
-    unread: bool = False
-
-    @property
-    def cu_seqlens(self) -> tuple[list[int], list[int]]:
-        """Where each packed sequence begins among the queries and among the keys, and where the last ends."""
-        queries, keys = ([lengths[i] for lengths in self.packed] for i in (0, 1))
-        return [0, *accumulate(queries)], [0, *accumulate(keys)]
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """The sizes that buffer shapes and expressions may name."""
-        heads = self.heads_kv * self.group
-        batch = len(self.packed) or self.batch
-        return {"B": batch, "HQ": heads, "HKV": self.heads_kv, "SQ": self.sq, "SK": self.sk}
 
 
 @dataclass
@@ -177,6 +125,13 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if problem.runtime_params:
         for number in range(1, EDGES):
             yield Case(f"params-{number}", 71, 71, edge=number)
+    yield from _small_of_parts(problem)
+    if not quick:
+        yield from _large(problem, bool(ints))
+
+
+def _small_of_parts(problem: Problem) -> Iterator[Case]:
+    """Small cases of what only some specs have: decoding, masks, gradients, sorted buffers."""
     if problem.decodes:
         yield Case("decode", 1, 300, batch=5, lse=True)
         yield Case("decode-some", 5, 333, batch=4, lse=True)
@@ -206,8 +161,10 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
         group = 1 if problem.gqa == "any" else int(problem.gqa)
         batch, heads = (n + 2 if n > 1 else 1 for n in most.values())
         yield Case("numbers", 2, 20, batch=batch, heads_kv=-(-heads // group), few=True)
-    if quick:
-        return
+
+
+def _large(problem: Problem, ints: bool) -> Iterator[Case]:
+    """Cases that are too large for the interpreter. `ints` is true for a spec with unsorted integer buffers."""
     if problem.decodes:
         yield Case("decode-long", 1, 20_000, batch=8, heads_kv=4, lse=True)
         yield Case("decode-bshd", 1, 4099, batch=33, heads_kv=2, layout="bshd", lse=True)
@@ -311,35 +268,13 @@ def fit(problem: Problem, case: Case, number: int) -> Case:
 def draw(problem: Problem, case: Case, device: str) -> Inputs:
     """The tensors of a case on a device, the same numbers on every device."""
     random = torch.Generator().manual_seed(zlib.crc32(case.name.encode()))
-    dtype = DTYPES[problem.dtype]
     size = case.sizes
-
-    def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
-        numbers = torch.randn(shape, generator=random)
-        return ((numbers.round().clamp(-2, 2) if whole else numbers) * magnitude).to(dtype)
-
-    rows, columns = (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
-    if case.packed:
-        ends = [cu[-1] for cu in case.cu_seqlens]
-        rows, columns = (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])  # type: ignore[assignment]
-    q = normal(*rows, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
-    k = normal(*columns, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
-    v = normal(*columns, problem.head_v)
-    dout = normal(*rows, problem.head_v)
-    if case.dout == "none":
-        dout = torch.zeros_like(dout)
+    rows, columns = _extents(case)
+    q, k, v, dout = _operands(problem, case, random)
     dlse = torch.randn(rows[::-1] if case.packed else rows, generator=random) if case.lse else None
     runtime = {p.name: edge(p.type, case) for p in problem.runtime_params}
     params = {p.name: p.value for p in problem.params if p.value is not None} | runtime
-    buffers = {
-        b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
-        for b in problem.buffers
-    }
-    if problem.sinks:
-        # As large as scores are; the first quarter of the heads has none.
-        none = torch.arange(size["HQ"]) < size["HQ"] // 4
-        sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
-        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
+    buffers = _buffers(problem, case, random)
     if case.layout == "broadcast":
         q, k, v = q[:, :1].expand_as(q), k[:1].expand_as(k), v[:, :1].expand_as(v)
     if case.dout == "expanded":
@@ -370,31 +305,72 @@ def draw(problem: Problem, case: Case, device: str) -> Inputs:
         v, _ = paged(v, cache["kv_lens"], problem.page_size, share=True)
     if any(case.tail):
         # Nobody looks at tokens after the last sequence.
+        ends = [cu[-1] for cu in case.cu_seqlens]
         q[ends[0] :], dout[ends[0] :], k[ends[1] :], v[ends[1] :] = (torch.nan,) * 4
         if dlse is not None:
             dlse[:, ends[0] :] = torch.nan
+    contiguous = Inputs(case, q, k, v, dout, dlse, *clean, buffers, params, runtime, cache)
+    return _arranged(contiguous, device)
+
+
+def _extents(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of q and of k without the head dimension: [B, H, S], or [T, H] of packed sequences."""
+    size = case.sizes
+    if case.packed:
+        ends = [cu[-1] for cu in case.cu_seqlens]
+        return (ends[0] + case.tail[0], size["HQ"]), (ends[1] + case.tail[1], size["HKV"])
+    return (size["B"], size["HQ"], size["SQ"]), (size["B"], size["HKV"], size["SK"])
+
+
+def _operands(problem: Problem, case: Case, random: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v and dout, contiguous, on the CPU."""
+    dtype = DTYPES[problem.dtype]
+
+    def normal(*shape: int, magnitude: float = 1.0, whole: bool = False) -> Tensor:
+        numbers = torch.randn(shape, generator=random)
+        return ((numbers.round().clamp(-2, 2) if whole else numbers) * magnitude).to(dtype)
+
+    rows, columns = _extents(case)
+    q = normal(*rows, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
+    k = normal(*columns, problem.head_qk, magnitude=case.magnitude, whole=case.ties)
+    v = normal(*columns, problem.head_v)
+    dout = normal(*rows, problem.head_v)
+    return q, k, v, torch.zeros_like(dout) if case.dout == "none" else dout
+
+
+def _buffers(problem: Problem, case: Case, random: Any) -> dict[str, Tensor]:
+    """The buffers of a spec, its sinks among them, contiguous, on the CPU."""
+    buffers = {
+        b.name: drawn(b, case, random, edges(problem.trees, b.name), problem.sinks and b.name == "sinks")
+        for b in problem.buffers
+    }
+    if problem.sinks:
+        # As large as scores are; the first quarter of the heads has none.
+        heads = case.sizes["HQ"]
+        none = torch.arange(heads) < heads // 4
+        sinks = (30 * case.magnitude**2 * buffers["sinks"]).masked_fill(none, -torch.inf)
+        buffers["sinks"] = sinks.bfloat16() if case.layout == "bshd" else sinks
+    return buffers
+
+
+def _arranged(inputs: Inputs, device: str) -> Inputs:
+    """The same tensors on a device, in the layouts of the case."""
+    case, dlse = inputs.case, None if inputs.dlse is None else inputs.dlse.to(device)
     ours = case.layout if case.layout in ("guarded", "stepped") else "contiguous"
     grads = {"strided": "guarded", "none": "contiguous"}.get(case.dout, case.dout)
-    return Inputs(
-        case=case,
-        q=arrange(q.to(device), case.layout, 0),
-        k=arrange(k.to(device), case.layout, 1),
-        v=arrange(v.to(device), case.layout, 2),
-        dout=arrange(dout.to(device), grads, 3),
-        dlse=None
-        if dlse is None
-        else _by_token(dlse.to(device))
-        if case.dout == "strided"
-        else dlse.to(device),
-        clean_k=clean[0].to(device),
-        clean_v=clean[1].to(device),
-        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(buffers.items())},
-        params=params,
-        runtime=runtime,
-        cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in case.cu_seqlens)
-        if case.packed
-        else (),
-        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(cache.items())},
+    offsets = case.cu_seqlens if case.packed else ()
+    return replace(
+        inputs,
+        q=arrange(inputs.q.to(device), case.layout, 0),
+        k=arrange(inputs.k.to(device), case.layout, 1),
+        v=arrange(inputs.v.to(device), case.layout, 2),
+        dout=arrange(inputs.dout.to(device), grads, 3),
+        dlse=_by_token(dlse) if dlse is not None and case.dout == "strided" else dlse,
+        clean_k=inputs.clean_k.to(device),
+        clean_v=inputs.clean_v.to(device),
+        buffers={n: arrange(t.to(device), ours, 5 + i) for i, (n, t) in enumerate(inputs.buffers.items())},
+        cu_seqlens=tuple(torch.tensor(cu, dtype=torch.int32, device=device) for cu in offsets),
+        cache={n: arrange(t.to(device), ours, 3 + i) for i, (n, t) in enumerate(inputs.cache.items())},
     )
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kgen.kernels.attention.spec import ANY
+from kgen.kernels.attention.verify.case import Case
 from kgen.kernels.attention.verify.problem import Buffer
 from kgen.verify.tensors import DTYPES
-
-if TYPE_CHECKING:
-    from kgen.kernels.attention.verify.inputs import Case
 
 INT_EDGES = (34, 1, 100_000, 0)
 FLOAT_EDGES = (1.0, 0.125, 50.0)

@@ -6,7 +6,7 @@ kernel's dtypes would: the yardstick for errors. Gradients come from autograd, n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,60 @@ def _norm(
         tree = getattr(problem, field)
         return default if tree is None else evaluate(tree, env | more, torch, real).expand_as(leaves["x"])
 
+    made = _forward(problem, leaves, value, eps, real)
+    h, y = made.h, made.y
+    out = value("output_mod", y, y=y)
+
+    outputs = _stored(problem, out, h, scale, real)
+    result = Result({n: t.detach() for n, t in outputs.items()})
+    if not rounds:
+        loud = value("output_mod", made.tall, y=made.tall).detach()
+        result.natural.update(out=loud.abs().norm(dim=-1), h=h.detach().norm(dim=-1))
+    if not cotangents:
+        return result
+    pairs = [(outputs[n], c.to(outputs[n].dtype)) for n, c in cotangents.items()]
+    wanted = {n: leaves[n] for n in learned}
+    grads = torch.autograd.grad(
+        [o for o, _ in pairs], [*wanted.values(), h, y], [c for _, c in pairs], True, materialize_grads=True
+    )
+    for (name, _), grad in zip(wanted.items(), grads, strict=False):
+        dtype = next(o.dtype for o in problem.operands if o.name == name)
+        result.grads[name] = grad.to(DTYPES[dtype]) if rounds else grad
+    if not rounds:
+        wide = {n: c.to(real) for n, c in cotangents.items()}
+        result.natural.update(_natural(problem, wanted, made, value, grads[-1], wide))
+    return result
+
+
+Value = Callable[..., Any]
+"""The value of an expression of the spec, by the name of its field, or a default where the spec has none."""
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What a norm computes between its operands and `output_mod`."""
+
+    h: Tensor
+    mean: Tensor
+    rstd: Tensor
+    factor: Tensor
+    bias: Tensor
+    y: Tensor
+
+    @property
+    def sizes(self) -> Tensor:
+        """The normalized rows if nothing cancelled between `h` and the mean."""
+        return (self.h.abs() + self.mean.abs()).detach() * self.rstd.detach()
+
+    @property
+    def tall(self) -> Tensor:
+        """`y` if nothing cancelled."""
+        return (self.sizes * self.factor.abs() + self.bias.abs()).detach()
+
+
+def _forward(problem: Problem, leaves: Mapping[str, Tensor], value: Value, eps: float, real: Any) -> _Forward:
     def rounded(t: Tensor, dtype: str) -> Tensor:
-        return t.to(DTYPES[dtype]).to(real) if rounds else t
+        return t.to(DTYPES[dtype]).to(real) if real == torch.float32 else t
 
     h = value("input_mod", leaves["x"] + leaves["residual"] if problem.residual else leaves["x"] * 1)
     if problem.residual == "in_out":
@@ -86,37 +138,7 @@ def _norm(
     factor = leaves["weight"] + problem.weight_offset if "weight" in leaves else torch.ones((), dtype=real)
     factor, bias = factor.to(h.device), leaves.get("bias", torch.zeros((), dtype=real, device=h.device))
     y = (rounded(x_hat, problem.dtypes["input"]) if problem.round_x_hat else x_hat) * factor + bias
-    out = value("output_mod", y, y=y)
-
-    outputs = _stored(problem, out, h, scale, real)
-    if real == torch.float32:
-        result = Result({n: t.detach() for n, t in outputs.items()})
-    else:
-        sizes = (h.abs() + mean.abs()).detach() * rstd.detach()
-        tall = (sizes * factor.abs() + bias.abs()).detach()
-        loud = value("output_mod", tall, y=tall).detach()
-        natural = {"out": loud.abs().norm(dim=-1), "h": h.detach().norm(dim=-1)}
-        result = Result({n: t.detach() for n, t in outputs.items()}, natural=natural)
-    if not cotangents:
-        return result
-    pairs = [(outputs[n], c.to(outputs[n].dtype)) for n, c in cotangents.items()]
-    wanted = {n: leaves[n] for n in learned}
-    grads = torch.autograd.grad(
-        [o for o, _ in pairs], [*wanted.values(), h, y], [c for _, c in pairs], True, materialize_grads=True
-    )
-    dy = grads[-1]
-    for (name, _), grad in zip(wanted.items(), grads, strict=False):
-        dtype = next(o.dtype for o in problem.operands if o.name == name)
-        result.grads[name] = grad.to(DTYPES[dtype]) if rounds else grad
-    if not rounds:
-        dout = cotangents["out"].to(real)
-        dx_hat = (dy * factor).detach().abs()
-        means = (dx_hat * sizes).mean(-1, keepdim=True), dx_hat.mean(-1, keepdim=True)
-        dh = (dx_hat + sizes * means[0] + means[1]) * rstd.detach()
-        if "h" in cotangents:
-            dh = dh + cotangents["h"].to(real).abs()
-        result.natural.update(_natural(problem, wanted, h, dh, dy.abs(), sizes, value, tall, dout))
-    return result
+    return _Forward(h, mean, rstd, factor, bias, y)
 
 
 def _stored(problem: Problem, out: Tensor, h: Tensor, scale: Tensor | None, real: Any) -> dict[str, Tensor]:
@@ -141,15 +163,19 @@ def _stored(problem: Problem, out: Tensor, h: Tensor, scale: Tensor | None, real
 def _natural(
     problem: Problem,
     wanted: Mapping[str, Tensor],
-    h: Tensor,
-    dh: Tensor,
+    made: _Forward,
+    value: Value,
     dy: Tensor,
-    sizes: Tensor,
-    value: Any,
-    tall: Tensor,
-    dout: Tensor,
+    cotangents: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """The norms of the rows of gradients if nothing cancelled, by name (as `Result.natural` has them: `dx`)."""
+    h, sizes, tall = made.h, made.sizes, made.tall
+    dx_hat = (dy * made.factor).detach().abs()
+    means = (dx_hat * sizes).mean(-1, keepdim=True), dx_hat.mean(-1, keepdim=True)
+    dh = (dx_hat + sizes * means[0] + means[1]) * made.rstd.detach()
+    if "h" in cotangents:
+        dh = dh + cotangents["h"].abs()
+    dy, dout = dy.abs(), cotangents["out"]
     inputs = [t for n, t in wanted.items() if n not in ("weight", "bias")]
     before = torch.autograd.grad(h, inputs, dh, True, allow_unused=True)
     after: Any = [None] * len(inputs)

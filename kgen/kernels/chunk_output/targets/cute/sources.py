@@ -64,7 +64,6 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     own = [*("cu_seqlens: Tensor", "chunk_indices: Optional[Tensor]")[: len(indices)], "scale: float"]
     params = [", ".join(f"{name}: Tensor" for name in inputs), ", ".join(own)]
     extras = [*plan.gates, *indices]
-    variant = ["given"] if spec.varlen else []
     context: dict[str, object] = {
         "name": spec.name,
         "summary": opening(spec),
@@ -97,11 +96,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "passed_tensors": ", ".join(f"_for_tma({name})" if name in "qkvh" else name for name in tensors),
         "default_heads": spec.heads.qk or 16,
         "default_group": spec.heads.ratio or 2,
-        "constants": ", ".join(["index", *variant, "H", "GROUP"]),
-        "constants_alone": ", ".join(["Int64", *("False" for _ in variant), "H", "GROUP"]),
-        "constants_here": ", ".join(["index", *variant, "H", "HV // H"]),
-        "constant_words": ["a type of indices", *["given or not"] * spec.varlen],
-        "index_type": "Int64 if cu_seqlens.dtype == torch.int64 else Int32" if spec.varlen else "Int32",
+        **_constants(plan),
         "checked": _checked(plan),
         "casts": chunk_casts(plan),
         "wrong_heads": _wrong_heads(plan),
@@ -115,6 +110,19 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
     refused = dict.fromkeys(inputs, IN_ANOTHER_FILE if "backward" in spec.passes else NOT_ASKED_FOR)
     context |= derivative_fields(inputs, refused, derived=False) | number_fields({})
     return context | _decay(plan) | _words(plan)
+
+
+def _constants(plan: ChunkOutputPlan) -> dict[str, object]:
+    """The constants that a kernel is compiled for."""
+    varlen = plan.spec.varlen
+    variant = ["given"] if varlen else []
+    return {
+        "constants": ", ".join(["index", *variant, "H", "GROUP"]),
+        "constants_alone": ", ".join(["Int64", *("False" for _ in variant), "H", "GROUP"]),
+        "constants_here": ", ".join(["index", *variant, "H", "HV // H"]),
+        "constant_words": ["a type of indices", *["given or not"] * varlen],
+        "index_type": "Int64 if cu_seqlens.dtype == torch.int64 else Int32" if varlen else "Int32",
+    }
 
 
 def _sizes(plan: ChunkOutputPlan) -> dict[str, str]:

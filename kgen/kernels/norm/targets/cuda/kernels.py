@@ -86,6 +86,18 @@ class Body(NamedTuple):
     uses: frozenset[str]
 
 
+IN_BACKWARD = {
+    "keeps": [],
+    "from_memory": False,
+    "fetches": ["STAGES > 0"],
+    "held_if": "ELEMENTS > 0",
+    "to_come": "1",
+    "moments": False,
+    "unroll": "unroll (COPIES)",
+}
+"""Fields of every backward kernel, whatever the spec."""
+
+
 class KernelFields:
     """Spells one plan. Every value is a line of scalar code inside a loop over the elements of an access."""
 
@@ -360,31 +372,33 @@ class KernelFields:
             "host_names": names(params),
             "host_multiple": ["heads"] if self.multiples else [],
             "host_parts": [{"name": p.name, "begin": begin} for p, begin in zip(ours, begins, strict=False)],
-            "keeps": [],
-            "from_memory": False,
-            "fetches": ["STAGES > 0"],
-            "held_if": "ELEMENTS > 0",
-            "to_come": "1",
-            "moments": False,
-            "unroll": "unroll (COPIES)",
+            **IN_BACKWARD,
             "holds": bool(kernel["columns"] or b.columns),
             "statistics": list(plan.saves),
+            **self._row_fields(),
             "first_reads": self._reads(loads, first),
             "first_lines": first.lines,
             "second_reads": self._reads(loads, second),
             "second_lines": second.lines,
+            "elements": [{"name": name} for name, _ in stored],
+            "recomputes": recomputes,
+        }
+
+    def _row_fields(self) -> dict[str, Any]:
+        """What the backward kernel sums over a row: means, gradients of rows, statistics."""
+        b = self.plan.backward
+        assert b is not None
+        return {
             "means": [{"name": m.name, "index": str(i)} for i, m in enumerate(b.means)],
             "means_count": str(len(b.means)),
             "parts": _more(len(b.means)),
-            "elements": [{"name": name} for name, _ in stored],
             "row_sums": [
                 {"store": f"store_one(d{self.local(g.of)}_ptr + row, row_sums[{i}]);"}
                 for i, g in enumerate(b.rows)
             ],
             "row_sums_count": str(len(b.rows)),
             "row_parts": _more(len(b.rows)),
-            "recomputes": recomputes,
-            "statistic_parts": _more(2 if plan.layer else 1),
+            "statistic_parts": _more(2 if self.plan.layer else 1),
         }
 
     def _of_columns(

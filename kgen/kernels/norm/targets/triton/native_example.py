@@ -23,12 +23,7 @@ def norm_example(
     """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
     C++ has no spelling of here."""
     spec = loaded.spec
-    width = (
-        spec.width
-        if isinstance(spec.width, int)
-        else (sizes["width"] if spec.width == "any" else spec.width)[0]
-    )
-    heads = sizes["heads"][0] if spec.heads == "any" else spec.heads or 1
+    width, heads = _row(spec, sizes)
     along = {o.name: o.along for o in plan.operands}
     called = {t["name"]: t["member"] for t in context["inputs"]}
     values = [*along, "y"]
@@ -78,6 +73,13 @@ def norm_example(
             {"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in context["params"]
         ],
     }
+
+
+def _row(spec: Any, sizes: Mapping[str, Sequence[int]]) -> tuple[int, int]:
+    """The width and the heads of a row, the first of `sizes` where the spec allows any."""
+    widths = sizes["width"] if spec.width == "any" else spec.width
+    width = widths if isinstance(widths, int) else widths[0]
+    return width, sizes["heads"][0] if spec.heads == "any" else spec.heads or 1
 
 
 def _column(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What the worker that builds is told."""
+"""The job of a worker that compiles an emitted file for a package."""
 
 from __future__ import annotations
 

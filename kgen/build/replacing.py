@@ -1,4 +1,4 @@
-"""Where a package is put: beside its place until it is whole, and then in the place of the one that was there."""
+"""Replace a built package: build beside it until the package is whole, then put it there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A spec with variants has a package for each, and beside them what chooses one, as its emitted folder has."""
+"""The files that choose among the packages of a spec with variants, as its emitted folder has them."""
 
 from __future__ import annotations
 
