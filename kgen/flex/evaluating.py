@@ -26,6 +26,7 @@ from kgen.flex import (
     numbers,
     scopes,
     several,
+    statements,
     tensors,
 )
 from kgen.flex.comparing import chain, known
@@ -90,6 +91,7 @@ class Evaluator:
         self.classes = classes
         self.notes: dict[str, None] = {}
         """What is assumed, for people."""
+        self.unchecked: list[statements.Unchecked] = []
         self.loaded: dict[Path, modules.Module] = {}
 
     def module(self, path: Path) -> modules.Module:

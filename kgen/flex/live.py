@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.flex import numbers
 from kgen.flex.evaluating import Evaluator
 from kgen.flex.source import Place, Source
 from kgen.flex.tables import DTYPES
@@ -85,7 +86,7 @@ class _Reader:
         if isinstance(live, enum.Enum):
             return _member(live, place)
         if type(live).__module__ == "numpy" and getattr(live, "shape", None) == () and hasattr(live, "item"):
-            return live.item()
+            return numbers.computed(lambda: _scalar(live), place)
         if isinstance(live, tuple) and type(live) is not tuple:
             items = [self.value(item, name, place) for item in live]
             fields = getattr(type(live), "_fields", None)
@@ -261,6 +262,12 @@ def _member(live: enum.Enum, place: Place) -> Any:
         return Member(int(live), cls, live.name)
     known = live.value if isinstance(live.value, int | float | str) else Unknown(place, "`.value`")
     return Instance(cls, {"value": known, "name": live.name}, None)
+
+
+def _scalar(live: Any) -> Any:
+    """A scalar of numpy."""
+    name = live.dtype.name
+    return numbers.scalar(name, live.item()) if name in numbers.SCALARS else live.item()
 
 
 def _is_tensor(live: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
@@ -15,7 +15,7 @@ from kgen.flex.inference import COMPARISONS, walk
 from kgen.flex.limits import unlimited
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES
-from kgen.flex.values import Least, Tensor, Term
+from kgen.flex.values import FromEnd, Least, Tensor, Term
 from kgen.spec.common import ELEMENTS, differentiable
 
 INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
@@ -24,6 +24,15 @@ HALVES = {"bf16", "fp16"}
 
 
 # --- terms to trees ------------------------
+
+
+class End(NamedTuple):
+    """An index that counts from the end of a dimension of a tensor."""
+
+    tensor: Tensor
+    axis: int
+    position: int
+    place: Place
 
 
 class Lowering:
@@ -36,6 +45,8 @@ class Lowering:
         self.known: dict[Node, Node] = {}
         self.labels: dict[Node, str] = {}
         self.notes: dict[str, None] = {}
+        self.ends: dict[Node, End] = {}
+        """What stands for indices that count from the end, until the shapes of buffers are known."""
         self.place: Place
 
     def tree(self, root: Term) -> Node:
@@ -144,14 +155,23 @@ class Lowering:
             message = f"a tensor of {names.get(dtype, dtype)} is not in the language of specs"
             hint = f"convert it ahead of the mods, to one of {', '.join(ELEMENTS)}"
             self.place.refuse("bad-dtype", message, hint)
-        nodes = [self.of(index) for index in indices]
+        nodes = [self.position(tensor, axis, index) for axis, index in enumerate(indices)]
         if any(not node.type.integral for node in nodes):
-            self.place.refuse("bad-index", "an index is not an integer", "use `//`, or a tensor of integers")
+            hint = "convert it, `(...).int()`, use `//`, or a tensor of integers"
+            self.place.refuse("bad-index", "an index is not an integer", hint)
         if not all(map(_not_negative, nodes)):
             self.notes[
                 f"an index of {self.names[tensor]} below zero reads zero, where torch counts from the end"
             ] = None
         return self.one(Read(self.names[tensor], tuple(nodes), ELEMENTS[dtype]))
+
+    def position(self, tensor: Tensor, axis: int, index: Any) -> Node:
+        """An index of a tensor."""
+        if not isinstance(index, FromEnd):
+            return self.of(index)
+        name = Var(f"{self.names[tensor]} {axis} {int(index)}", INT)
+        self.ends.setdefault(name, End(tensor, axis, int(index), self.place))
+        return self.one(name)
 
     def cast(self, node: Node, dtype: str) -> Node:
         if dtype == "bool":

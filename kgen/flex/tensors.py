@@ -15,6 +15,7 @@ from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
     DtypeOf,
     External,
+    FromEnd,
     Method,
     Part,
     Tensor,
@@ -108,17 +109,21 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
             ev.untold(i)
         if not isinstance(i, Term | int) or isinstance(i, bool):
             place.refuse("bad-index", f"{kind(i)} is an index", "index with integers")
-        if isinstance(i, int) and i < 0:
-            extent = tensor.shape[len(found)] if tensor.shape and len(found) < len(tensor.shape) else None
-            if extent is None:
-                place.refuse("bad-index", "an index is below zero", "count from the front")
-            i += extent
-        found.append(i)
+        found.append(_position(i, tensor, len(found), place) if isinstance(i, int) else i)
     if tensor.shape is not None and len(found) > len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
         place.refuse("bad-index", message, "use one index for each dimension")
     part = Part(tensor, tuple(found), place)
     return detached(part, place) if ev.detaches and ev.of_a_pair else part
+
+
+def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
+    """An index that is a number of the source. Refuse one that the dimension does not have."""
+    extent = tensor.shape[axis] if tensor.shape and axis < len(tensor.shape) else None
+    if extent is not None and not -extent <= index < extent:
+        message = f"the index {index} is out of bounds: dimension {axis} of {called(tensor)} has {extent}"
+        place.refuse("bad-index", message, f"use an index from {-extent} to {extent - 1}")
+    return FromEnd(index) if index < 0 else index
 
 
 def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
@@ -206,7 +211,8 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
         of = args[0]
         if isinstance(of, Tensor):
             kept = of.shape if name in ("tril", "triu", "flip", "roll", "cumsum") else None
-            return _changed(of, place, shape=kept, dtype=known or of.dtype)
+            summed = "int64" if name == "cumsum" and of.dtype in _WHOLE else of.dtype
+            return _changed(of, place, shape=kept, dtype=known or summed)
     return None
 
 
@@ -309,7 +315,7 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
 
 
 _ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "fp16", "bf16", "fp32", "fp64")
-_REALS = _ORDER[6:]
+_WHOLE, _REALS = _ORDER[:6], _ORDER[6:]
 
 
 def _promoted(fn: str, args: Sequence[Any]) -> str | None:
