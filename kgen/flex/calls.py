@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
-from kgen.flex import effects, iterators, numbers, python, records, several, tensors
+from kgen.flex import ascending, effects, iterators, numbers, python, records, several, tensors
 from kgen.flex.source import Place
 from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
@@ -206,6 +206,17 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     last = path.rpartition(".")[2].removeprefix("special_")
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
+    given = dict(keywords)
+    for written in (*(args if last.endswith("_") else ()), keywords.get("out")):
+        if isinstance(written, Tensor) and not ev.of_a_pair:
+            written.change()
+    found = _of_torch(ev, path, last, args, keywords, place)
+    if not ev.of_a_pair:
+        ascending.learn(last, args, given, found)
+    return found
+
+
+def _of_torch(ev: Evaluator, path: str, last: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
     if last in NO_GRAD:
@@ -362,10 +373,10 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             found = several.several(ev, name, [owner, *args], keywords, place)
-            if found is not None:
-                return found
-        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
-            return tensors.method(ev, owner, name, args, keywords, place)
+            if found is None:
+                found = tensors.method(ev, owner, name, args, keywords, place)
+            ascending.learn(name, [owner, *args], keywords, found)
+            return found
         if name in REDUCTIONS:
             place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
         owner = operand(ev, owner, place)

@@ -16,6 +16,7 @@ from kgen.diagnostics import Diagnostic, KgenError, escaped
 from kgen.expr.built import MAX_NODES
 from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, transform
 from kgen.flex import modules
+from kgen.flex.ascending import ascends
 from kgen.flex.evaluating import Evaluator
 from kgen.flex.functions import signature
 from kgen.flex.inference import infer, walk
@@ -160,6 +161,8 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
         dtype = "any" if tensor.follows and dtype in REALS else dtype
         said = "; ".join(filter(None, (tensor.origin, *_assumed(tensor, dtype))))
         spec.buffers[name] = (shapes[tensor], dtype, tensor.grad and name in learned, said)
+        if ascends(tensor):
+            spec.ascending.add(name)
     for field_, (function, place) in mods.items():
         spec.places[field_] = function.place if isinstance(function, Function) else place
     for node, label in lowering.labels.items():

@@ -10,6 +10,7 @@ from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.expr.type_rules import TypeRuleError
+from kgen.flex.ascending import not_negative
 from kgen.flex.composed import FUNCTIONS
 from kgen.flex.inference import COMPARISONS, walk
 from kgen.flex.limits import unlimited
@@ -159,7 +160,7 @@ class Lowering:
         if any(not node.type.integral for node in nodes):
             hint = "convert it, `(...).int()`, use `//`, or a tensor of integers"
             self.place.refuse("bad-index", "an index is not an integer", hint)
-        if not all(map(_not_negative, nodes)):
+        if not all(self.not_negative(node) for node in nodes):
             self.notes[
                 f"an index of {self.names[tensor]} below zero reads zero, where torch counts from the end"
             ] = None
@@ -172,6 +173,27 @@ class Lowering:
         name = Var(f"{self.names[tensor]} {axis} {int(index)}", INT)
         self.ends.setdefault(name, End(tensor, axis, int(index), self.place))
         return self.one(name)
+
+    def not_negative(self, node: Node) -> bool:
+        """True if an index is never below zero, by its form and by what its buffers hold."""
+        match node:
+            case Const(value=value):
+                return value >= 0
+            case Var():
+                return True
+            case Read(buffer=buffer):
+                return any(not_negative(tensor) for tensor, name in self.names.items() if name == buffer)
+            case Call(fn="add" | "mul" | "where" | "min", args=args):
+                return all(map(self.not_negative, args[1:] if node.fn == "where" else args))
+            case Call(fn="max", args=args):
+                return any(map(self.not_negative, args))
+            case Call(fn="clamp", args=(_, low, high)):
+                return self.not_negative(low) and self.not_negative(high)
+            case Call(fn="abs" | "mod"):
+                return True
+            case Call(fn="floordiv" | "rshift" | "bitand" | "int", args=(a, *_)):
+                return self.not_negative(a)
+        return False
 
     def cast(self, node: Node, dtype: str) -> Node:
         if dtype == "bool":
@@ -388,23 +410,3 @@ class Lowering:
 
 def _is_least(node: Node) -> bool:
     return isinstance(node, Const) and isinstance(node.value, Least)
-
-
-def _not_negative(node: Node) -> bool:
-    """Whether an index is never below zero, by its form."""
-    match node:
-        case Const(value=value):
-            return value >= 0
-        case Var() | Read():
-            return True
-        case Call(fn="add" | "mul" | "where" | "min", args=args):
-            return all(map(_not_negative, args[1:] if node.fn == "where" else args))
-        case Call(fn="max", args=args):
-            return any(map(_not_negative, args))
-        case Call(fn="clamp", args=(_, low, high)):
-            return _not_negative(low) and _not_negative(high)
-        case Call(fn="abs" | "mod"):
-            return True
-        case Call(fn="floordiv" | "rshift" | "bitand" | "int", args=(a, *_)):
-            return _not_negative(a)
-    return False

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from kgen.flex import ascending
 from kgen.flex.composed import TRUTH
 from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
 from kgen.flex.source import Place
@@ -99,7 +100,11 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     ):
         if not ev.of_a_pair:
             chosen = any(isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index)
-            return _changed(tensor, place, shape=None, open=tensor.open or chosen)
+            sliced = not before and all(i is None or _forward(i) for i in index)
+            shape = _sliced(tensor.shape, index) if sliced else None
+            cut = _changed(tensor, place, shape=shape, open=tensor.open or chosen)
+            ascending.learn("sliced" if sliced else "chosen", [tensor], {}, cut)
+            return cut
         place.refuse("whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`")
     found = list(before)
     for i in index:
@@ -117,6 +122,24 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     return detached(part, place) if ev.detaches and ev.of_a_pair else part
 
 
+def _forward(index: Any) -> bool:
+    """True for a slice from the front to the back."""
+    return isinstance(index, slice) and (index.step is None or (type(index.step) is int and index.step > 0))
+
+
+def _sliced(shape: Shape | None, index: Sequence[Any]) -> Shape | None:
+    """The shape that slices and new dimensions leave."""
+    if shape is None or sum(i is not None for i in index) > len(shape):
+        return None
+    left, found = list(shape), list[int | None]()
+    for i in index:
+        extent = None if i is None else left.pop(0)
+        bounds = () if i is None else (i.start, i.stop)
+        known = extent is not None and all(b is None or type(b) is int for b in bounds)
+        found.append(1 if i is None else len(range(*i.indices(extent))) if known else None)
+    return (*found, *left)
+
+
 def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
     """An index that is a number of the source. Refuse one that the dimension does not have."""
     extent = tensor.shape[axis] if tensor.shape and axis < len(tensor.shape) else None
@@ -130,7 +153,8 @@ def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
     """A tensor that learns, or that a module owns: what it holds is told at each call, of one number too."""
     match value:
         case Tensor():
-            return dataclasses.replace(value, grad=grad, follows=follows or value.follows)
+            # A module may load other values.
+            return dataclasses.replace(value, grad=grad, follows=follows or value.follows, facts=None)
         case Part(tensor=tensor, indices=before):
             shape = None if tensor.shape is None else tensor.shape[len(before) :]
             return Tensor(place, None, shape, tensor.dtype, grad, origin(place), follows=follows)
@@ -229,7 +253,17 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
         known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
-    return Tensor(place, None, shape, known, grad, origin(place))
+    tensor = Tensor(place, None, shape, known, grad, origin(place))
+    if shape is not None and known in _WHOLE and not place.source.name.startswith("--"):
+        tensor.facts = ascending.literal(_flat(value), math.prod(n or 0 for n in shape[:-1]))
+    return tensor
+
+
+def _flat(value: Any) -> list[Any]:
+    """The leaves of nested lists, in their order."""
+    if not isinstance(value, list | tuple | range):
+        return [value]
+    return [leaf for item in value for leaf in _flat(item)]
 
 
 def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
@@ -302,7 +336,7 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         shape: Shape | None = None
     else:
         shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
-    return Tensor(
+    made = Tensor(
         place,
         None,
         shape,
@@ -312,6 +346,8 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         any(a.open for a in found),
         follows=any(a.follows for a in found),
     )
+    ascending.learn(fn, args, {}, made)
+    return made
 
 
 _ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "fp16", "bf16", "fp32", "fp64")
@@ -359,7 +395,7 @@ def method(
             owner.grad = not args or args[0] is not False
         return owner
     if name.endswith("_") and not name.endswith("__"):
-        owner.changes += 1
+        owner.change()
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
@@ -374,6 +410,8 @@ def method(
     if name == "unsqueeze" and owner.shape is not None and args and args[0] in range(len(owner.shape) + 1):
         shape = (*owner.shape[: args[0]], 1, *owner.shape[args[0] :])
         return _changed(owner, place, shape=shape)
+    if name == "unsqueeze" and owner.shape is None:
+        return _changed(owner, place)
     if name in ("flatten", "ravel") and not args:
         return _changed(owner, place, shape=_reshaped(owner.shape, (-1,)))
     if name == "t":
@@ -381,7 +419,7 @@ def method(
     if name in _MOVED:
         return _changed(owner, place, shape=_moved(name, owner.shape, args))
     if name in ("tril", "triu", "cumsum", "flip"):
-        return made(ev, name, [owner, *args], {}, place)
+        return made(ev, name, [owner, *args], keywords, place)
     if name in ("item", "tolist"):
         return Unknown(place, f"what {called(owner)} holds")
     if name in ELEMENTWISE:
@@ -391,7 +429,8 @@ def method(
 
 def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
     """Another tensor that is made of one here, and has no name yet."""
-    return dataclasses.replace(owner, **{"name": None, "place": place, "origin": origin(place), **fields})
+    known = {"name": None, "place": place, "origin": origin(place), "facts": None}
+    return dataclasses.replace(owner, **{**known, **fields})
 
 
 _MOVED = frozenset(
@@ -440,8 +479,10 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
     given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
-        is_open = any(a.open for a in given if isinstance(a, Tensor))
-        return Tensor(place, None, None, None, first.grad, origin(place), is_open)
+        found = [a for a in given if isinstance(a, Tensor)]
+        roots = tuple(root for a in found for root in a.roots)
+        is_open = any(a.open for a in found)
+        return Tensor(place, None, None, None, first.grad, origin(place), is_open, roots=roots)
     return Unknown(place, "what torch computes here")
 
 

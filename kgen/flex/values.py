@@ -48,6 +48,13 @@ class FromEnd(int):
 
 
 @dataclass(eq=False)
+class Root:
+    """Memory that tensors share."""
+
+    changed: bool = False
+
+
+@dataclass(eq=False)
 class Tensor:
     """A tensor of the source, which the kernel is given. `None` is what cannot be told: its rank, extents, dtype."""
 
@@ -66,6 +73,20 @@ class Tensor:
     """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     detached_from: Tensor | None = None
     """The tensor whose elements these are, where no gradient goes back to it."""
+    facts: Any = None
+    """What the source proves of its integers, `kgen.flex.ascending.Facts`, until it changes them."""
+    roots: tuple[Root, ...] = field(default_factory=lambda: (Root(),))
+    """The memory that it may be a view of."""
+
+    def change(self) -> None:
+        """Note a change in place."""
+        self.changes += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Take nothing of its elements for granted."""
+        for root in self.roots:
+            root.changed = True
 
 
 @dataclass(frozen=True, eq=False)
