@@ -128,16 +128,11 @@ def _forward(index: Any) -> bool:
 
 
 def _sliced(shape: Shape | None, index: Sequence[Any]) -> Shape | None:
-    """The shape that slices and new dimensions leave."""
-    if shape is None or sum(i is not None for i in index) > len(shape):
+    """The dimensions that slices and new axes leave; a slice is of any length."""
+    cut = sum(i is not None for i in index)
+    if shape is None or cut > len(shape):
         return None
-    left, found = list(shape), list[int | None]()
-    for i in index:
-        extent = None if i is None else left.pop(0)
-        bounds = () if i is None else (i.start, i.stop)
-        known = extent is not None and all(b is None or type(b) is int for b in bounds)
-        found.append(1 if i is None else len(range(*i.indices(extent))) if known else None)
-    return (*found, *left)
+    return (*(1 if i is None else None for i in index), *shape[cut:])
 
 
 def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
