@@ -203,9 +203,10 @@ def _tail(f: Functions, z: Any) -> tuple[Any, Any]:
     """`t` and `p`, with erfc(z) = t * exp(p - z * z), for z >= 0."""
     t = 1 / (1 + 0.5 * z)
     p: Any = _TAIL[-1]
-    for coefficient in _TAIL[-2::-1]:
-        p = coefficient + t * p
-    return t, t * p - 1.26551223
+    for i, coefficient in enumerate(_TAIL[-2::-1]):
+        # No sum is below -9: what is inside of `max` is not multiplied out.
+        p = coefficient + t * (p if i % 3 else f("max", p, -9.0))
+    return t, f("max", t * p, -9.0) - 1.26551223
 
 
 @of_torch()
