@@ -194,8 +194,10 @@ def ldexp(f: Functions, input: Any, other: Any) -> Any:
 
 # --- the tails of the error function ------------------------
 
-_TAIL = (1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807, -1.13520398, 1.48851587)
-_TAIL += (-0.82215223, 0.17087277)
+_TAIL = (
+    *(1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807),
+    *(-1.13520398, 1.48851587, -0.82215223, 0.17087277),
+)
 """Chebyshev coefficients of the tail: its relative error stays below 1.2e-7 (Press et al., Numerical Recipes, 6.2)."""
 
 

@@ -287,7 +287,7 @@ class _Object:
         if found is None:
             return Unknown(place, f"an element of a {type(self.live).__name__}")
         by_name = type(self.live).__name__.endswith("Dict")
-        names = {name: name for name in found} if by_name else dict(enumerate(found))
+        names: dict[Any, str] = {name: name for name in found} if by_name else dict(enumerate(found))
         at = index + len(found) if type(index) is int and index < 0 else index
         if type(at) not in (int, str) or at not in names:
             place.refuse("bad-index", "there is no such element", "look at what the container has")
