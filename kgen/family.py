@@ -177,6 +177,9 @@ class Family:
     adapters: Mapping[str, Lazy] = field(default_factory=dict)
     """By whom kernels are to be called: what makes an `Adapter` (`kgen.render.adapters`) of the variants of a spec."""
 
+    promises: Lazy | None = None
+    """Which buffers of a spec kernels would search if it promised that their rows ascend."""
+
     @property
     def targets(self) -> Mapping[str, Target]:
         """By name; those that run anywhere come first."""

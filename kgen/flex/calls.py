@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kgen.expr.parse import FLOAT32_MAX
-from kgen.flex import effects, iterators, numbers, python, several, tensors
+from kgen.flex import ascending, effects, iterators, numbers, python, records, several, tensors
 from kgen.flex.source import Place
 from kgen.flex.tables import DEFAULTS, DTYPES, ELEMENTWISE, NO_GRAD, RANDOM, REDUCTIONS, SAME
 from kgen.flex.values import (
@@ -47,14 +47,6 @@ _TRANSPARENT = frozenset(
 _WRAPPING = {f"builtins.{name}": name for name in ("staticmethod", "classmethod", "property")}
 JOINED = "kgen.joined"
 DETACHED = "kgen.detached"
-
-
-_SCALARS: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("int64", "int32", "intp", "int_"), int),
-    **dict.fromkeys(("float64", "double"), float),
-    "bool_": bool,
-}
-"""Scalars of numpy that compute as Python's numbers do."""
 
 
 # --- operations of elements ------------------------
@@ -180,8 +172,14 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
             if effects.runs_changes(ev, called):
                 effects.escaped(ev, [mask], place)
             return mask
-    if package in ("numpy", "np") and last in _SCALARS and len(args) == 1 and is_number(args[0]):
-        return _SCALARS[last](args[0])
+    if path in ("collections.namedtuple", "typing.NamedTuple"):
+        return records.named_tuple(ev, args, keywords, place)
+    if path == "dataclasses.dataclass" and not args:
+        return Partial(records.DATACLASS, (), keywords)
+    if path == "dataclasses.field" and not args:
+        return records.field(keywords, place)
+    if package in ("numpy", "np") and last in numbers.SCALARS and len(args) == 1 and is_number(args[0]):
+        return numbers.computed(lambda: numbers.scalar(last, args[0]), place)
     if last == "noop_mask":
         return True
     if last == "_identity" and args:
@@ -208,6 +206,17 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     last = path.rpartition(".")[2].removeprefix("special_")
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
+    given = dict(keywords)
+    for written in (*(args if last.endswith("_") else ()), keywords.get("out")):
+        if isinstance(written, Tensor) and not ev.of_a_pair:
+            written.change()
+    found = _of_torch(ev, path, last, args, keywords, place)
+    if not ev.of_a_pair:
+        ascending.learn(last, args, given, found)
+    return found
+
+
+def _of_torch(ev: Evaluator, path: str, last: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
     if last in ("finfo", "iinfo"):
         return _Limits(last, args[0] if args else None)
     if last in NO_GRAD:
@@ -325,7 +334,7 @@ def decorated(ev: Evaluator, decorator: Any, function: Any, place: Place) -> Any
         return ev.call(decorator, [function], {}, place)
     name = decorator.path if isinstance(decorator, External) else decorator.what
     if name.rpartition(".")[2].strip("` gives") in ("cache", "lru_cache") and isinstance(function, Function):
-        return dataclasses.replace(function, results={})
+        return replace(function, results={})
     if name in _WRAPPING and isinstance(function, Function):
         return Wrapped(_WRAPPING[name], function)
     if isinstance(decorator, External):
@@ -364,10 +373,10 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
             found = several.several(ev, name, [owner, *args], keywords, place)
-            if found is not None:
-                return found
-        if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):
-            return tensors.method(ev, owner, name, args, keywords, place)
+            if found is None:
+                found = tensors.method(ev, owner, name, args, keywords, place)
+            ascending.learn(name, [owner, *args], keywords, found)
+            return found
         if name in REDUCTIONS:
             place.refuse("reduction", f"`.{name}()` is a reduction", _NO_REDUCTION)
         owner = operand(ev, owner, place)

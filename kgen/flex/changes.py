@@ -86,7 +86,7 @@ def set_item(ev: Evaluator, owner: Any, index: Any, value: Any, place: Place) ->
     elif ev.of_a_pair or not isinstance(owner, Tensor):
         place.refuse("not-in-language", "an element is assigned", "make a new value, with `torch.where`")
     else:
-        owner.changes += 1
+        owner.change()
 
 
 def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place) -> None:
@@ -104,7 +104,7 @@ def set_attribute(ev: Evaluator, owner: Any, name: str, value: Any, place: Place
         case Tensor() | Term() if name == "requires_grad" and not ev.of_a_pair:
             ev.learn(owner, value is not False, place)
         case Tensor() if not ev.of_a_pair:
-            pass
+            owner.forget()
         case Class() | Instance():
             ev.classes.store(ev, owner, name, value, place)
         case Function() | Partial() if name not in effects.HIDDEN:
@@ -125,7 +125,7 @@ def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> No
         if isinstance(old, Term):
             _shared_term(ev, old, target, frame, place)
         if isinstance(old, Tensor):
-            old.changes += 1
+            old.change()
     else:
         owner = ev.expression(target.value, frame, source)
         if isinstance(target, ast.Subscript):

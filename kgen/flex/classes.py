@@ -10,7 +10,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kgen.flex import scopes, statements, tensors
+from kgen.flex import records, scopes, statements, tensors
 from kgen.flex.source import Place
 from kgen.flex.values import (
     MISSING,
@@ -28,6 +28,7 @@ from kgen.flex.values import (
     Tensor,
     Unknown,
     Wrapped,
+    plain,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def defined(ev: Evaluator, node: ast.ClassDef, scope: Frame, place: Place) -> An
     paths = [b.path for b in bases if isinstance(b, External)]
     own = [b for b in bases if isinstance(b, Class)]
     decorators = [ev.expression(d, scope, place.source) for d in node.decorator_list]
+    of_data = records.options(decorators.pop()) if records.marked(decorators) else None
     body = Body(scope, bound=scopes.bound(node.body).bound, context=ev.context)
     body.shared = dict.fromkeys(scopes.bound(node.body).module | scopes.bound(node.body).outer, scope)
     for statement in node.body:
@@ -91,6 +93,10 @@ def defined(ev: Evaluator, node: ast.ClassDef, scope: Frame, place: Place) -> An
     made = Class(node.name, place, {}, own[0] if own else None, (*paths, *inherited), ev.context)
     for name, value in body.names.items():
         made.names[name] = value.of(made) if isinstance(value, Function | Wrapped) else value
+    if made.parent is not None:
+        made.fields, made.data, made.frozen = made.parent.fields, made.parent.data, made.parent.frozen
+    if of_data is not None and not records.fill(made, node, of_data):
+        return Unknown(place, f"the class `{node.name}`")
     if "typing.NamedTuple" in paths:
         made.fields = tuple(
             s.target.id for s in node.body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)
@@ -119,13 +125,13 @@ def _number(cls: Class) -> None:
     for name, value in list(cls.names.items()):
         if isinstance(value, Function | Wrapped) or name.startswith("_"):
             continue
-        if type(value) is not int:
+        if type(value) is not int and (whole or not isinstance(value, str)):
             cls.names[name] = Unknown(cls.place, f"`{cls.name}.{name}`")
             continue
         if value not in found:
             own = {"value": value, "_value_": value}
             found[value] = (
-                Member(value, cls, name) if whole else Instance(cls, {**own, "name": name}, cls.context)
+                Member(int(value), cls, name) if whole else Instance(cls, {**own, "name": name}, cls.context)
             )
         cls.names[name] = found[value]
     cls.members = found
@@ -188,6 +194,8 @@ def store(ev: Evaluator, owner: Class | Instance, name: str, value: Any, place: 
         place.refuse(
             "not-in-language", f"`.{name}` of `{cls.name}` is set", "use an attribute without a setter"
         )
+    if isinstance(owner, Instance) and cls.frozen:
+        place.refuse("raises", f"a `{cls.name}` is frozen, and is changed here", "make another one")
     ev.changing(owner, place)
     if isinstance(value, Tensor) and value.name is None:
         value.name = name
@@ -211,17 +219,22 @@ def called(ev: Evaluator, callee: Any, args: Sequence[Any], keywords: Mapping[st
     if callee.members is not None:
         if (
             len(args) == 1
-            and type(args[0]) in (int, Member)
-            and int(args[0]) in callee.members
+            and type(args[0]) in (int, Member, str)
+            and plain(args[0]) in callee.members
             and not keywords
         ):
-            return callee.members[int(args[0])]
+            return callee.members[plain(args[0])]
         place.refuse("bad-call", f"`{callee.name}` has no such member", "name a member")
     if callee.fields is not None:
         return _tuple(callee, args, keywords, place)
     made = Instance(callee, {}, ev.context)
     init = callee.find("__init__")
-    if isinstance(init, Function):
+    if callee.data is not None and init is MISSING:
+        made.names.update(records.filled(ev, callee, args, keywords, place))
+        after = callee.find("__post_init__")
+        if after is not MISSING:
+            ev.call(after, [made], {}, place)
+    elif isinstance(init, Function):
         ev.call(init, [made, *args], keywords, place)
     elif args or keywords or init is not MISSING:
         place.refuse("bad-call", f"`{callee.name}` takes no arguments", f"write `{callee.name}()`")

@@ -192,6 +192,53 @@ def ldexp(f: Functions, input: Any, other: Any) -> Any:
     return input * f("exp2", other)
 
 
+# --- the tails of the error function ------------------------
+
+_TAIL = (
+    *(1.00002368, 0.37409196, 0.09678418, -0.18628806, 0.27886807),
+    *(-1.13520398, 1.48851587, -0.82215223, 0.17087277),
+)
+"""Chebyshev coefficients of the tail: its relative error stays below 1.2e-7 (Press et al., Numerical Recipes, 6.2)."""
+
+
+def _tail(f: Functions, z: Any) -> tuple[Any, Any]:
+    """`t` and `p`, with erfc(z) = t * exp(p - z * z), for z >= 0."""
+    t = 1 / (1 + 0.5 * z)
+    p: Any = _TAIL[-1]
+    for i, coefficient in enumerate(_TAIL[-2::-1]):
+        # No sum is below -9: what is inside of `max` is not multiplied out.
+        p = coefficient + t * (p if i % 3 else f("max", p, -9.0))
+    return t, f("max", t * p, -9.0) - 1.26551223
+
+
+@of_torch()
+def erfc(f: Functions, input: Any) -> Any:
+    z = f("abs", input)
+    t, p = _tail(f, z)
+    tail = t * f("exp", p - z * z)
+    return f.where(input < 0, 2 - tail, tail)
+
+
+@of_torch()
+def erfcx(f: Functions, input: Any) -> Any:
+    t, p = _tail(f, f("abs", input))
+    tail = t * f("exp", p)
+    return f.where(input < 0, 2 * f("exp", input * input) - tail, tail)
+
+
+@of_torch()
+def ndtr(f: Functions, input: Any) -> Any:
+    return 0.5 * erfc(f, -input * math.sqrt(0.5))
+
+
+@of_torch()
+def log_ndtr(f: Functions, input: Any) -> Any:
+    z = f("abs", input) * math.sqrt(0.5)
+    t, p = _tail(f, z)
+    below = f("log", 0.5 * t) + p - z * z
+    return f.where(input < 0, below, f("log1p", -0.5 * t * f("exp", p - z * z)))
+
+
 # --- activations ------------------------
 
 

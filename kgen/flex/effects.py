@@ -27,6 +27,7 @@ from kgen.flex.values import (
     Partial,
     Passing,
     Scope,
+    Tensor,
     Term,
     Unknown,
     Wrapped,
@@ -278,6 +279,9 @@ class Reach:
                 inside = list(value.names.values())
                 if hasattr(value, "forget_all"):
                     value.forget_all(unknown)
+            case Tensor():
+                value.forget()
+                return
             case Term() if not self.ev.of_a_pair:
                 self.ev.spoiled[id(value)] = (value, unknown)
                 return

@@ -26,6 +26,7 @@ from kgen.flex import (
     numbers,
     scopes,
     several,
+    statements,
     tensors,
 )
 from kgen.flex.comparing import chain, known
@@ -90,6 +91,7 @@ class Evaluator:
         self.classes = classes
         self.notes: dict[str, None] = {}
         """What is assumed, for people."""
+        self.unchecked: list[statements.Unchecked] = []
         self.loaded: dict[Path, modules.Module] = {}
 
     def module(self, path: Path) -> modules.Module:
@@ -196,6 +198,8 @@ class Evaluator:
         """What a loop runs over."""
         if isinstance(value, Term | Part | Tensor | Method):
             return several.rows(value, place)
+        if (held := getattr(value, "find_items", lambda place: None)(place)) is not None:
+            return list(held)
         if isinstance(value, Unknown):
             self.untold(value)
         if isinstance(value, Passing):
@@ -427,6 +431,8 @@ class Evaluator:
                 return self.attribute(owner, index, place)
             case Term():
                 place.refuse("bad-index", "one value of the pair is indexed", "index a tensor")
+        if found := getattr(owner, "find_item", None):
+            return found(index, place)
         return owner if isinstance(owner, Unknown | External) else Unknown(place, "what stands here")
 
     # Calls ------------------------

@@ -14,20 +14,22 @@ from pydantic_core import PydanticCustomError
 
 from kgen.diagnostics import Diagnostic, KgenError, escaped
 from kgen.expr.built import MAX_NODES
-from kgen.expr.nodes import Call, Const, Node, Type, Var, reads
+from kgen.expr.nodes import Call, Const, Node, Type, Var, reads, transform
 from kgen.flex import modules
+from kgen.flex.ascending import ascends
 from kgen.flex.evaluating import Evaluator
 from kgen.flex.functions import signature
 from kgen.flex.inference import infer, walk
-from kgen.flex.lowering import Lowering
+from kgen.flex.lowering import End, Lowering
 from kgen.flex.source import Place, Source
-from kgen.flex.tensors import element, scalar
+from kgen.flex.tensors import called, element, scalar
 from kgen.flex.text import size
 from kgen.flex.values import (
     MISSING,
     Class,
     External,
     Frame,
+    FromEnd,
     Function,
     Instance,
     Method,
@@ -146,6 +148,9 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
     lowering = Lowering(dtypes, names)
     trees = {f: _rooted(lowering, f, term) for f, term in terms.items()}
     trees = {f: tree for f, tree in trees.items() if not _says_nothing(f, tree)}
+    shapes = {t: _shape(t, name, terms.values(), lowering, options.gqa) for t, name in names.items()}
+    ends = {node: _from_end(end, shapes[end.tensor]) for node, end in lowering.ends.items()}
+    trees = {f: transform(tree, lambda node: ends.get(node, node)) for f, tree in trees.items()}
     used = {r.buffer for tree in trees.values() for r in reads(tree)}
     learned = differentiable(trees["score_mod"]) if "score_mod" in trees else frozenset()
     spec = Spec(_name(options.name, mods), origin, options.dtype, options.head_dim, options.gqa, trees)
@@ -154,13 +159,16 @@ def built(ev: Evaluator, mods: Mapping[str, tuple[Any, Place]], options: Options
             continue
         dtype = tensor.dtype or dtypes[tensor]
         dtype = "any" if tensor.follows and dtype in REALS else dtype
-        shape = _shape(tensor, name, terms.values(), lowering, options.gqa)
         said = "; ".join(filter(None, (tensor.origin, *_assumed(tensor, dtype))))
-        spec.buffers[name] = (shape, dtype, tensor.grad and name in learned, said)
+        spec.buffers[name] = (shapes[tensor], dtype, tensor.grad and name in learned, said)
+        if ascends(tensor):
+            spec.ascending.add(name)
     for field_, (function, place) in mods.items():
         spec.places[field_] = function.place if isinstance(function, Function) else place
-    spec.labels.update(lowering.labels)
-    spec.notes += [*ev.notes, *lowering.notes]
+    for node, label in lowering.labels.items():
+        spec.labels[transform(node, lambda part: ends.get(part, part))] = label
+    checks = [check.note for check in ev.unchecked if check.concerns({t for t in names if names[t] in used})]
+    spec.notes += [*ev.notes, *lowering.notes, *dict.fromkeys(checks)]
     return spec
 
 
@@ -276,7 +284,10 @@ def _shape(
     if rank > MAX_RANK:
         message, hint = f"`{name}` has {rank} dimensions", f"a buffer has {MAX_RANK} of them at most"
         tensor.place.refuse("bad-shape", message, hint)
-    columns = [[lowering.of(indices[axis]) for indices in indexed] for axis in range(rank)]
+    columns = [
+        [lowering.of(indices[axis]) for indices in indexed if not isinstance(indices[axis], FromEnd)]
+        for axis in range(rank)
+    ]
     known = tensor.shape or (None,) * rank
     if tensor.open:
         return tuple(extent or "any" for extent in known)
@@ -289,9 +300,22 @@ def _extent(nodes: list[Node], extent: int | None, gqa: int | str) -> int | str:
     for size_ in ("B", "HQ", "SQ", "SK"):
         if size_ in by_index:
             return size_
-    if type(gqa) is int and gqa > 1 and all(_of_kv_head(node, gqa) for node in nodes):
+    if type(gqa) is int and gqa > 1 and nodes and all(_of_kv_head(node, gqa) for node in nodes):
         return "HKV"
     return extent or "any"
+
+
+def _from_end(end: End, shape: tuple[int | str, ...]) -> Node:
+    """The position of an index below zero."""
+    extent = shape[end.axis]
+    if type(extent) is int:
+        return Const(extent + end.position, Type.INT)
+    if extent == "any":
+        named = called(end.tensor)
+        message = f"an index counts from the end of {named}, whose length is not known here"
+        hint = f"say its shape in the source, or in EXPR: `{end.tensor.name} := torch.zeros(...)`"
+        end.place.refuse("bad-index", message, hint)
+    return Call("sub", (Var(str(extent), Type.INT), Const(-end.position, Type.INT)), Type.INT)
 
 
 def _of_kv_head(node: Node, gqa: int) -> bool:

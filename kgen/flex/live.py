@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import ast
 import enum
 import functools
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.flex import numbers
 from kgen.flex.evaluating import Evaluator
 from kgen.flex.source import Place, Source
 from kgen.flex.tables import DTYPES
@@ -85,7 +87,7 @@ class _Reader:
         if isinstance(live, enum.Enum):
             return _member(live, place)
         if type(live).__module__ == "numpy" and getattr(live, "shape", None) == () and hasattr(live, "item"):
-            return live.item()
+            return numbers.computed(lambda: _scalar(live), place)
         if isinstance(live, tuple) and type(live) is not tuple:
             items = [self.value(item, name, place) for item in live]
             fields = getattr(type(live), "_fields", None)
@@ -112,12 +114,14 @@ class _Reader:
         if _is_tensor(live):
             return self.tensor(live, name, place)
         if isinstance(live, enum.EnumMeta) or "_modules" in getattr(live, "__dict__", {}):
-            return _Object(live, self, place)
+            return _Object(live, self, place, name)
         if _of_torch(live):
             return External(f"torch.{getattr(live, '__name__', str(live).removeprefix('torch.'))}")
+        if isinstance(live, type) and type(live) in (type, abc.ABCMeta) and live.__module__ not in _KNOWN:
+            return _Object(live, self, place, name)
         if isinstance(live, types.BuiltinFunctionType | type):
             return External(f"{live.__module__}.{live.__name__}")
-        return _Object(live, self, place)
+        return _Object(live, self, place, name)
 
     def known(self, value: Any) -> Any:
         self.evaluator.made[id(value)] = value, self
@@ -204,6 +208,9 @@ class _Captured:
         return self
 
 
+_KNOWN = frozenset(("builtins", "math", "enum", "functools", "itertools", "operator"))
+"""Packages whose classes are no more than their names."""
+_CONTAINERS = frozenset(("ModuleList", "ModuleDict", "Sequential", "ParameterList", "ParameterDict"))
 _PARTS = ("_member_map_", "_parameters", "_buffers", "_modules")
 """Attributes that hold attributes: of enumerations, and of modules of torch."""
 
@@ -215,6 +222,7 @@ class _Object:
     live: Any
     reader: _Reader
     place: Place
+    name: str
 
     def find_attribute(self, name: str, place: Place) -> Any:
         own = getattr(self.live, "__dict__", {})
@@ -224,6 +232,8 @@ class _Object:
         for names in (own, *(own.get(part) or {} for part in _PARTS)):
             if name in names:
                 return self.reader.value(names[name], name, place)
+        if isinstance(self.live, type):
+            return self.constant(name, place)
         found = inspect.getattr_static(type(self.live), name, MISSING)
         if isinstance(found, types.FunctionType):
             return Partial(self.reader.function(found, place), (self,), {})
@@ -237,6 +247,51 @@ class _Object:
         if found is not MISSING and not hasattr(type(found), "__get__"):
             return self.reader.value(found, name, place)
         return Unknown(place, f"`.{name}` of a {type(self.live).__name__}")
+
+    def constant(self, name: str, place: Place) -> Any:
+        """An attribute of a class, that it or a class above it has."""
+        found = inspect.getattr_static(self.live, name, MISSING)
+        if isinstance(found, staticmethod):
+            found = found.__func__
+        if isinstance(found, classmethod) and isinstance(found.__func__, types.FunctionType):
+            return Partial(self.reader.function(found.__func__, place), (self,), {})
+        plain = isinstance(found, types.FunctionType) or not hasattr(type(found), "__get__")
+        if found is MISSING or not plain:
+            return Unknown(place, f"`.{name}` of `{self.live.__name__}`")
+        return self.reader.value(found, name, place)
+
+    def parts(self) -> dict[str, Any] | None:
+        """The modules or parameters of a container of torch, by their names; None for any other object."""
+        cls = type(self.live)
+        if cls.__module__ != "torch.nn.modules.container" or cls.__name__ not in _CONTAINERS:
+            return None
+        found = self.live.__dict__["_parameters" if "Parameter" in cls.__name__ else "_modules"]
+        return dict(found)
+
+    def part(self, key: str, live: Any, place: Place) -> Any:
+        """An element of a container, under a name that a buffer can have."""
+        return self.reader.value(live, f"{self.name}_{key}" if key.isdigit() else key, place)
+
+    def find_items(self, place: Place) -> list[Any] | None:
+        """What a loop runs over: of dictionaries, their keys."""
+        found = self.parts()
+        if found is None:
+            return None
+        if type(self.live).__name__.endswith("Dict"):
+            return list(found)
+        return [self.part(name, part, place) for name, part in found.items()]
+
+    def find_item(self, index: Any, place: Place) -> Any:
+        """`owner[index]` of a container."""
+        found = self.parts()
+        if found is None:
+            return Unknown(place, f"an element of a {type(self.live).__name__}")
+        by_name = type(self.live).__name__.endswith("Dict")
+        names: dict[Any, str] = {name: name for name in found} if by_name else dict(enumerate(found))
+        at = index + len(found) if type(index) is int and index < 0 else index
+        if type(at) not in (int, str) or at not in names:
+            place.refuse("bad-index", "there is no such element", "look at what the container has")
+        return self.part(names[at], found[names[at]], place)
 
 
 def _unwrapped(live: Any) -> Any:
@@ -261,6 +316,12 @@ def _member(live: enum.Enum, place: Place) -> Any:
         return Member(int(live), cls, live.name)
     known = live.value if isinstance(live.value, int | float | str) else Unknown(place, "`.value`")
     return Instance(cls, {"value": known, "name": live.name}, None)
+
+
+def _scalar(live: Any) -> Any:
+    """A scalar of numpy."""
+    name = live.dtype.name
+    return numbers.scalar(name, live.item()) if name in numbers.SCALARS else live.item()
 
 
 def _is_tensor(live: Any) -> bool:

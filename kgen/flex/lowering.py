@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.expr.parse import FLOAT32_MAX, INT32
 from kgen.expr.type_rules import TypeRuleError
+from kgen.flex.ascending import not_negative
 from kgen.flex.composed import FUNCTIONS
 from kgen.flex.inference import COMPARISONS, walk
 from kgen.flex.limits import unlimited
 from kgen.flex.source import Place
 from kgen.flex.tables import DTYPES
-from kgen.flex.values import Least, Tensor, Term
+from kgen.flex.values import FromEnd, Least, Tensor, Term
 from kgen.spec.common import ELEMENTS, differentiable
 
 INT, LONG, FLOAT, BOOL = Type.INT, Type.LONG, Type.FLOAT, Type.BOOL
@@ -24,6 +25,15 @@ HALVES = {"bf16", "fp16"}
 
 
 # --- terms to trees ------------------------
+
+
+class End(NamedTuple):
+    """An index that counts from the end of a dimension of a tensor."""
+
+    tensor: Tensor
+    axis: int
+    position: int
+    place: Place
 
 
 class Lowering:
@@ -36,6 +46,8 @@ class Lowering:
         self.known: dict[Node, Node] = {}
         self.labels: dict[Node, str] = {}
         self.notes: dict[str, None] = {}
+        self.ends: dict[Node, End] = {}
+        """What stands for indices that count from the end, until the shapes of buffers are known."""
         self.place: Place
 
     def tree(self, root: Term) -> Node:
@@ -144,14 +156,44 @@ class Lowering:
             message = f"a tensor of {names.get(dtype, dtype)} is not in the language of specs"
             hint = f"convert it ahead of the mods, to one of {', '.join(ELEMENTS)}"
             self.place.refuse("bad-dtype", message, hint)
-        nodes = [self.of(index) for index in indices]
+        nodes = [self.position(tensor, axis, index) for axis, index in enumerate(indices)]
         if any(not node.type.integral for node in nodes):
-            self.place.refuse("bad-index", "an index is not an integer", "use `//`, or a tensor of integers")
-        if not all(map(_not_negative, nodes)):
+            hint = "convert it, `(...).int()`, use `//`, or a tensor of integers"
+            self.place.refuse("bad-index", "an index is not an integer", hint)
+        if not all(self.not_negative(node) for node in nodes):
             self.notes[
                 f"an index of {self.names[tensor]} below zero reads zero, where torch counts from the end"
             ] = None
         return self.one(Read(self.names[tensor], tuple(nodes), ELEMENTS[dtype]))
+
+    def position(self, tensor: Tensor, axis: int, index: Any) -> Node:
+        """An index of a tensor."""
+        if not isinstance(index, FromEnd):
+            return self.of(index)
+        name = Var(f"{self.names[tensor]} {axis} {int(index)}", INT)
+        self.ends.setdefault(name, End(tensor, axis, int(index), self.place))
+        return self.one(name)
+
+    def not_negative(self, node: Node) -> bool:
+        """True if an index is never below zero, by its form and by what its buffers hold."""
+        match node:
+            case Const(value=value):
+                return value >= 0
+            case Var():
+                return True
+            case Read(buffer=buffer):
+                return any(not_negative(tensor) for tensor, name in self.names.items() if name == buffer)
+            case Call(fn="add" | "mul" | "where" | "min", args=args):
+                return all(map(self.not_negative, args[1:] if node.fn == "where" else args))
+            case Call(fn="max", args=args):
+                return any(map(self.not_negative, args))
+            case Call(fn="clamp", args=(_, low, high)):
+                return self.not_negative(low) and self.not_negative(high)
+            case Call(fn="abs" | "mod"):
+                return True
+            case Call(fn="floordiv" | "rshift" | "bitand" | "int", args=(a, *_)):
+                return self.not_negative(a)
+        return False
 
     def cast(self, node: Node, dtype: str) -> Node:
         if dtype == "bool":
@@ -368,23 +410,3 @@ class Lowering:
 
 def _is_least(node: Node) -> bool:
     return isinstance(node, Const) and isinstance(node.value, Least)
-
-
-def _not_negative(node: Node) -> bool:
-    """Whether an index is never below zero, by its form."""
-    match node:
-        case Const(value=value):
-            return value >= 0
-        case Var() | Read():
-            return True
-        case Call(fn="add" | "mul" | "where" | "min", args=args):
-            return all(map(_not_negative, args[1:] if node.fn == "where" else args))
-        case Call(fn="max", args=args):
-            return any(map(_not_negative, args))
-        case Call(fn="clamp", args=(_, low, high)):
-            return _not_negative(low) and _not_negative(high)
-        case Call(fn="abs" | "mod"):
-            return True
-        case Call(fn="floordiv" | "rshift" | "bitand" | "int", args=(a, *_)):
-            return _not_negative(a)
-    return False

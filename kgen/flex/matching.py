@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.flex import changes
 from kgen.flex.source import Place, Source
-from kgen.flex.values import External, Frame, Unknown, is_number, kind
+from kgen.flex.values import Class, External, Frame, Instance, Named, Unknown, is_number, kind
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -42,6 +42,16 @@ def _matches(ev: Evaluator, pattern: ast.pattern, value: Any, frame: Frame, sour
             return ev.decided(ev.operate("eq", (value, wanted), place), node, source)
         case ast.MatchSequence(patterns=patterns):
             return isinstance(value, list | tuple) and _sequence(ev, patterns, value, frame, source)
+        case ast.MatchMapping(keys=keys, patterns=patterns, rest=None) if isinstance(value, dict):
+            found = [ev.expression(key, frame, source) for key in keys]
+            return all(
+                key in value and _matches(ev, inner, value[key], frame, source)
+                for key, inner in zip(found, patterns, strict=True)
+            )
+        case ast.MatchMapping(rest=None):
+            return False
+        case ast.MatchClass(cls=cls, patterns=patterns) if isinstance(value, Instance | Named):
+            return _fields(ev, pattern, ev.expression(cls, frame, source), value, frame, source)
         case ast.MatchClass(cls=ast.Name() as cls, patterns=patterns, kwd_attrs=[]) if len(patterns) < 2:
             type_ = ev.expression(cls, frame, source)
             name = type_.path.removeprefix("builtins.") if isinstance(type_, External) else ""
@@ -51,9 +61,32 @@ def _matches(ev: Evaluator, pattern: ast.pattern, value: Any, frame: Frame, sour
     place.refuse("not-in-language", "this pattern cannot be read", "compare with `==`, in `if` and `elif`")
 
 
+def _fields(
+    ev: Evaluator, pattern: ast.MatchClass, cls: Any, value: Instance | Named, frame: Frame, source: Source
+) -> bool:
+    """True if an instance is of a class of the source, and its attributes match."""
+    place = Place(source, pattern)
+    if not isinstance(cls, Class):
+        place.refuse("not-in-language", "this pattern cannot be read", "name a class of the source")
+    own: Class | None = value.cls
+    while own is not None and own is not cls:
+        own = own.parent
+    names = list(cls.data or cls.fields or ())
+    if own is None:
+        return False
+    if len(pattern.patterns) > len(names):
+        place.refuse("bad-call", f"`{cls.name}` has {len(names)} fields", "match as many")
+    pairs = [*zip(names, pattern.patterns, strict=False)]
+    pairs += zip(pattern.kwd_attrs, pattern.kwd_patterns, strict=True)
+    found = [(ev.attribute(value, name, place), inner) for name, inner in pairs]
+    return all(_matches(ev, inner, item, frame, source) for item, inner in found)
+
+
 def _known(ev: Evaluator, value: Any, place: Place) -> None:
     if isinstance(value, Unknown):
         ev.untold(value)
+    if isinstance(value, Instance) and (value.cls.members is not None or value.cls.data is not None):
+        return
     if not (is_number(value) or isinstance(value, str | list | tuple | dict | External) or value is None):
         place.refuse("data-dependent", f"`match` decides on {kind(value)}", "write `torch.where(...)`")
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Callable
 from typing import Any
 
 from kgen.flex.source import Place
-from kgen.flex.values import External, is_number
+from kgen.flex.values import External, Narrow, NarrowFloat, NarrowInt, is_number
 
 MAX_BITS = 256
 MAX_ITEMS = 10_000
@@ -47,6 +48,34 @@ MATH = frozenset(
 )
 
 
+_FLOATS = {"float32": "f", "single": "f", "float16": "e", "half": "e"}
+_BITS = {f"{sign}int{bits}": bits * (1 if sign else -1) for sign in ("u", "") for bits in (8, 16, 32, 64)}
+"""The width of integers of numpy, below zero where they have a sign."""
+_WIDE: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("int64", "int32", "intp", "int_"), int),
+    **dict.fromkeys(("float64", "double"), float),
+    "bool_": bool,
+}
+SCALARS = {*_FLOATS, *_BITS, *_WIDE}
+"""Types of scalars of numpy."""
+
+
+def scalar(name: str, value: float) -> Any:
+    """A scalar of numpy; raises `ValueError` for a number that it cannot hold."""
+    if name in _WIDE:
+        return _WIDE[name](value)
+    if name in _FLOATS:
+        return NarrowFloat(struct.unpack(_FLOATS[name], struct.pack(_FLOATS[name], value))[0])
+    bits = _BITS[name]
+    lowest, end = (0, 2**bits) if bits > 0 else (-(2 ** (-bits - 1)), 2 ** (-bits - 1))
+    if not lowest <= int(value) < end:
+        raise ValueError(f"{value} does not fit into {name}")
+    return NarrowInt(value)
+
+
+_EXACT = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
+
+
 def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
     """An operator of Python on numbers, or on sequences where it has a meaning."""
     if not all(is_number(a) or (fn in ("eq", "ne") and isinstance(a, str | None)) for a in args):
@@ -57,6 +86,9 @@ def apply(fn: str, args: tuple[Any, ...], place: Place) -> Any:
         if fn == "mul" and isinstance(args[0], list | tuple) and type(args[1]) is int:
             return sized((), len(args[0]) * max(args[1], 0), place) or args[0] * args[1]
         place.refuse("not-in-language", "this operation is of numbers alone", "write it with numbers")
+    if fn not in _EXACT and any(isinstance(a, Narrow) for a in args):
+        hint = "convert the scalar first, with `int(...)` or `float(...)`"
+        place.refuse("not-known", "numpy rounds this, or lets it wrap around", hint)
     if all(isinstance(a, int) for a in args):
         bits = [int(a).bit_length() for a in args]
         if (

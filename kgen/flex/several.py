@@ -101,6 +101,13 @@ def several(ev: Evaluator, name: str, args: Sequence[Any], keywords: Mapping[str
         return _split(first, [1] * (_extent(first, axis or 0) or 0), axis or 0, True, place)
     if name in ("split", "chunk"):
         return _split(first, _pieces(name, first, rest, keywords, axis or 0), axis or 0, False, place)
+    if name in ("searchsorted", "bucketize"):
+        values = (
+            args[1] if name == "searchsorted" and len(args) > 1 else first if name == "bucketize" else None
+        )
+        if isinstance(values, Tensor):
+            dtype = "int32" if keywords.get("out_int32") is True else "int64"
+            return _made(values, place, values.shape, dtype=dtype)
     if name in ("unique", "unique_consecutive"):
         return _unique(name, first, rest, keywords, place)
     if name == "nonzero" or name == "argwhere" or (name == "where" and len(args) == 1):
@@ -128,6 +135,7 @@ def _made(of: Tensor, place: Place, shape: Extents | None, **fields: Any) -> Ten
             "origin": tensors.origin(place),
             "shape": shape,
             "grad": grad,
+            "facts": None,
             **fields,
         },
     )
@@ -184,6 +192,7 @@ def _joined(name: str, given: Sequence[Any], axis: Any, place: Place) -> Any:
         "dtype": dtypes.pop() if len(dtypes) == 1 else None,
         "grad": any(t.grad for t in given),
         "open": any(t.open for t in given),
+        "roots": tuple(root for t in given for root in t.roots),
     }
     shapes = [t.shape for t in given]
     rank = None if shapes[0] is None else len(shapes[0]) + (name == "stack")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from kgen.diagnostics import KgenError
+from kgen.diagnostics import KgenError, escaped
 from kgen.flex import changes, matching
 from kgen.flex.changes import assign, put
 from kgen.flex.source import Place, Source
@@ -56,6 +58,7 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case ast.If():
             value = ev.expression(node.test, frame, place.source)
             if guards(node) and not ev.of_a_pair and isinstance(value, UNTOLD):
+                unchecked(ev, node, frame, place)
                 return
             test = ev.decided(value, node.test, place.source)
             run(ev, node.body if test else node.orelse, frame, place.source)
@@ -92,7 +95,8 @@ def statement(ev: Evaluator, node: ast.stmt, frame: Frame, place: Place) -> None
         case ast.Global() | ast.Nonlocal():
             pass
         case ast.Raise():
-            place.refuse("raises", "the source raises an exception here", "give it what it asks for")
+            message = f"the source raises an exception here{_message(_argument(node.exc))}"
+            place.refuse("raises", message, "give it what it asks for")
         case ast.ClassDef():
             put(ev, frame, node.name, ev.classes.defined(ev, node, frame, place), place)
         case _:
@@ -109,15 +113,57 @@ def guards(node: ast.If) -> bool:
     return not node.orelse and all(isinstance(statement, ast.Raise) for statement in node.body)
 
 
+@dataclass(frozen=True)
+class Unchecked:
+    """A check of the source that the spec leaves to its user."""
+
+    note: str
+    tensors: tuple[Tensor, ...]
+    called: bool
+    """True if the check is in the mod, or in what makes it, and not in a module beside it."""
+
+    def concerns(self, used: set[Tensor]) -> bool:
+        return self.called or any(tensor in used for tensor in self.tensors)
+
+
 def checked(ev: Evaluator, node: ast.Assert, frame: Frame, place: Place) -> None:
+    """`assert`. Refuse one that does not hold, and state one whose outcome is not known."""
     try:
         test = ev.expression(node.test, frame, place.source)
     except KgenError:
         if not ev.of_a_pair:
             raise
-        return  # a mod may assert what the language has no words for
-    if not isinstance(test, UNTOLD) and not test:
-        place.refuse("raises", "the source asserts here what does not hold", "give it what it asks for")
+        unchecked(ev, node, frame, place)  # a mod may assert what the language has no words for
+        return
+    if isinstance(test, UNTOLD):
+        unchecked(ev, node, frame, place)
+    elif not test:
+        message = f"the source asserts here what does not hold{_message(node.msg)}"
+        place.refuse("raises", message, "give it what it asks for")
+
+
+def unchecked(ev: Evaluator, node: ast.Assert | ast.If, frame: Frame, place: Place) -> None:
+    """Note that a check is left out."""
+    names = [part.id for part in ast.walk(node.test) if isinstance(part, ast.Name)]
+    values = [frame.find(name) for name in names]
+    tensors = tuple(v.tensor if isinstance(v, Part) else v for v in values if isinstance(v, Part | Tensor))
+    test = ast.unparse(node.test)
+    said = f"`{test[:80]}{'...' * (len(test) > 80)}`"
+    says = f"asserts {said}" if isinstance(node, ast.Assert) else f"raises if {said}"
+    where = f"line {place.line} of {PurePath(place.source.name).name}"
+    note = f"not checked in kernels: {where} {says}"
+    ev.unchecked.append(Unchecked(note, tensors, ev.of_a_pair or ev.context is ev))
+
+
+def _argument(node: ast.expr | None) -> ast.expr | None:
+    """The first argument of an exception that is raised."""
+    return node.args[0] if isinstance(node, ast.Call) and node.args else None
+
+
+def _message(node: ast.expr | None) -> str:
+    """The text that the source gives a reader, where it is a literal."""
+    known = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value
+    return f": {escaped(node.value)[:120]}" if known else ""  # type: ignore[union-attr]
 
 
 def entered(ev: Evaluator, node: ast.With, frame: Frame, place: Place) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from kgen.flex import ascending
 from kgen.flex.composed import TRUTH
 from kgen.flex.inference import COMPARISONS, LOGICAL, REAL, ROUNDING
 from kgen.flex.source import Place
@@ -15,6 +16,7 @@ from kgen.flex.tables import DTYPES, ELEMENTWISE, RANDOM, SAME
 from kgen.flex.values import (
     DtypeOf,
     External,
+    FromEnd,
     Method,
     Part,
     Tensor,
@@ -98,7 +100,11 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     ):
         if not ev.of_a_pair:
             chosen = any(isinstance(i, Tensor) and i.dtype in ("bool", "uint8", None) for i in index)
-            return _changed(tensor, place, shape=None, open=tensor.open or chosen)
+            sliced = not before and all(i is None or _forward(i) for i in index)
+            shape = _sliced(tensor.shape, index) if sliced else None
+            cut = _changed(tensor, place, shape=shape, open=tensor.open or chosen)
+            ascending.learn("sliced" if sliced else "chosen", [tensor], {}, cut)
+            return cut
         place.refuse("whole-tensor", "more than one element is read", "index one element: `tensor[i, j]`")
     found = list(before)
     for i in index:
@@ -108,12 +114,7 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
             ev.untold(i)
         if not isinstance(i, Term | int) or isinstance(i, bool):
             place.refuse("bad-index", f"{kind(i)} is an index", "index with integers")
-        if isinstance(i, int) and i < 0:
-            extent = tensor.shape[len(found)] if tensor.shape and len(found) < len(tensor.shape) else None
-            if extent is None:
-                place.refuse("bad-index", "an index is below zero", "count from the front")
-            i += extent
-        found.append(i)
+        found.append(_position(i, tensor, len(found), place) if isinstance(i, int) else i)
     if tensor.shape is not None and len(found) > len(tensor.shape):
         message = f"{called(tensor)} has {len(tensor.shape)} dimensions, and {len(found)} indices here"
         place.refuse("bad-index", message, "use one index for each dimension")
@@ -121,11 +122,34 @@ def indexed(ev: Evaluator, owner: Tensor | Part, index: tuple[Any, ...], place: 
     return detached(part, place) if ev.detaches and ev.of_a_pair else part
 
 
+def _forward(index: Any) -> bool:
+    """True for a slice from the front to the back."""
+    return isinstance(index, slice) and (index.step is None or (type(index.step) is int and index.step > 0))
+
+
+def _sliced(shape: Shape | None, index: Sequence[Any]) -> Shape | None:
+    """The dimensions that slices and new axes leave; a slice is of any length."""
+    cut = sum(i is not None for i in index)
+    if shape is None or cut > len(shape):
+        return None
+    return (*(1 if i is None else None for i in index), *shape[cut:])
+
+
+def _position(index: int, tensor: Tensor, axis: int, place: Place) -> int:
+    """An index that is a number of the source. Refuse one that the dimension does not have."""
+    extent = tensor.shape[axis] if tensor.shape and axis < len(tensor.shape) else None
+    if extent is not None and not -extent <= index < extent:
+        message = f"the index {index} is out of bounds: dimension {axis} of {called(tensor)} has {extent}"
+        place.refuse("bad-index", message, f"use an index from {-extent} to {extent - 1}")
+    return FromEnd(index) if index < 0 else index
+
+
 def owned(value: Any, place: Place, grad: bool, follows: bool = False) -> Any:
     """A tensor that learns, or that a module owns: what it holds is told at each call, of one number too."""
     match value:
         case Tensor():
-            return dataclasses.replace(value, grad=grad, follows=follows or value.follows)
+            # A module may load other values.
+            return dataclasses.replace(value, grad=grad, follows=follows or value.follows, facts=None)
         case Part(tensor=tensor, indices=before):
             shape = None if tensor.shape is None else tensor.shape[len(before) :]
             return Tensor(place, None, shape, tensor.dtype, grad, origin(place), follows=follows)
@@ -206,7 +230,8 @@ def made(ev: Evaluator, name: str, args: list[Any], keywords: Mapping[str, Any],
         of = args[0]
         if isinstance(of, Tensor):
             kept = of.shape if name in ("tril", "triu", "flip", "roll", "cumsum") else None
-            return _changed(of, place, shape=kept, dtype=known or of.dtype)
+            summed = "int64" if name == "cumsum" and of.dtype in _WHOLE else of.dtype
+            return _changed(of, place, shape=kept, dtype=known or summed)
     return None
 
 
@@ -223,7 +248,17 @@ def _literal(value: Any, known: str | None, grad: bool, place: Place) -> Any:
     if known is None and leaves:
         types = {type(leaf) for leaf in leaves}
         known = "fp32" if float in types else "int64" if int in types else "bool" if types == {bool} else None
-    return Tensor(place, None, shape, known, grad, origin(place))
+    tensor = Tensor(place, None, shape, known, grad, origin(place))
+    if shape is not None and known in _WHOLE and not place.source.name.startswith("--"):
+        tensor.facts = ascending.literal(_flat(value), math.prod(n or 0 for n in shape[:-1]))
+    return tensor
+
+
+def _flat(value: Any) -> list[Any]:
+    """The leaves of nested lists, in their order."""
+    if not isinstance(value, list | tuple | range):
+        return [value]
+    return [leaf for item in value for leaf in _flat(item)]
 
 
 def _extents(value: Any) -> tuple[Shape | None, list[Any]]:
@@ -296,7 +331,7 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         shape: Shape | None = None
     else:
         shape = found[0].shape if len(found) == 1 else _broadcast([a.shape or () for a in found])
-    return Tensor(
+    made = Tensor(
         place,
         None,
         shape,
@@ -306,10 +341,12 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         any(a.open for a in found),
         follows=any(a.follows for a in found),
     )
+    ascending.learn(fn, args, {}, made)
+    return made
 
 
 _ORDER = ("bool", "uint8", "int8", "int16", "int32", "int64", "fp16", "bf16", "fp32", "fp64")
-_REALS = _ORDER[6:]
+_WHOLE, _REALS = _ORDER[:6], _ORDER[6:]
 
 
 def _promoted(fn: str, args: Sequence[Any]) -> str | None:
@@ -353,7 +390,7 @@ def method(
             owner.grad = not args or args[0] is not False
         return owner
     if name.endswith("_") and not name.endswith("__"):
-        owner.changes += 1
+        owner.change()
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
@@ -368,6 +405,8 @@ def method(
     if name == "unsqueeze" and owner.shape is not None and args and args[0] in range(len(owner.shape) + 1):
         shape = (*owner.shape[: args[0]], 1, *owner.shape[args[0] :])
         return _changed(owner, place, shape=shape)
+    if name == "unsqueeze" and owner.shape is None:
+        return _changed(owner, place)
     if name in ("flatten", "ravel") and not args:
         return _changed(owner, place, shape=_reshaped(owner.shape, (-1,)))
     if name == "t":
@@ -375,7 +414,7 @@ def method(
     if name in _MOVED:
         return _changed(owner, place, shape=_moved(name, owner.shape, args))
     if name in ("tril", "triu", "cumsum", "flip"):
-        return made(ev, name, [owner, *args], {}, place)
+        return made(ev, name, [owner, *args], keywords, place)
     if name in ("item", "tolist"):
         return Unknown(place, f"what {called(owner)} holds")
     if name in ELEMENTWISE:
@@ -385,7 +424,8 @@ def method(
 
 def _changed(owner: Tensor, place: Place, **fields: Any) -> Tensor:
     """Another tensor that is made of one here, and has no name yet."""
-    return dataclasses.replace(owner, **{"name": None, "place": place, "origin": origin(place), **fields})
+    known = {"name": None, "place": place, "origin": origin(place), "facts": None}
+    return dataclasses.replace(owner, **{**known, **fields})
 
 
 _MOVED = frozenset(
@@ -434,8 +474,10 @@ def derived(args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> A
     given = [b for a in (*args, *keywords.values()) for b in (a if isinstance(a, list | tuple) else (a,))]
     first = next((a for a in given if isinstance(a, Tensor)), None)
     if first is not None:
-        is_open = any(a.open for a in given if isinstance(a, Tensor))
-        return Tensor(place, None, None, None, first.grad, origin(place), is_open)
+        found = [a for a in given if isinstance(a, Tensor)]
+        roots = tuple(root for a in found for root in a.roots)
+        is_open = any(a.open for a in found)
+        return Tensor(place, None, None, None, first.grad, origin(place), is_open, roots=roots)
     return Unknown(place, "what torch computes here")
 
 

@@ -43,6 +43,17 @@ class Least(float):
     minus infinity."""
 
 
+class FromEnd(int):
+    """An index below zero, which counts from the end of its dimension."""
+
+
+@dataclass(eq=False)
+class Root:
+    """Memory that tensors share."""
+
+    changed: bool = False
+
+
 @dataclass(eq=False)
 class Tensor:
     """A tensor of the source, which the kernel is given. `None` is what cannot be told: its rank, extents, dtype."""
@@ -62,6 +73,20 @@ class Tensor:
     """It belongs to a module, which may convert its floating-point tensors to another dtype."""
     detached_from: Tensor | None = None
     """The tensor whose elements these are, where no gradient goes back to it."""
+    facts: Any = None
+    """What the source proves of its integers, `kgen.flex.ascending.Facts`, until it changes them."""
+    roots: tuple[Root, ...] = field(default_factory=lambda: (Root(),))
+    """The memory that it may be a view of."""
+
+    def change(self) -> None:
+        """Note a change in place."""
+        self.changes += 1
+        self.forget()
+
+    def forget(self) -> None:
+        """Take nothing of its elements for granted."""
+        for root in self.roots:
+            root.changed = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,11 +219,22 @@ class Class:
     """Of a named tuple."""
     members: dict[Any, Any] | None = None
     """Of an enumeration, by value."""
+    data: dict[str, Any] | None = None
+    """The fields of a dataclass, with their defaults: `MISSING`, a value, or a `Fresh`."""
+    frozen: bool = False
+    """Set if attributes of its instances cannot be set."""
 
     def find(self, name: str) -> Any:
         if name in self.names:
             return self.names[name]
         return self.parent.find(name) if self.parent else MISSING
+
+
+@dataclass(frozen=True, eq=False)
+class Fresh:
+    """The default of a field that a function makes for each instance."""
+
+    factory: Any
 
 
 @dataclass(eq=False)
@@ -241,11 +277,25 @@ class Member(int):
         return made
 
 
+class Narrow:
+    """A scalar of numpy whose arithmetic is not that of Python: it rounds, or wraps around."""
+
+
+class NarrowInt(Narrow, int):
+    """A scalar of an integer dtype."""
+
+
+class NarrowFloat(Narrow, float):
+    """A scalar of a floating-point dtype."""
+
+
 def plain(value: Any) -> Any:
-    """A value as functions of torch see it: members of enumerations are numbers."""
+    """A value as functions of torch see it: members of enumerations and scalars of numpy are numbers."""
     match value:
-        case Member():
+        case Member() | NarrowInt():
             return int(value)
+        case NarrowFloat():
+            return float(value)
         case tuple() | list():
             return type(value)(plain(item) for item in value) if type(value) in (tuple, list) else value
     return value

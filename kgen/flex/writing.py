@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarStri
 
 from kgen.diagnostics import KgenError, escaped
 from kgen.expr.nodes import Node, Read, transform
+from kgen.family import family
 from kgen.flex.source import Place
 from kgen.flex.text import written
 from kgen.render.rendering import render_spec
@@ -38,6 +39,16 @@ class Spec:
     notes: list[str] = field(default_factory=list)
     places: dict[str, Place] = field(default_factory=dict)
     """Where each mod is defined."""
+    ascending: set[str] = field(default_factory=set)
+    """The buffers whose rows the source puts in order."""
+    sorted: set[str] = field(default_factory=set)
+    """Those that the spec promises to be."""
+
+    def promised(self, useful: Iterable[str]) -> Spec:
+        """The same with a promise for each buffer that is proved to be in order, or a note that one would be of use."""
+        left = [name for name in useful if name not in self.ascending]
+        notes = [f"if each row of {name} ascends, `sorted: true` lets kernels skip tiles" for name in left]
+        return replace(self, sorted={*useful} & self.ascending, notes=[*self.notes, *notes])
 
     def renamed(self, old: str, new: str) -> Spec:
         """The same with another name for one buffer."""
@@ -51,7 +62,8 @@ class Spec:
         notes = [*self.notes, f"{new} is {old} of the source, a name that kernels have themselves"]
         trees = {f: transform(tree, rename) for f, tree in self.trees.items()}
         labels = {transform(node, rename): label for node, label in self.labels.items()}
-        return replace(self, trees=trees, buffers=buffers, labels=labels, notes=notes)
+        ascending = {new if name == old else name for name in self.ascending}
+        return replace(self, trees=trees, buffers=buffers, labels=labels, notes=notes, ascending=ascending)
 
     def text(self) -> str:
         """The YAML."""
@@ -64,7 +76,7 @@ class Spec:
         if self.buffers:
             spec["buffers"] = CommentedMap()
             for name, value in self.buffers.items():
-                _buffer(spec["buffers"], name, *value)
+                _buffer(spec["buffers"], name, *value, name in self.sorted)
         for field_, tree in self.trees.items():
             text = written(tree, self.labels, self.buffers)
             spec[field_] = LiteralScalarString(text + "\n") if "\n" in text else _scalar(text)
@@ -92,7 +104,7 @@ def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
         try:
             loaded = loads(text, file)
             render_spec(loaded)
-            return text, loaded
+            return _with_promises(spec, text, loaded, file)
         except KgenError as error:
             taken = _taken(error, spec)
             if not taken:
@@ -101,6 +113,18 @@ def settled(spec: Spec, file: str) -> tuple[str, Loaded]:
             for name in taken:
                 spec = spec.renamed(name, _other(name, spec))
     raise AssertionError("names do not settle")
+
+
+def _with_promises(spec: Spec, text: str, loaded: Loaded, file: str) -> tuple[str, Loaded]:
+    """The same with `sorted: true` where it is of use and proved, and with a comment where it is of use alone."""
+    promises = family(loaded.spec.kernel).promises
+    useful = promises(loaded) if promises is not None else ()
+    if not useful:
+        return text, loaded
+    text = spec.promised(useful).text()
+    loaded = loads(text, file)
+    render_spec(loaded)
+    return text, loaded
 
 
 def _at_the_source(error: KgenError, spec: Spec, text: str) -> None:
@@ -139,8 +163,10 @@ def _other(name: str, spec: Spec) -> str:
     return new
 
 
-def _buffer(buffers: Any, name: str, shape: Shape, dtype: str, grad: bool, said: str) -> None:
+def _buffer(buffers: Any, name: str, shape: Shape, dtype: str, grad: bool, said: str, in_order: bool) -> None:
     one = CommentedMap({"shape": _flow(list(shape)), "dtype": dtype})
+    if in_order:
+        one["sorted"] = True
     if grad:
         one["grad"] = True
     one.fa.set_flow_style()

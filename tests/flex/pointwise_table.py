@@ -26,7 +26,7 @@ ACTIVATIONS = (
     "rrelu",
 )
 """Functions of one number, `torch.nn.functional.name(s)`."""
-SPECIAL = ("entr", "expit")
+SPECIAL = ("entr", "expit", "erfc", "erfcx", "ndtr", "log_ndtr")
 """Functions of one number, `torch.special.name(s)`."""
 OTHERS: dict[str, tuple[str, ...]] = {
     "addcdiv": ("torch.addcdiv(s, t, s)", "torch.addcdiv(s, t, s, value=0.5)"),
@@ -86,8 +86,12 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "softshrink": ("torch.nn.functional.softshrink(s, 1.5)",),
     "copysign": ("torch.copysign(s, n)",),
+    "erfc": ("torch.erfc(s)",),
 }
 """Other calls of functions that are listed above."""
+
+SERIES = ("erfc", "erfcx", "ndtr", "log_ndtr")
+"""Functions that are a series to the accuracy of float32, in float64 too."""
 
 REFUSED = {
     **dict.fromkeys(
@@ -99,7 +103,7 @@ REFUSED = {
             *("special_modified_bessel_k1", "special_scaled_modified_bessel_k0", "special_zeta"),
             *("special_scaled_modified_bessel_k1", "special_spherical_bessel_j0"),
         ),
-        "a special function: specs have none, and kernels no code for it; put its values into a tensor",
+        "specs have no such special function, and kernels no code for it; put its values into a tensor",
     ),
     **{
         f"special_{name}_polynomial_{letter}": "a polynomial whose degree the pair decides"
@@ -112,13 +116,9 @@ REFUSED = {
         }.items()
         for letter in letters
     },
-    **dict.fromkeys(
-        ("erfc", "special_erfcx", "special_log_ndtr", "ndtr"),
-        "the tail of `erf`, of which specs have no function: `1 - torch.erf(x)` has it to about 1e-7",
-    ),
-    "gcd": "a loop; FlexAttention refuses it, too",
-    "lcm": "a loop; FlexAttention refuses it, too",
-    "frexp": "it has two results; FlexAttention refuses it, too",
+    "gcd": "a loop, and the values decide how long it runs",
+    "lcm": "a loop, and the values decide how long it runs",
+    "frexp": "it has two results",
     "nextafter": "it counts in the last bits of a dtype, and kernels compute in fp32",
     "glu": "it halves a dimension",
 }
@@ -140,7 +140,7 @@ def calls() -> list[str]:
 
 def refused() -> list[str]:
     """A call of each function that is refused."""
-    packages = {"glu": "nn.functional.", "ndtr": "special."}
+    packages = {"glu": "nn.functional."}
     return [
         f"torch.{packages.get(name, '')}{name.replace('special_', 'special.', 1)}(s, t)" for name in REFUSED
     ]

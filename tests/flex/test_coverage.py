@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pointwise_table
+import public_patterns
 import pytest
 import torch
 from gym_table import ACCEPTED, HELPERS, REFUSED, tensors
@@ -146,7 +147,30 @@ def elements() -> list[str]:
     table = [f"| {', '.join(found)} | {reason} |" for reason, found in by_reason.items()]
     title = "## Functions of elements"
     said = "Torch's pointwise operators, and the activations of `torch.nn.functional`. Read, with torch's values:"
-    return [title, "", said, "", names + ".", "", "| refused | |", "|---|---|", *table, ""]
+    series = ", ".join(map(cell, pointwise_table.SERIES))
+    series += (
+        " are a series: their relative error stays below 1.2e-7, and that of their gradients below 1e-5."
+    )
+    return [title, "", said, "", names + ".", "", series, "", "| refused | |", "|---|---|", *table, ""]
+
+
+def public() -> list[str]:
+    """The sources of public models and articles, and why some are refused."""
+    names = ", ".join(public_patterns.READ)
+    table = [f"| {name} | {row[3]} |" for name, row in public_patterns.REFUSED.items()]
+    said = "Sources as people write them, in `tests/flex/public_patterns.py`. Read, with the values that Python gives:"
+    return [
+        "## Public models and articles",
+        "",
+        said,
+        "",
+        f"{names}.",
+        "",
+        "| refused | |",
+        "|---|---|",
+        *table,
+        "",
+    ]
 
 
 def test_the_page_is_current() -> None:
@@ -158,6 +182,7 @@ def test_the_page_is_current() -> None:
     for title, texts in (("Masks", MASKS), ("Score mods", SCORES)):
         parts += [f"## {title} of FlexAttention's tests, transformers and the field", ""]
         parts += [", ".join(map(cell, texts)) + ".", ""]
+    parts += public()
     parts += elements()
     wanted = before + "<!-- coverage -->\n\n" + "\n".join(parts) + "<!-- end -->\n" + after
     if os.environ.get("KGEN_UPDATE_GOLDEN"):

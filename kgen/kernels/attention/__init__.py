@@ -29,6 +29,7 @@ FAMILY = Family(
     tune=Lazy("kgen.kernels.attention.tune.tuning:tune_specs"),
     varies={"dtype": dtype_of("q"), "head_dim": HEAD_DIM},
     names_give_way=True,
+    promises=Lazy("kgen.kernels.attention.plan.promises:searchable"),
     adapters={
         "transformers": Lazy("kgen.kernels.attention.adapt.transformers:adapter"),
         "context_parallel": Lazy("kgen.kernels.attention.adapt.context_parallel:adapter"),

@@ -86,3 +86,14 @@ def test_searches_are_explained() -> None:
     text = explain(load(ROOT / "specs/document_causal.yaml"))
     assert "first_at_least(doc, doc[q_start])" in text
     assert "a binary search" in text
+
+
+def test_what_a_promise_of_order_would_give() -> None:
+    text = (ROOT / "specs/document_causal.yaml").read_text()
+    said = "If each row of doc ascends, sorted: true lets kernels skip tiles."
+    assert said not in " ".join(explain(loads(text, "document_causal.yaml")).split())
+    unsorted = text.replace(", sorted: true", "")
+    assert unsorted != text
+    assert said in " ".join(explain(loads(unsorted, "document_causal.yaml")).split())
+    once = unsorted.replace("doc[q_idx] == doc[kv_idx]", "doc[q_idx] % 2 == 0")
+    assert said not in " ".join(explain(loads(once, "document_causal.yaml")).split())

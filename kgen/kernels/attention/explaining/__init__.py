@@ -10,10 +10,11 @@ from kgen.kernels.attention.explaining.facts import facts
 from kgen.kernels.attention.explaining.gradients import gradients
 from kgen.kernels.attention.explaining.operations import operations
 from kgen.kernels.attention.explaining.ranks import over_ranks
-from kgen.kernels.attention.explaining.visits import decoding, drawn, visits
+from kgen.kernels.attention.explaining.visits import decoding, drawn, promises, visits
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.positions import positioned
+from kgen.kernels.attention.plan.promises import searchable
 from kgen.pages.model import Block, Drawing, Page, Section
 from kgen.spec.load import Loaded
 
@@ -28,7 +29,7 @@ def explain(loaded: Loaded, drawing: Drawing | None = None) -> Page:
         "Softmax": softmax(plan),
         "Where it is computed, in the forward kernel": places(plan.forward),
         "Operations for each (query, key)": operations(plan, written),
-        "Tiles that are visited": visits(plan),
+        "Tiles that are visited": [*visits(plan), *promises(searchable(loaded))],
         **({"Tiles of queries (down) by keys (across)": drawn(plan, drawing)} if drawing else {}),
         **({"Over several ranks": over_ranks(plan, drawing)} if drawing and drawing.ranks else {}),
         **({"Decoding": decoding(decode)} if decode is not None else {}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from kgen.expr.nodes import FIRST_AT_LEAST, Node, reads, variables
 from kgen.expr.show import show
@@ -31,6 +31,13 @@ def visits(plan: AttentionPlan) -> Iterator[Block]:
     if searched:
         what = ", a binary search, is the first position of x with an element >= v."
         yield Prose(words(Code("first_at_least(x, v)"), what))
+
+
+def promises(names: Iterable[str]) -> Iterator[Block]:
+    """Buffers that kernels would search if the spec promised their order."""
+    for name in names:
+        order, gain = (Code("sorted: true"), " lets kernels skip tiles.")
+        yield Prose(words("If each row of ", Code(name), " ascends, ", order, gain))
 
 
 def _lists(plan: AttentionPlan, mask: BlockMask) -> Iterator[Block]:
