@@ -86,7 +86,7 @@ def run_case(subject: Subject, group: str, name: str) -> list[compare.Check]:
     backward = group == "backward"
     truth, yardstick = _references(problem, inputs, backward)
     got, broken = compare.careful(lambda: _outputs(subject, inputs, backward), inputs.tensors, device)
-    return [*_compare(problem, got, truth, yardstick), *broken]
+    return [*_compare(problem, got, truth, yardstick, inputs.scale), *broken]
 
 
 def _references(problem: Problem, inputs: Inputs, backward: bool) -> tuple[Result, Result]:
@@ -112,7 +112,11 @@ def _outputs(subject: Subject, inputs: Inputs, backward: bool) -> dict[str, Tens
 
 
 def _compare(
-    problem: Problem, got: Mapping[str, Tensor], truth: Result, yardstick: Result
+    problem: Problem,
+    got: Mapping[str, Tensor],
+    truth: Result,
+    yardstick: Result,
+    scale: Tensor | None = None,
 ) -> list[compare.Check]:
     dtypes = {"out": problem.dtypes["output"], "h": problem.dtypes["residual"], "scale": "fp32"}
     dtypes |= {f"d{o.name}": o.dtype for o in problem.operands}
@@ -125,10 +129,22 @@ def _compare(
         natural = truth.natural.get(name)
         found.append(
             compare.check(
-                name, value, want, plain, allowed, natural=natural, dtype=DTYPES[stored], apart=True
+                *(name, value, want, plain, allowed),
+                natural=natural,
+                dtype=DTYPES[stored],
+                apart=True,
+                terms=_terms(problem, truth, scale) if name == "out" else None,
             )
         )
     return found
+
+
+def _terms(problem: Problem, truth: Result, scale: Tensor | None) -> Tensor | None:
+    """The norms of the rows of a quantized output before anything cancels; None if something else is rounded, too."""
+    if not problem.quantize or problem.fast_math or problem.round_x_hat or problem.residual == "in_out":
+        return None
+    step = truth.outputs["scale"].squeeze(-1) if "scale" in truth.outputs else scale
+    return truth.natural["out"] / step
 
 
 def compile_calls(
