@@ -21,19 +21,21 @@ def wrong_factor(
     """A message if a term of `want` has a wrong factor in `got`.
 
     Rounding errors have no direction, so their sum along the term stays near zero. The bound is `RATIO` times the sum
-    that the eager computation has, plus `slack`, plus `SIGMAS` standard deviations. These come from the size of the
-    eager errors, as if elements were independent. With `by_row` only rows are, and the larger estimate counts.
+    that the eager computation has, plus `slack`, plus `SIGMAS` standard deviations. These come from the eager errors,
+    as if all elements were independent and alike. With `by_row` they come from the eager errors where the term is: as
+    if elements were independent, or rows. The larger of the two counts.
     """
     whole = float(term.square().sum())
     if not whole:
         return None
     off, plain = ((x - want) * term for x in (got, eager))
     factor, yardstick = (float(x.sum()) / whole for x in (off, plain))
-    # Elements that are large have more of the weight: as many count as if all were alike.
-    count = whole**2 / float(term.square().square().sum())
-    spread = float((eager - want).norm()) / math.sqrt(whole * count)
     if by_row:
-        spread = max(spread, float(plain.sum(-1).norm()) / whole)
+        spread = max(float(plain.norm()), float(plain.sum(-1).norm())) / whole
+    else:
+        # Elements that are large have more of the weight: as many count as if all were alike.
+        count = whole**2 / float(term.square().square().sum())
+        spread = float((eager - want).norm()) / math.sqrt(whole * count)
     if abs(factor) <= RATIO * abs(yardstick) + SIGMAS * spread + slack / math.sqrt(whole):
         return None
     return f"{what} is off by a factor of {1 + factor:.5f}, eager by one of {1 + yardstick:.5f}"

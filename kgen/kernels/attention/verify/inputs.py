@@ -126,7 +126,11 @@ NO_SEQUENCES = Case("no-sequences", 40, 40, batch=0, lse=True, few=True)
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
     found: dict[str, Case] = {}
-    wanted = packed_cases(problem, quick) if problem.varlen else (*_wanted(problem, quick), NO_TOKENS, NO_SEQUENCES)
+    wanted = (
+        packed_cases(problem, quick)
+        if problem.varlen
+        else (*_wanted(problem, quick), NO_TOKENS, NO_SEQUENCES)
+    )
     for number, case in enumerate(wanted):
         fitted = fit(problem, case, number)
         # Promises about lengths can make two shapes the same.
