@@ -25,6 +25,7 @@ def _padded(problem: Any, group: int) -> Iterator[Case]:
     yield Case("one", 1, 1, heads_kv=4, group=group)  # as many heads as take turns
     yield Case("whole", 256, 256, group=group)  # no tile at an end of the queries
     if not problem.tied_lengths:
+        yield Case("fewer", 70, 400, group=group)  # tiles of keys that a causal mask shows to no query
         yield Case("whole-keys", 300, 128, group=group)  # tiles of queries past them, none masked
     # So steep that the maximum of a row grows by far from tile to tile.
     yield Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0)
