@@ -13,7 +13,8 @@ from kgen.verify.families import Subject, family_of, problem_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
-EMPTY = dict.fromkeys(("no-keys", "no-queries", "no-tokens"), "there is nothing to multiply")
+NOTHING = "there is nothing to multiply"
+EMPTY = dict.fromkeys(("no-keys", "no-queries", "no-tokens", "no-sequences"), NOTHING)
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,11 @@ def _found(spec: str, group: str, path: Path, cases: tuple[str, ...]) -> dict[st
 QK = "qk = tl.dot(q, tl.trans(k))"
 NOT_ASKED = {"k-alone": "this gradient is not asked for"}
 NO_STATES = {
-    "no-token": "there is nothing to multiply",
+    "no-token": NOTHING,
     "very-steep": "what comes from the states has decayed to less than float32 adds",
 }
-NO_TOKEN = {"no-token": "there is nothing to multiply"}
+NO_TOKEN = {"no-token": NOTHING}
+LITTLE = {"steep": "what comes from the states is in few rows, and little beside the rounding there"}
 
 PLANTED = {
     "qk of forward": Planted("causal_alibi", "forward", QK, f"{QK} * 1.01", EMPTY, ("one", "q-shorter")),
@@ -93,7 +95,7 @@ PLANTED = {
     "states of o": Planted(
         *("retention_output", "forward", "out = out * tl.exp2("),
         "out = 1.01 * out * tl.exp2(",
-        NO_STATES,
+        NO_STATES | LITTLE,
         ("one-chunk", "tail"),
     ),
     "scores of o": Planted(
