@@ -32,6 +32,12 @@ SAMPLE = {FILE: ("rms_norm",), HOPPER: ()}
 NOT_RUN = {(FILE, "softcap_fast"): "the interpreter of Triton has no inline assembly"}
 """Files that no interpreter runs."""
 
+UNPACKED = tuple(x for x in SPECS[HOPPER] if "varlen: true" not in (ROOT / "specs" / f"{x}.yaml").read_text())
+"""Packed sequences have programs for as many tiles as there may be."""
+LAGGING = tuple(
+    x for x in SPECS[HOPPER] if "LAG: tl.constexpr = 1" in (ROOT / "generated" / x / HOPPER).read_text()
+)
+"""Values are fetched a tile after their keys."""
 FIXED = "the file fixes the number of turns"
 LISTED = {
     FILE: (
@@ -46,7 +52,8 @@ LISTED = {
         ),
         Listed("_block_kind: for start in range(q_start, q_start + BLOCK_SIZE, 32)", None, FIXED),
         Listed("_block_kinds_kernel: for i in range(0, GROUP)", None, FIXED),
-        Listed("n_blocks * BLOCK_SIZE, BLOCK_", 1, "a block has several tiles"),
+        Listed("_dq_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE", 1, "a block has several tiles"),
+        Listed("_dkdv_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE", 1, "a block has several tiles"),
         Listed("_dqdk_kernel: for member in tl.range(HV // H", None, FIXED),
         Listed("_dqdk_kernel: for start in tl.range(0, V, BLOCK_V)", None, FIXED),
         Listed("tl.static_range(", None, FIXED),
@@ -59,9 +66,16 @@ LISTED = {
             2,
             "one half of a tile of keys needs at most one tile of queries less",
         ),
-        Listed("_start >= 0", 0, "a program is launched for a tile at least"),
+        Listed("_start >= 0", 0, "a program is launched for a tile at least", UNPACKED),
+        Listed(
+            "_dkdv_hopper_producer: for j in range(n_tiles)",
+            1,
+            "a block has several tiles",
+            ("block_sparse",),
+        ),
         Listed("while number < n_", 0, "a program is launched for a tile at least"),
-        Listed("_hopper_producer: for j in range(n_tiles + LAG)", 0, "`LAG` is at least one"),
+        Listed("range(n_tiles + LAG)", 0, "queries without keys meet one tile, all of it masked"),
+        Listed("range(n_tiles + LAG)", 1, "and `LAG` is 1", LAGGING),
     ),
 }
 

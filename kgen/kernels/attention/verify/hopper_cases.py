@@ -46,5 +46,6 @@ def _packed(group: int) -> Iterator[Case]:
     yield case("several", *several, heads_kv=2, lse=True)
     yield case("tail", (30, 50), (128, 256), tail=(70, 68), heads_kv=4, lse=True)
     yield case("tail-in-a-tile", (100, 90), tail=(70, 68), lse=True)
+    yield case("alone", (70, 90))
     yield case("many", *((i % 4, i % 3) for i in range(130)))
     yield case("steep", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="padded", scale=0.2)
