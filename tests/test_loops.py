@@ -50,7 +50,7 @@ LISTED = {
         Listed(
             "_dkdv_kernel: for h in range(h_kv * GQA", 1, "`gqa` is more", ("llama3_gqa", "gpt_oss", "gemma2")
         ),
-        Listed("_d_table_kernel: for i in range(n_tiles)", 0, "no case launches it without pairs"),
+        Listed("_d_table_kernel: for i in range(n_tiles)", 0, "a diagonal of tiles has one at least"),
         Listed("_block_kind: for start in range(q_start, q_start + BLOCK_SIZE, 32)", None, FIXED),
         Listed("_block_kinds_kernel: for i in range(0, GROUP)", None, FIXED),
         Listed("_dq_tiles: for i in tl.range(0, n_blocks * BLOCK_SIZE", 1, "a block has several tiles"),
