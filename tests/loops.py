@@ -1,9 +1,11 @@
-"""How often the loops of emitted kernels turn: counted in Triton's interpreter, over all quick cases and checks."""
+"""How often the loops of emitted kernels turn, counted in the interpreters over all quick cases and checks."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import shutil
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -67,12 +69,17 @@ def counted(text: str) -> tuple[str, list[str]]:
     return ast.unparse(tree), rewriter.loops
 
 
-def turns(spec: str, folder: Path) -> Turns:
-    """How often the loops in `triton.py` of a stock spec turn."""
-    text, loops = counted((ROOT / "generated" / spec / "triton.py").read_text())
-    path = folder / "triton.py"
-    path.write_text(text)
-    return {name: set() for name in loops} | interpreted(_run, spec, path)
+def turns(spec: str, folder: Path, file: str = "triton.py") -> Turns:
+    """How often the loops in a file of a stock spec turn: `triton.py`, or `hopper.py` in the interpreter of Gluon."""
+    package = folder / spec
+    shutil.copytree(ROOT / "generated" / spec, package)
+    text, loops = counted((package / file).read_text())
+    (package / file).write_text(text)
+    run = _run if file == "triton.py" else _run_hopper
+    return {name: set() for name in loops} | interpreted(run, spec, package / "triton.py", seconds=SECONDS)
+
+
+SECONDS = 3000.0
 
 
 def _run(spec: str, path: Path) -> Turns:
@@ -83,8 +90,7 @@ def _run(spec: str, path: Path) -> Turns:
     interpreter.mend()
     loaded = load(ROOT / "specs" / f"{spec}.yaml")
     module, found = import_file(path, spec), _Found()
-    for name in ("turns", "begin", "turn", "end"):
-        setattr(module, f"_kgen_{name}", getattr(found, name))
+    found.hear(module)
     subject = Subject(problem_of(loaded), "triton", path, module, "cpu")
     cases = importlib.import_module(f"kgen.kernels.{loaded.spec.kernel}.verify.cases")
     for group in cases.groups(subject.problem):
@@ -96,12 +102,32 @@ def _run(spec: str, path: Path) -> Turns:
     return dict(found.turns_of)
 
 
+def _run_hopper(spec: str, path: Path) -> Turns:
+    from kgen.kernels.attention.verify import on_hopper
+    from kgen.kernels.attention.verify.cases import groups
+    from kgen.verify.families import Subject
+
+    problem = problem_of(load(ROOT / "specs" / f"{spec}.yaml"))
+    module, found = on_hopper.imported(path, spec), _Found()
+    found.hear(module._hopper())
+    subject = Subject(problem, "triton", path, module, "cpu")
+    for group in groups(problem):
+        for name in on_hopper.case_names(problem):
+            on_hopper.run_case(subject, group, name)
+    return dict(found.turns_of)
+
+
 class _Found:
-    """What kernels tell."""
+    """What kernels tell. Partitions of a program are threads."""
 
     def __init__(self) -> None:
         self.turns_of: dict[str, set[int]] = defaultdict(set)
-        self.under_way: dict[str, int] = {}
+        self.under_way = threading.local()
+
+    def hear(self, module: Any) -> None:
+        """Have the kernels of a file tell."""
+        for name in ("turns", "begin", "turn", "end"):
+            setattr(module, f"_kgen_{name}", getattr(self, name))
 
     def turns(self, name: str, steps: Iterable[Any]) -> Iterator[Any]:
         number = 0
@@ -113,10 +139,10 @@ class _Found:
             self.turns_of[name].add(min(number, 2))
 
     def begin(self, name: str) -> None:
-        self.under_way[name] = 0
+        vars(self.under_way)[name] = 0
 
     def turn(self, name: str) -> None:
-        self.under_way[name] += 1
+        vars(self.under_way)[name] += 1
 
     def end(self, name: str) -> None:
-        self.turns_of[name].add(min(self.under_way.pop(name), 2))
+        self.turns_of[name].add(min(vars(self.under_way).pop(name), 2))

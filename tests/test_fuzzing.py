@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -10,7 +11,7 @@ from unittest import mock
 
 import pytest
 from apart import interpreted
-from fuzzing import running, seeds
+from fuzzing import attention, running, seeds
 from fuzzing.drawing import drawn
 from fuzzing.explained import EXPLAINED
 from fuzzing.ledger import Ledger, generator
@@ -77,6 +78,45 @@ def test_the_whole_language_is_drawn_and_little_is_refused() -> None:
     assert functions >= {*TABLE}
     for kernel, wanted in FIELDS.items():
         assert {f"{kernel}.{key}" for key in wanted.split()} <= fields
+
+
+EDGES = (
+    *(
+        "abs(q_idx - kv_idx) <= 0",
+        "abs(q_idx - kv_idx) < 1",
+        "-abs(",
+        "not abs(",
+        "where(q_idx",
+        ") != (",
+        "h_kv",
+    ),
+    *("kv_idx < 0", " < 1000000", "1 / q_idx", "log(float(q_idx))", "log(float(n[b]))", "/ n[b]", "/ SK"),
+    *("t[h_kv]", "gains[h_kv]", "0.0 * score"),
+)
+
+
+def test_what_was_missed_once_is_drawn() -> None:
+    specs = [spec for spec in map(drawn, range(4000)) if spec["kernel"] == "attention"]
+    texts = " ".join(f"{spec.get('mask_mod')} {spec.get('score_mod')}" for spec in specs)
+    assert [form for form in EDGES if form not in texts] == []
+    of_heads = [spec for spec in specs if "t" in spec.get("buffers", {})]
+    assert {1, "any"} <= {spec["gqa"] for spec in of_heads}
+    learned = [spec for spec in specs if spec.get("buffers", {}).get("a", {}).get("grad")]
+    assert any("n[b]" in spec["score_mod"] for spec in learned)
+    assert any("/ SK" in spec.get("score_mod", "") for spec in specs if spec.get("varlen"))
+
+
+def test_calls_without_batches_queries_or_keys_are_drawn() -> None:
+    found = []
+    for seed in range(60):
+        spec = drawn(seed)
+        if spec["kernel"] == "attention" and not spec.get("varlen"):
+            with contextlib.suppress(KgenError):
+                problem = problem_of(loads(written(spec), "drawn.yaml"))
+                found += attention.cases(problem, random.Random(seed))
+    assert {0} < {case.batch for case in found}
+    assert any(not case.sq and case.sk for case in found)
+    assert any(case.sq and not case.sk for case in found)
 
 
 PLANTED = {

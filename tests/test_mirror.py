@@ -29,6 +29,7 @@ OF_THE_REPOSITORY = {
     "recipes": "CONTRIBUTING.md, followed in a copy",
     "repeating": "tests/repeating.py",
     "sampling": "tests/sampling.py",
+    "sensitivity": "emitted files of every family, run",
     "settings": "kgen/settings.py, which is in no package",
     "release": "the project as others meet it: versions, workflows, the site",
     "signatures": "emitted files of every family, as their callers see them",

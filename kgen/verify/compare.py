@@ -13,19 +13,23 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kgen.verify.finer import misrounded, wrong_factor
 from kgen.verify.memory import watched
 
 RATIO = 1.35
 ROW_RATIO = 3.0
-SIGMAS = 6.0
 
 CANARY = 0xA5
 _MARGIN = 256  # bytes on each side of an output; a multiple of every alignment that kernels specialise on
+
+
+NO_PARTS: Mapping[str, Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ def check(
     empty: Tensor | None = None,
     dtype: Any = None,
     apart: bool = False,
+    parts: Mapping[str, Tensor] = NO_PARTS,
+    terms: Tensor | None = None,
 ) -> Check:
     """Compare an output with the float64 truth `want` of the same shape.
 
@@ -112,7 +118,9 @@ def check(
     to: exactly zero, or -inf where `want` is. `natural` holds the norms that its rows would have without
     cancellation; `rounding` is how far the result moves when stored outputs move by a relative 1. `dtype` is
     the one that `got` must have. `apart`: elements are rounded each by itself, so that these errors average, and what
-    is left of them along the truth is a wrong factor.
+    is left of them along the truth is a wrong factor. `parts` are terms whose sum is the truth: none may have a
+    wrong factor of its own. `terms` is there if each element is computed in float32 and rounded once, to `dtype`: the
+    norms of the rows before anything cancels.
     """
 
     def wrong(message: str, error: float = math.inf) -> Check:
@@ -162,7 +170,12 @@ def check(
         return Check(name, False, error, eager_error, ratio, message)
     wrong_in = _worst_row(got64, want, eager64, slack, allowed.row_noise, natural)
     if wrong_in is None and apart:
-        wrong_in = _wrong_factor(got64, want, eager64, slack)
+        wrong_in = wrong_factor("all of it", got64, want, eager64, want, slack)
+    for part, term in parts.items():
+        share = allowed.floor * float(term.norm()) + allowed.noise * max(size, whole)
+        wrong_in = wrong_in or wrong_factor(part, got64, want, eager64, term, share, by_row=True)
+    if wrong_in is None and terms is not None:
+        wrong_in = misrounded(got64, want, terms, dtype)
     message = "" if wrong_in is None else f"{name}: {wrong_in}"
     return Check(name, wrong_in is None, error, eager_error, ratio, message)
 
@@ -193,20 +206,6 @@ def _worst_row(
         return None
     limit = float(yardstick.max())
     return f"row {worst} of {len(want)} has error {float(errors[worst]):.2e}, eager at most {limit:.2e}"
-
-
-def _wrong_factor(got: Tensor, want: Tensor, eager: Tensor, slack: float) -> str | None:
-    """A factor by which all is off, as a message: more than six standard deviations of what rounding leaves of one."""
-    whole = float(want.square().sum())
-    if not whole:
-        return None
-    factor, yardstick = (float(((x - want) * want).sum()) / whole for x in (got, eager))
-    # Elements that are large have more of the weight: as many count as if all were alike.
-    count = whole**2 / float(want.square().square().sum())
-    spread = float((eager - want).norm()) / math.sqrt(whole * count)
-    if abs(factor) <= RATIO * abs(yardstick) + SIGMAS * spread + slack / math.sqrt(whole):
-        return None
-    return f"all of it is off by a factor of {1 + factor:.5f}, eager by one of {1 + yardstick:.5f}"
 
 
 # --- poison and canaries ---

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fuzzing.edges import add_edges
 from fuzzing.words import BOOL, FLOAT, INT, Words
 from kgen.kernels.attention.verify.inputs import Case, fit
 
@@ -16,7 +17,7 @@ SHAPES = (
 AXES = {"B": "b", "HQ": "h", "SQ": "q_idx", "SK": "kv_idx"}
 KINDS = {"fp32": FLOAT, "bf16": FLOAT, "fp16": FLOAT, "int32": INT, "int64": INT, "bool": BOOL}
 HEADS = (16, 32, 64, 64, 128, 128, 24, 80, 96, 160, {"qk": 96, "v": 64}, {"qk": 192, "v": 128})
-LENGTHS = (1, 2, 7, 16, 33, 64, 65, 100, 128, 129, 200, 257)
+LENGTHS = (0, 1, 2, 7, 16, 33, 64, 65, 100, 128, 129, 200, 257)
 FEW = (0, 1, 5, 9, 33, 40, 65, 70, 130)
 MASKS = (
     *("q_idx >= kv_idx", "q_idx - kv_idx < {n} and q_idx >= kv_idx", "abs(q_idx - kv_idx) <= {n}"),
@@ -61,6 +62,11 @@ def draw(rng: random.Random) -> dict[str, Any]:
         spec["sinks"] = True
     if rng.random() < 0.15:
         spec["align"] = rng.choice(("start", "end"))
+    if rng.random() < 0.3:
+        add_edges(rng, spec)
+        if not varlen and not decodes and "mask_mod" in spec and rng.random() < 0.2:
+            spec["block_mask"] = rng.choice(("always", "never"))
+        return spec
     spec |= _names(rng, varlen)
     words = _words(rng, spec)
     if rng.random() < 0.75:
@@ -88,7 +94,13 @@ def cases(problem: Any, rng: random.Random) -> list[Case]:
             )
             sq, sk = (max(1, *(pair[i] for pair in packed), 1) for i in (0, 1))
         case = Case(
-            *(f"{problem.name}-{number}-{rng.random()}", sq, sk, rng.choice((1, 2, 3)), rng.choice((1, 2))),
+            *(
+                f"{problem.name}-{number}-{rng.random()}",
+                sq,
+                sk,
+                rng.choice((0, 1, 2, 3, 1, 2, 3)),
+                rng.choice((1, 2)),
+            ),
             layout=layout,
             dout=rng.choice(("contiguous", "strided")),
             lse=rng.random() < 0.5,

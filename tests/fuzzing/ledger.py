@@ -27,7 +27,7 @@ def generator() -> str:
     """What a seed's spec depends on: how specs are drawn, and the functions that there are."""
     texts = [
         (HERE / f"{name}.py").read_bytes()
-        for name in ("words", "attention", "norm", "chunk_output", "drawing")
+        for name in ("words", "attention", "edges", "norm", "chunk_output", "drawing")
     ]
     return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
 

@@ -22,7 +22,8 @@ from kgen.verify.families import Subject, must_refuse
 
 LENGTHS = (
     *((1, 1), (1, 300), (300, 1), (127, 129), (128, 128), (129, 127), (255, 257), (256, 384), (640, 512)),
-    *((300, 900), (0, 5), (5, 0)),
+    *((300, 900), (0, 5), (5, 0), (0, 0)),
+    (1, 256 * BLOCK_SIZE + 1),  # more blocks than a list takes at once
 )
 LONG = ((513, 1025), (1000, 700), (1024, 1024), (2049, 1500))
 """Where there is a GPU."""

@@ -25,6 +25,7 @@ def _padded(problem: Any, group: int) -> Iterator[Case]:
     yield Case("one", 1, 1, heads_kv=4, group=group)  # as many heads as take turns
     yield Case("whole", 256, 256, group=group)  # no tile at an end of the queries
     if not problem.tied_lengths:
+        yield Case("fewer", 70, 400, group=group)  # tiles of keys that a causal mask shows to no query
         yield Case("whole-keys", 300, 128, group=group)  # tiles of queries past them, none masked
     # So steep that the maximum of a row grows by far from tile to tile.
     yield Case("steep", 197, 197, 2, 1, group, layout="padded", scale=1.0)
@@ -45,5 +46,6 @@ def _packed(group: int) -> Iterator[Case]:
     yield case("several", *several, heads_kv=2, lse=True)
     yield case("tail", (30, 50), (128, 256), tail=(70, 68), heads_kv=4, lse=True)
     yield case("tail-in-a-tile", (100, 90), tail=(70, 68), lse=True)
+    yield case("alone", (70, 90))
     yield case("many", *((i % 4, i % 3) for i in range(130)))
     yield case("steep", (65, 67), (20, 10), heads_kv=2, tail=(1, 2), layout="padded", scale=0.2)

@@ -68,12 +68,17 @@ class Inputs:
 
 NO_TOKENS = Case("no-tokens", 0, 0, batch=2, lse=True, few=True)
 """Where there have to be as many queries as keys, no other case has none of either."""
+NO_SEQUENCES = Case("no-sequences", 40, 40, batch=0, lse=True, few=True)
 
 
 def cases(problem: Problem, quick: bool) -> tuple[Case, ...]:
     """The cases that apply to a spec; `quick` ones are small enough for Triton's interpreter on a CPU."""
     found: dict[str, Case] = {}
-    wanted = packed_cases(problem, quick) if problem.varlen else (*_wanted(problem, quick), NO_TOKENS)
+    wanted = (
+        packed_cases(problem, quick)
+        if problem.varlen
+        else (*_wanted(problem, quick), NO_TOKENS, NO_SEQUENCES)
+    )
     for number, case in enumerate(wanted):
         fitted = fit(problem, case, number)
         # Promises about lengths can make two shapes the same.
@@ -115,6 +120,7 @@ def _wanted(problem: Problem, quick: bool) -> Iterator[Case]:
     if ints:
         yield Case("ints-zero", 70, 70, batch=2, ints="zero", lse=True)
         yield Case("ints-past", 70, 70, batch=2, layout="guarded", ints="past")  # no sequence without keys
+        yield Case("ints-far", 20, 160, ints="past", few=True)  # several tiles of keys, none of them masked
     if any(b.dtype == "int64" for b in problem.buffers):
         yield Case("ints-wide", 150, 150, batch=3, ints="wide", lse=True)
     if problem.block_mask:

@@ -32,7 +32,7 @@ class Result:
     `natural` has the norms that the rows of each gradient would have if nothing cancelled: where a gradient
     cancels to almost nothing, its rounding errors are relative to that. `rounding` is how far each gradient
     moves, as a whole, when every element of `out` is off by a relative 1: backward passes compute delta from
-    the output as it was stored.
+    the output as it was stored. `shifts` is how far the gradients of q and k move with the output that a kernel stored.
     """
 
     out: Tensor
@@ -42,6 +42,7 @@ class Result:
     grads: dict[str, Tensor] = field(default_factory=dict)
     natural: dict[str, Tensor] = field(default_factory=dict)
     rounding: dict[str, float] = field(default_factory=dict)
+    shifts: dict[str, Tensor] = field(default_factory=dict)
 
 
 def attention(
@@ -62,6 +63,7 @@ def attention(
     wanted: Sequence[str] = ("q", "k", "v"),
     kv_lens: Tensor | None = None,
     aligned_to_end: bool = False,
+    stored: Tensor | None = None,
 ) -> Result:
     """Attention and its gradients with everything computed in `dtype`.
 
@@ -73,13 +75,13 @@ def attention(
     (b, h) slice is in memory at a time.
 
     With `cu_seqlens`, offsets of the queries and of the keys of packed sequences, q is [TQ, HQ, D], k and v
-    [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence.
+    [TK, HKV, D], results alike, lse and dlse [HQ, TQ]; `b` is the number of a sequence. `stored` is the output that a
+    kernel's backward pass read, for `shifts`.
     """
     mods = (score_mod, mask_mod)
     places = (kv_lens, aligned_to_end, cu_seqlens)
-    return _slices(
-        q, k, v, mods, buffers or {}, params or {}, sinks, scale, dtype, dtype, dout, dlse, wanted, places
-    )
+    others = (buffers or {}, params or {}, sinks, scale, dtype, dtype, dout, dlse, wanted, places)
+    return _slices(q, k, v, mods, *others, stored=stored)
 
 
 def eager(
@@ -196,6 +198,7 @@ def _slices(
     places: tuple[Tensor | None, bool, CuSeqlens | None],
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
     product_of_scores: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+    stored: Tensor | None = None,
 ) -> Result:
     kv_lens, aligned_to_end, cu_seqlens = places
     # [B, H, S, D], or packed [T, H, D]
@@ -234,6 +237,8 @@ def _slices(
     }
     natural = {name: torch.zeros_like(total) for name, total in sums.items() if name != "v"}
     rounding = {name: torch.zeros_like(total) for name, total in natural.items()}
+    if stored is not None:
+        result.shifts.update({n: torch.zeros_like(sums[n]) for n in ("q", "k") if n in sums})
 
     for b in range(batch):
         for h in range(heads):
@@ -268,6 +273,10 @@ def _slices(
                 _accumulate(natural, at, scored, [modded], [uncancelled])
                 delta = (out.detach() * cotangents[0]).norm(dim=1, keepdim=True)
                 _accumulate(rounding, at, scored, [modded], [p.detach() * delta])
+                if stored is not None:
+                    off = (stored[at["q"]].to(real) - out.detach()) * cotangents[0]
+                    moved = {n: sources[n] for n in result.shifts}
+                    _accumulate(result.shifts, at, moved, [modded], [-p.detach() * off.sum(1, keepdim=True)])
             _accumulate(sums, at, sources, [out, lse], cotangents)
 
     rows = {name: total.norm(dim=-1) if total.ndim else total.abs() for name, total in natural.items()}

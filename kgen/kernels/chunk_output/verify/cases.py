@@ -106,7 +106,13 @@ def _compare(
         if source == "g":
             # One entry is one row.
             value, want, eager, natural = value[..., None], want[..., None], eager[..., None], truth.natural
-        found.append(compare.check(name, value, want, eager, allowed, natural=natural, dtype=dtype))
+        parts = {}
+        if (states := truth.from_states.get(source or name)) is not None:
+            states = states.reshape(want.shape)
+            parts = {"the term of the states": states, "the term of the tokens": want - states}
+        found.append(
+            compare.check(name, value, want, eager, allowed, natural=natural, dtype=dtype, parts=parts)
+        )
     return found
 
 

@@ -62,11 +62,16 @@ def chunk_indices_of(lengths: Sequence[int], size: int) -> list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Result:
-    """`o` [B, T, HV, V] and the gradients by name. `natural` [B, T, HV] is what dg would be if nothing cancelled."""
+    """`o` [B, T, HV, V] and the gradients by name. `natural` [B, T, HV] is what dg would be if nothing cancelled.
+
+    `from_states` has the term that comes from the states, of `o` and of the gradients that have two terms. The other
+    term comes from the tokens of the chunk.
+    """
 
     o: Tensor
     grads: dict[str, Tensor] = field(default_factory=dict)
     natural: Tensor | None = None
+    from_states: dict[str, Tensor] = field(default_factory=dict)
 
 
 def chunk_output(
@@ -94,14 +99,20 @@ def chunk_output(
         n: t.detach().to(real if n in ("g", "g_gamma") else store).requires_grad_(n in wanted)
         for n, t in inputs.items()
     }
-    o, natural = _output(leaves, chunks, decay, gate_base, state_layout == "vk", padded, scale, real, do)
-    if do is None:
-        return Result(o.detach())
-    grads = torch.autograd.grad(
-        o, [leaves[n] for n in wanted], do.to(o.dtype), allow_unused=True, materialize_grads=True
+    o, natural, before = _output(
+        leaves, chunks, decay, gate_base, state_layout == "vk", padded, scale, real, do
     )
-    found = zip(wanted, grads, strict=True)
-    return Result(o.detach(), {n: x if exact else x.to(inputs[n].dtype) for n, x in found}, natural)
+    if do is None:
+        return Result(o.detach(), from_states={"o": before.detach()})
+
+    def gradients(output: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        grads = torch.autograd.grad(output, [leaves[n] for n in names], do.to(output.dtype), **options)
+        return dict(zip(names, grads, strict=True))
+
+    grads = {n: x if exact else x.to(inputs[n].dtype) for n, x in gradients(o, wanted).items()}
+    of_both = [n for n in wanted if n in ("q", "g")]
+    return Result(o.detach(), grads, natural, gradients(before, of_both) if exact else {})
 
 
 def _output(
@@ -114,7 +125,8 @@ def _output(
     scale: float | None,
     real: Any,
     do: Tensor | None,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The output, `natural` and the term of the output that comes from the states."""
     (B, T, H, K), HV, V = t["q"].shape, t["v"].shape[2], t["v"].shape[3]
     BT, store = chunks.rows.shape[1], t["q"].dtype
     scale = K**-0.5 if scale is None else scale
@@ -156,7 +168,8 @@ def _output(
         terms = (scores * (d @ v.mT.to(real)) * scale).detach().abs()
         natural = terms.sum(-1) + terms.sum(-2) + (scale * before * d).detach().abs().sum(-1)
         natural = _scatter(natural.transpose(1, 2), chunks, B, T)
-    return _scatter(o.transpose(1, 2), chunks, B, T), natural
+    o, states = (_scatter(x.transpose(1, 2), chunks, B, T) for x in (o, scale * before))
+    return o, natural, states
 
 
 def _scatter(x: Tensor, chunks: Chunks, B: int, T: int) -> Tensor:
