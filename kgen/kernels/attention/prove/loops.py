@@ -70,7 +70,7 @@ class Listed(Visit):
         if self.masked:
             return []
         names = setting.names
-        return [q < names["SQ"], kv < names["SK"], setting.allowed(q, kv)]
+        return [q < names["SQ"], kv < names["SK"], setting.possible(q, kv)]
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ class Kernel:
         for body in bodies:
             if not body.visit.masked:
                 inside = z3.And(body.position >= 0, body.position < self.setting.inner_size)
-                allowed = self.setting.allowed(body.q, body.kv)
-                claim = z3.Implies(self.setting.there, z3.And(inside, allowed))
+                possible = self.setting.possible(body.q, body.kv)
+                claim = z3.Implies(self.setting.there, z3.And(inside, possible))
                 yield self._obligation(WHOLE, claim, [*body.facts, *self.setting.promises])
 
     # --- memory ------------------------
@@ -231,10 +231,10 @@ class Kernel:
         for body in bodies:
             if not body.visit.masked:
                 continue
-            size = self.setting.inner_size
-            written = z3.And(body.position < size, self.setting.allowed(body.q, body.kv))
+            inside = body.position < self.setting.inner_size
             try:
-                claim = z3.Implies(self.setting.there, body.machine.value(Name("mask")) == written)
+                mask = body.machine.value(Name("mask"))
+                claim = z3.Implies(self.setting.there, masks(self.setting, mask, inside, (body.q, body.kv)))
                 yield self._obligation(MASK, claim, [*body.facts, *self.setting.promises])
             except Beyond as beyond:
                 yield self._obligation(MASK, None, beyond=str(beyond))
@@ -250,10 +250,19 @@ class Kernel:
             logits = logits + row_rest(setting, self.loop, body.machine, (body.q, body.kv), start)
             written = setting.names["LOG2E"] * setting.score(body.q, body.kv)
             inside = z3.And(setting.there, body.position < setting.inner_size)
-            facts = [*body.facts, *setting.promises, inside, setting.allowed(body.q, body.kv)]
+            facts = [*body.facts, *setting.promises, inside, setting.possible(body.q, body.kv)]
             return self._obligation(SCORE, None, facts, equal=(logits, written))
         except Beyond as beyond:
             return self._obligation(SCORE, None, beyond=str(beyond))
+
+
+def masks(setting: Setting, mask: Any, there: Any, pair: tuple[Any, Any]) -> Any:
+    """That a mask holds for pairs that are allowed, and for none whose score a kernel must not compute."""
+    allowed = z3.And(there, setting.allowed(*pair))
+    if not setting.hides_by_score:
+        return mask == allowed
+    possible = z3.And(there, setting.possible(*pair))
+    return z3.And(z3.Implies(allowed, mask), z3.Implies(mask, possible))
 
 
 def beyond_all(kernel: str, setting: Setting, why: str) -> Iterator[Obligation]:

@@ -17,6 +17,7 @@ from typing import Any
 from kgen.expr.algebra import LOG2E
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
+from kgen.expr.softmax_form import INF
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.claims import MASK, SCORE, SKIPPED, WHOLE
@@ -96,6 +97,11 @@ class _Call:
         for name, param in self.plan.spec.params.items():
             drawn = rng.choice((0, 1, 7, 100)) if param.type == "int" else rng.choice((0.5, 2.0))
             self.scalars[name] = drawn if param.value is None else param.value
+
+    @property
+    def hides_by_score(self) -> bool:
+        """True if the plan computes scores of minus infinity."""
+        return self.plan.score_mod is not None and INF in walk(self.plan.score_mod)
 
     def pairs(self) -> list[Pair]:
         """Pairs at the ends, about the diagonal, about every constant, and any."""
@@ -186,9 +192,11 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
         allowed, score = call.written(pair)
         place = _position(call, loop, pair)
         whole = call.values({**place, **_bound(call, loop, place)})
-        if loop.masked and bool(whole(loop.program.results["mask"])) != allowed:
+        # A score of minus infinity leaves a pair out where the mask and the range do not.
+        lost = not allowed and call.hides_by_score and _score(loop, whole) == -math.inf
+        if loop.masked and bool(whole(loop.program.results["mask"])) != allowed and not lost:
             return MASK
-        if not loop.listed and (wrong := _out_of_range(loop, whole, pair, allowed)):
+        if not loop.listed and (wrong := _out_of_range(loop, whole, pair, allowed)) and not lost:
             return wrong
         if allowed and not _alike(_score(loop, whole), score):
             return SCORE
