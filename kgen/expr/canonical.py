@@ -40,7 +40,6 @@ from kgen.expr.nodes import (
     Const,
     Node,
     Type,
-    Var,
     children,
     distinct,
     reads,

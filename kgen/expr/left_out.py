@@ -61,7 +61,8 @@ def _of_choice(node: Call, test: Node, a: Visible, b: Visible) -> Visible:
         return Visible(node)
     one = [any_of([call("not", test), all_of(list(a.conditions))])] if a.conditions else []
     other = [any_of([test, all_of(list(b.conditions))])] if b.conditions else []
-    return Visible(rebuild(node, (test, a.value, b.value)), (*one, *other))
+    value = a.value if a.value == b.value else rebuild(node, (test, a.value, b.value))
+    return Visible(value, (*one, *other))
 
 
 def _of_both(node: Call, a: Visible, b: Visible) -> Visible:

@@ -18,7 +18,8 @@ from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.prove import block_lists, decode, hopper
+from kgen.kernels.attention.prove import block_lists, decode, hopper, points
+from kgen.kernels.attention.prove import obligations as prove_obligations
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.claims import (
     INT32,
@@ -32,7 +33,8 @@ from kgen.kernels.attention.prove.claims import (
 )
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper
-from kgen.kernels.attention.prove.obligations import obligations, of_fields
+from kgen.kernels.attention.prove.obligations import obligations, of_fields, of_pairs
+from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
@@ -135,6 +137,39 @@ def test_elements_that_an_empty_axis_has_not_are_guarded(more: str, kernels: int
     loaded = loads(f"kernel: attention\nname: elements\ndtype: fp32\nhead_dim: 64\n{more}\n", "elements.yaml")
     found = [decide(o, TIMEOUT) for o in obligations(loaded, ONE_SHAPE) if o.what == LOADS]
     assert [one.verdict for one in found] == [Verdict.PROVED] * kernels
+
+
+HIDDEN = (
+    "score + where(q_idx >= kv_idx, 0.0, -inf)",
+    "where(score > 0.0, where(q_idx >= kv_idx, score, -inf), -inf)",
+    "2.0 * where(q_idx >= kv_idx, score, -inf)",
+    "max(where(q_idx >= kv_idx, score, -inf), where(q_idx > 5, score, -inf))",
+)
+"""Scores that hide pairs. Those that no mask says reach the kernel as they are."""
+
+
+def scored(score: str) -> Loaded:
+    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\npasses: [forward]\n"
+    return loads(f"{fields}score_mod: {score}", "x.yaml")
+
+
+@pytest.mark.parametrize("score", HIDDEN)
+def test_pairs_that_a_score_hides(score: str) -> None:
+    loaded = scored(score)
+    assert [*differences(loaded)] == []
+    decided = [decide(o, TIMEOUT) for o in of_pairs(loaded)]
+    assert {d.verdict for d in decided} == {Verdict.PROVED}
+
+
+@pytest.mark.parametrize("score", HIDDEN)
+def test_pairs_that_no_score_hides_any_more(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that forgets minus infinity is refuted, by z3 and at points."""
+    shown = loads(scored(score).text.replace("-inf", "-5.0"), "x.yaml")
+    plan = plan_attention(shown)
+    for module in (prove_obligations, points):
+        monkeypatch.setattr(module, "plan_attention", lambda _: plan)
+    assert Verdict.REFUTED in {decide(o, TIMEOUT).verdict for o in of_pairs(scored(score))}
+    assert [*differences(scored(score))]
 
 
 # --- planted errors ------------------------

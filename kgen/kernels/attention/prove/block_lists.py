@@ -79,7 +79,9 @@ def of_lists(
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
     yield stated(WHOLE, whole)
     # Pairs are looked at where what is said of blocks holds.
-    yield stated(MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(fields["mask"]), exists, (q, kv))))
+    yield stated(
+        MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(fields["mask"]), exists, (q, kv)))
+    )
     if not extent.memory:
         return
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
