@@ -10,7 +10,6 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,13 +129,19 @@ class _Call:
             return rng.random() < 0.5
         return rng.choice((0, 1, 5, 40, 150)) if of.dtype.startswith("int") else rng.uniform(-2, 2)
 
-    def values(self, names: Mapping[str, Any]) -> Callable[[Node], Any]:
-        """The value of trees, of which some names stand for numbers. It raises `_Undefined`."""
-        known, done = {**self.scalars, **names}, dict[Node, Any]()
+    def values(
+        self, names: Mapping[str, Any], bound: Mapping[str, Node] | None = None
+    ) -> Callable[[Node], Any]:
+        """The value of trees, of which some names stand for numbers, and some that are `bound` for trees. It raises
+        `_Undefined`."""
+        known, done, bound = {**self.scalars, **names}, dict[Node, Any](), bound or {}
 
         def of(node: Node) -> Any:
             if node not in done:
-                done[node] = self._value(node, known, of)
+                if isinstance(node, Var) and bound.get(node.name, node) != node:
+                    done[node] = of(bound[node.name])
+                else:
+                    done[node] = self._value(node, known, of)
             return done[node]
 
         def value(node: Node) -> Any:
@@ -191,7 +196,7 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
     try:
         allowed, score = call.written(pair)
         place = _position(call, loop, pair)
-        whole = call.values({**place, **_bound(call, loop, place)})
+        whole = call.values(place, _bound(loop))
         # A score of minus infinity leaves a pair out where the mask and the range do not.
         lost = not allowed and call.hides_by_score and _score(loop, whole) == -math.inf
         if loop.masked and bool(whole(loop.program.results["mask"])) != allowed and not lost:
@@ -205,15 +210,11 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
     return None
 
 
-def _bound(call: _Call, loop: TileLoop, place: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program computes before its results; what has no value here leaves those without one that use it."""
+def _bound(loop: TileLoop) -> dict[str, Node]:
+    """What a program computes before its results, by name."""
     axes = {"outer_live": loop.outer, "inner_live": loop.inner}
     live = {axis.index.name.removesuffix("idx") + "live": loop.program.results[n] for n, axis in axes.items()}
-    known: dict[str, Any] = {}
-    for name, node in [*((b.name, b.node) for b in loop.program.bindings), *live.items()]:
-        with suppress(_Undefined, KeyError):
-            known[name] = call.values({**place, **known})(node)
-    return known
+    return {**{binding.name: binding.node for binding in loop.program.bindings}, **live}
 
 
 def _position(call: _Call, loop: TileLoop, pair: Pair) -> dict[str, Any]:
