@@ -110,6 +110,32 @@ def test_seeds_that_are_kept_are_not_tried_again(tmp_path: Path) -> None:
     assert told([one, other]) == "specs: 1 proved, 1 unknown; obligations: 5 proved, 1 unknown"
 
 
+def test_seeds_from_zero_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "proofs.json"
+    found = [
+        Proof(0, "proved", "a spec", 0.5, {"proved": 3}),
+        Proof(1, "unknown", "another", 0.5, {"proved": 2, "unknown": 1}, ("unknown: forward",)),
+        Proof(2, "refuted", "a third", 0.5, {"refuted": 1}, ("refuted: forward",)),
+    ]
+    proofs.enter(found[1:], path)
+    assert not path.exists()
+    proofs.enter(found, path)
+    assert json.loads(path.read_text()) == {
+        "generator": proofs.generator(),
+        "tried": 3,
+        "specs": {"proved": 1, "unknown": 1, "refuted": 1},
+        "obligations": {"proved": 5, "unknown": 1, "refuted": 1},
+        "unknown": [1],
+        "failed": {"2": ["a third", "refuted: forward"]},
+    }
+
+
+def test_no_recorded_seed_failed() -> None:
+    found = json.loads(proofs.RECORD.read_text())
+    assert found["failed"] == {}
+    assert found["obligations"]["unknown"] < 0.02 * sum(found["obligations"].values())
+
+
 def test_the_program_hands_seeds_to_the_prover(tmp_path: Path) -> None:
     kept = tmp_path / "proofs.jsonl"
     kept.write_text(json.dumps(Proof(7, "proved", "a spec", 0.5, {"proved": 3}).row()) + "\n")

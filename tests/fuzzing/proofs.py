@@ -6,6 +6,7 @@ masks. Each kernel is looked at in one of its shapes of tiles, drawn too: many s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
@@ -22,12 +23,15 @@ from fuzzing import expressions
 from fuzzing.attention import draw, without_unused
 from fuzzing.running import LIMIT, Slow, where, within, written
 from kgen.diagnostics import KgenError
+from kgen.expr.functions import TABLE
 from kgen.kernels.attention.prove.claims import INT32
 from kgen.kernels.attention.prove.obligations import obligations
 from kgen.kernels.attention.prove.setting import Blocks, Extent
 from kgen.prove.obligations import Verdict, decide
 from kgen.spec.load import Loaded, loads
 
+HERE = Path(__file__).parent
+RECORD = HERE / "proofs.json"
 TIMEOUT = 2.0
 """Seconds that an obligation may take."""
 
@@ -160,6 +164,29 @@ def read(kept: Path | None) -> list[Proof]:
         return []
     rows = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
     return [Proof(**{**row, "found": tuple(row["found"])}) for row in rows]
+
+
+def generator() -> str:
+    """A hash of what a seed's spec depends on."""
+    texts = [(HERE / f"{name}.py").read_bytes() for name in ("proofs", "expressions", "attention", "words")]
+    return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
+
+
+def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
+    """Record the seeds from 0 on, none left out: counts, what failed, and the seeds with something unknown. Other seeds
+    are not recorded."""
+    if not proofs or [proof.seed for proof in proofs] != [*range(len(proofs))]:
+        return
+    obligations = sum((Counter(proof.verdicts) for proof in proofs), Counter[str]())
+    data = {
+        "generator": generator(),
+        "tried": len(proofs),
+        "specs": Counter(proof.what for proof in proofs),
+        "obligations": obligations,
+        "unknown": [proof.seed for proof in proofs if proof.what == "unknown"],
+        "failed": {str(proof.seed): [proof.spec, *proof.found] for proof in proofs if proof.failed},
+    }
+    path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def told(proofs: Iterable[Proof]) -> str:

@@ -82,7 +82,6 @@ def of_lists(
     yield stated(
         MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(fields["mask"]), exists, (q, kv)))
     )
-    if not extent.memory:
-        return
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
-    yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))
+    if extent.memory:
+        yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

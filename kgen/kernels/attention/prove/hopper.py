@@ -125,8 +125,7 @@ class HopperKernel:
         if not z3.is_false(one.unmasked):
             inside = z3.And(at >= 0, at < size, possible)
             yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), known)
-        if setting.memory:
-            yield from self._memory(producer, body)
+        yield from self._memory(producer, body)
         if self.fields["masked"]:
 
             def masked() -> Any:
@@ -140,6 +139,8 @@ class HopperKernel:
             yield self._obligation(LOADS, parts=loads_inside([*producer.loads, *body.loads]))
         except Beyond as beyond:
             yield self._obligation(LOADS, beyond=str(beyond))
+        if not self.setting.memory:
+            return
         yield self._obligation(INT32, parts=in_32_bits([*producer.computed, *body.computed]))
 
     def _pair(self, inner: Any) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
+from kgen.kernels.attention.prove.list_planes import of_planes
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
@@ -105,14 +106,18 @@ class Kernel:
             return
         if self.loop.listed:
             yield each_tile_once(self.name, ONCE, self.setting.inner_block, self.loop.masked)
+            mask = self.setting.plan.block_mask
+            assert mask is not None
+            yield of_planes(self.name, mask, self.loop, self.setting.outer_block)
         else:
             yield from self._covers(visits)
         bodies = [self._body(machine, visit, inner) for visit in visits]
         if not self.loop.listed:
             yield from self._whole(bodies)
-        if self.setting.memory:
+        if self.setting.addresses:
             yield self._loads(machine, bodies, inner, outer)
             yield self._stores(machine)
+        if self.setting.memory:
             yield self._int32(machine, bodies)
         if self.setting.values:
             yield from self._masks(bodies)
@@ -267,7 +272,7 @@ def masks(setting: Setting, mask: Any, there: Any, pair: tuple[Any, Any]) -> Any
 
 def beyond_all(kernel: str, setting: Setting, why: str) -> Iterator[Obligation]:
     """Every obligation of a kernel whose bounds have no encoding."""
-    memory = (LOADS, INT32) if setting.memory else ()
+    memory = (*(LOADS,) * setting.addresses, *(INT32,) * setting.memory)
     for what in (SKIPPED, WHOLE, ONCE, *memory, MASK, SCORE):
         yield Obligation(kernel, what, beyond=why)
 

@@ -44,7 +44,7 @@ class Extent:
     shapes: Callable[[list[Blocks]], list[Blocks]] = all_of_them
     """The shapes of tiles that are looked at, of those that a kernel has."""
     memory: bool = True
-    """Whether loads, stores and the width of integers are, too."""
+    """Whether the width of integers is, too, and loads and stores are in every shape."""
     values: bool = True
     """Whether masks and scores are looked at in every shape: a kernel computes them by the same statements in all."""
 
@@ -67,9 +67,9 @@ class Setting:
     packed: bool = False
     """Rows of a tile are of several query heads."""
     memory: bool = True
-    """Whether loads, stores and the width of integers are looked at."""
+    """Whether the width of integers is looked at."""
     values: bool = True
-    """Whether masks and scores are looked at."""
+    """Whether masks and scores are looked at, and loads and stores."""
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
     shared: Any = field(init=False)
@@ -100,6 +100,11 @@ class Setting:
         self.world.facts += [heads <= sizes["HQ"], h / heads >= 0, h / heads < sizes["HKV"]]
 
     @property
+    def addresses(self) -> bool:
+        """True if loads and stores are looked at: in one shape of tile at least."""
+        return self.memory or self.values
+
+    @property
     def by_query(self) -> bool:
         """Whether programs own queries."""
         return self.outer is Q_AXIS
@@ -111,6 +116,10 @@ class Setting:
     @property
     def inner_block(self) -> int:
         return self.blocks[1 if self.by_query else 0]
+
+    @property
+    def outer_block(self) -> int:
+        return self.blocks[0 if self.by_query else 1]
 
     @property
     def lane(self) -> Any:
