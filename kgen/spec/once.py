@@ -20,10 +20,10 @@ def once_each(make: Callable[..., T]) -> Callable[..., T]:
     made: dict[Hashable, Any] = {}
 
     @wraps(make)
-    def found(loaded: Loaded, *more: Hashable) -> T:
-        key = (id(loaded), *more)
+    def found(loaded: Loaded, *more: Hashable, **named: Hashable) -> T:
+        key = (id(loaded), *more, *named.items())
         if key not in made:
-            made[key] = make(loaded, *more)
+            made[key] = make(loaded, *more, **named)
             weakref.finalize(loaded, made.pop, key)
         return made[key]  # type: ignore[no-any-return]
 

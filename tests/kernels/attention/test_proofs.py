@@ -416,6 +416,14 @@ HOPPER = [
 ]
 
 
+def test_a_bias_by_distance_beside_rope_dims() -> None:
+    """The product of the rope dims is added to one that begins with the bias."""
+    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: {qk: 192, v: 128}\npasses: [forward]\n"
+    loaded = loads(f"{fields}score_mod: score + float(h) * (kv_idx - 1)\n", "x.yaml")
+    (score,) = (o for o in of_hopper(loaded, plan_attention(loaded)) if o.what == SCORE)
+    assert decide(score, TIMEOUT).verdict is not Verdict.REFUTED
+
+
 EMPTY_HALVES = (
     "(q_idx <= n[b] < kv_idx) or (q_idx // 33 == kv_idx // 33)",
     "where(q_idx < n[b], kv_idx >= n[b], kv_idx >= q_idx)",

@@ -69,17 +69,13 @@ from kgen.spec.load import Loaded
 from kgen.spec.once import once_each
 
 
+@once_each
 def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     """The plan of a loaded attention spec.
 
     `packed` makes the query heads of a KV head rows of one tile, so that `h` differs between rows; the forward loop
     alone is planned then.
     """
-    return _planned(loaded, packed)
-
-
-@once_each
-def _planned(loaded: Loaded, packed: bool) -> AttentionPlan:
     loaded = named_apart(loaded)
     trees = canonical(loaded.trees, numbers(loaded.spec.params))
     return _Planner(positioned(replace(loaded, trees=trees)), packed).plan()

@@ -325,7 +325,10 @@ class QueryTile(HopperKernel):
     def _begun(self, body: Machine) -> Any:
         if not self.fields["linear"]:
             return z3.RealVal(0)
-        _, start, slope = self.fields["product"].args
+        product = self.fields["product"]
+        if len(product.args) == 1:  # the product of the rope dims is added to it
+            (product,) = product.args
+        _, start, slope = product.args
         return body.value(start) + body.value(slope) * z3.ToReal(self.setting.lane)
 
 
