@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ LINES = {
 
 
 @pytest.fixture(autouse=True)
-def _stated_anew() -> None:
+def _stated_anew() -> Iterator[None]:
     """Claims about tiles are kept between specs: not what an error was planted in."""
+    list_order._visits.cache_clear()
+    yield
     list_order._visits.cache_clear()
 
 
