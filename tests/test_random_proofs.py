@@ -13,10 +13,13 @@ import pytest
 import typer
 from fuzzing import proofs
 from fuzzing.proofs import Proof, drawn, read, told, tried
+from fuzzing.running import written
 from typer.testing import CliRunner
 
+from kgen.diagnostics import KgenError
 from kgen.expr.nodes import Call, Node, transform
 from kgen.kernels.attention.plan import planning
+from kgen.spec.load import loads
 
 SAMPLE = (0, 2, 4, 5, 7, 9, 10, 11, 12, 13)
 FIELDS = {"kernel": "attention", "name": "drawn", "dtype": "bf16", "head_dim": 64}
@@ -47,6 +50,23 @@ def test_what_was_missed_once_is_drawn() -> None:
         assert any(spec.get(field) == value for spec in specs), field
     assert any("decode" in spec.get("passes", ()) for spec in specs)
     assert any(buffer.get("sorted") for spec in specs for buffer in spec.get("buffers", {}).values())
+
+
+def test_rows_are_read_where_the_last_query_is_at_the_end() -> None:
+    specs = [spec for spec in map(drawn, range(400)) if spec.get("align") == "end" and "buffers" in spec]
+    texts = [f"{spec.get('mask_mod')} {spec.get('score_mod')}" for spec in specs]
+    assert any("[q_idx - (SK - SQ)]" in text for text in texts)
+    codes = {tried_to_load(spec) for spec in specs}
+    assert "bad-shape" not in codes
+
+
+def tried_to_load(spec: Mapping[str, Any]) -> str:
+    """The code of the error that refuses a spec."""
+    try:
+        loads(written(spec), "drawn.yaml")
+    except KgenError as error:
+        return error.diagnostics[0].code
+    return ""
 
 
 def test_a_mask_that_loses_a_side_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +108,32 @@ def test_seeds_that_are_kept_are_not_tried_again(tmp_path: Path) -> None:
     assert read(kept) == [one, other]
     assert proofs.run((7, 8), 1, kept, lambda done: None) == [one, other]
     assert told([one, other]) == "specs: 1 proved, 1 unknown; obligations: 5 proved, 1 unknown"
+
+
+def test_seeds_from_zero_are_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "proofs.json"
+    found = [
+        Proof(0, "proved", "a spec", 0.5, {"proved": 3}),
+        Proof(1, "unknown", "another", 0.5, {"proved": 2, "unknown": 1}, ("unknown: forward",)),
+        Proof(2, "refuted", "a third", 0.5, {"refuted": 1}, ("refuted: forward",)),
+    ]
+    proofs.enter(found[1:], path)
+    assert not path.exists()
+    proofs.enter(found, path)
+    assert json.loads(path.read_text()) == {
+        "generator": proofs.generator(),
+        "tried": 3,
+        "specs": {"proved": 1, "unknown": 1, "refuted": 1},
+        "obligations": {"proved": 5, "unknown": 1, "refuted": 1},
+        "unknown": [1],
+        "failed": {"2": ["a third", "refuted: forward"]},
+    }
+
+
+def test_no_recorded_seed_failed() -> None:
+    found = json.loads(proofs.RECORD.read_text())
+    assert found["failed"] == {}
+    assert found["obligations"]["unknown"] < 0.02 * sum(found["obligations"].values())
 
 
 def test_the_program_hands_seeds_to_the_prover(tmp_path: Path) -> None:

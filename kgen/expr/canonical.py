@@ -21,6 +21,7 @@ from kgen.expr.affine import POSITIONS, Affine, affine, is_large, order
 from kgen.expr.algebra import call
 from kgen.expr.detached import without_detach
 from kgen.expr.fold import choice, decided, folded
+from kgen.expr.left_out import without_minus_infinity
 from kgen.expr.magnitudes import FAR
 from kgen.expr.mask_form import (
     FALSE,
@@ -39,7 +40,6 @@ from kgen.expr.nodes import (
     Const,
     Node,
     Type,
-    Var,
     children,
     distinct,
     reads,
@@ -50,7 +50,7 @@ from kgen.expr.nodes import (
 )
 from kgen.expr.quotients import blocks, quotient, starts
 from kgen.expr.show import show
-from kgen.expr.softmax_form import KV_IDX, Q_IDX, SCORE
+from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.expr.wrapping import may_wrap
 
 INEQUALITIES = ("lt", "le", "gt", "ge")
@@ -66,9 +66,9 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
     given = {name: without_detach(tree) if name == "mask_mod" else tree for name, tree in trees.items()}
     found = {name: folded(tree, numbers or {}) for name, tree in given.items()}
     if "score_mod" in found:
-        found["score_mod"], hidden = _without_infinities(found["score_mod"])
-        if hidden:
-            found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *map(without_detach, hidden)])
+        found["score_mod"], conditions = without_minus_infinity(found["score_mod"])
+        if conditions:
+            found["mask_mod"] = all_of([found.get("mask_mod", TRUE), *map(without_detach, conditions)])
     if "score_mod" in found:
         # The mask keeps its value in what follows, so that the score has all of its facts.
         known = _distances(condition(found.get("mask_mod", TRUE)))
@@ -81,25 +81,6 @@ def canonical(trees: Mapping[str, Node], numbers: Mapping[Node, Node] | None = N
     if "score_mod" in found:
         found["score_mod"] = value(found["score_mod"])
     return found
-
-
-def _without_infinities(score: Node) -> tuple[Node, list[Node]]:
-    """A score without what makes it -inf, and the conditions of that being left out. One that asks for the score is no
-    mask, for that is known to a loop alone."""
-    match score:
-        case Call("where", (test, *_)) if SCORE in walk(test):
-            pass
-        case Call("where", (test, kept, lost)) if _is_minus_infinity(lost):
-            rest, hidden = _without_infinities(kept)
-            return rest, [test, *hidden]
-        case Call("where", (test, lost, kept)) if _is_minus_infinity(lost):
-            rest, hidden = _without_infinities(kept)
-            return rest, [call("not", test), *hidden]
-    return score, []
-
-
-def _is_minus_infinity(node: Node) -> bool:
-    return node == Call("neg", (Var("inf", Type.FLOAT),), Type.FLOAT)
 
 
 # --- masks ------------------------

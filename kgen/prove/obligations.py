@@ -21,6 +21,7 @@ MOST_CONDITIONS = 16
 MOST_CASES = 64
 """Cases that they may make."""
 CASE_SECONDS = 0.5
+RECIPROCAL = z3.Function("reciprocal", z3.RealSort(), z3.RealSort())
 ROUNDED = 1e-12
 """What is left of a number that was rounded, relative to the others."""
 
@@ -111,9 +112,10 @@ def _of_reals(obligation: Obligation, timeout: float) -> Decision:
     assert obligation.equal is not None
     a, b = obligation.equal
     begun = time.monotonic()
-    if _equal(a, b, obligation.facts, begun + timeout):
+    if any(_equal(*pair, obligation.facts, begun + timeout) for pair in _spelled(a, b)):
         return Decision(Verdict.PROVED)
-    solver = _solver(timeout - (time.monotonic() - begun), *obligation.facts, a != b)
+    divisors = [part.arg(1) != 0 for part in _parts(a - b) if _is_quotient(part)]
+    solver = _solver(timeout - (time.monotonic() - begun), *obligation.facts, *divisors, a != b)
     found = solver.check()
     if found == z3.unsat:
         return Decision(Verdict.PROVED)
@@ -176,6 +178,25 @@ def _equal(a: Any, b: Any, facts: Sequence[Any], until: float) -> bool:
     )
 
 
+def _spelled(a: Any, b: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield two reals as they are, then with products by reciprocals for quotients.
+
+    z3 knows nothing of x / 0, so `(a * b) / x` and `a * (b / x)` differ there. A score that is divided by zero is no
+    score, so one reciprocal stands for both.
+    """
+    yield a, b
+    if quotients := [part for part in _parts(a - b) if _is_quotient(part)]:
+        found: list[tuple[Any, Any]] = []
+        for quotient in reversed(quotients):  # the inner ones first
+            above, below = (z3.substitute(part, *found) for part in quotient.children())
+            found.append((quotient, above * RECIPROCAL(below)))
+        yield z3.substitute(a, *found), z3.substitute(b, *found)
+
+
+def _is_quotient(term: Any) -> bool:
+    return bool(z3.is_app_of(term, z3.Z3_OP_DIV)) and not z3.is_rational_value(term.arg(1))
+
+
 def _vanishes(a: Any, b: Any) -> bool:
     """True if a difference has no term but what is left where numbers are rounded."""
     difference = a - b
@@ -221,13 +242,27 @@ def _cases(conditions: list[Any], facts: Sequence[Any]) -> Iterator[list[tuple[A
 
 def _conditions(term: Any) -> Iterator[Any]:
     """What choices between numbers depend on."""
-    seen: set[int] = set()
-    waiting = [term]
-    while waiting:
-        part = waiting.pop()
-        if part.get_id() in seen:
-            continue
-        seen.add(part.get_id())
+    for part in _parts(term):
         if z3.is_app_of(part, z3.Z3_OP_ITE) and not z3.is_bool(part):
             yield part.arg(0)
-        waiting += part.children()
+
+
+def _parts(term: Any) -> Iterator[Any]:
+    """Yield a term and all of its parts, once each; no part comes after a part of its own."""
+    above: dict[int, int] = {}
+    known = [term]
+    seen = {term.get_id()}
+    for part in known:
+        for child in part.children():
+            above[child.get_id()] = above.get(child.get_id(), 0) + 1
+            if child.get_id() not in seen:
+                seen.add(child.get_id())
+                known.append(child)
+    ready = [term]
+    while ready:
+        part = ready.pop()
+        yield part
+        for child in part.children():
+            above[child.get_id()] -= 1
+            if not above[child.get_id()]:
+                ready.append(child)

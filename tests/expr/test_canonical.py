@@ -88,6 +88,7 @@ SCORED = {
         "score + (kv_idx - q_idx) * slopes[h]",
         "where(q_idx >= kv_idx, score - slopes[h] * abs(kv_idx - q_idx), -inf)",
         "where(kv_idx > q_idx, -inf, score + slopes[h] * (kv_idx - q_idx))",
+        "score - slopes[h] * (q_idx - kv_idx) + where(q_idx >= kv_idx, 0.0, -inf)",
     ),
     "alibi_inline": (
         f"{SLOPE}score - slope * (q_idx - kv_idx)",
@@ -139,7 +140,12 @@ def test_other_words_give_the_same_kernels(name: str) -> None:
 
 def test_a_mask_may_be_written_into_the_score() -> None:
     wanted = body(respelled("causal"))
-    for written in ("where(q_idx >= kv_idx, score, -inf)", "where(q_idx < kv_idx, -inf, score)"):
+    for written in (
+        "where(q_idx >= kv_idx, score, -inf)",
+        "where(q_idx < kv_idx, -inf, score)",
+        "score + where(q_idx >= kv_idx, 0.0, -inf)",
+        "where(q_idx < kv_idx, -inf, 0) + score",
+    ):
         assert body(respelled("causal", score_mod=written, mask_mod=None)) == wanted
     for minus_infinity in MINUS_INFINITIES:
         written = f"where(q_idx >= kv_idx, score, {minus_infinity})"

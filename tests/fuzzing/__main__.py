@@ -49,7 +49,8 @@ def fuzz(
         ),
     ] = None,
     record: Annotated[
-        bool, typer.Option(help="Enter them in tests/fuzzing/: seeds, seeds_cuda or expressions.json.")
+        bool,
+        typer.Option(help="Enter them in tests/fuzzing/: seeds, seeds_cuda, expressions or proofs.json."),
     ] = True,
     ray: Ray = None,
     shard: PartOf = None,
@@ -63,7 +64,7 @@ def fuzz(
 
     def run() -> int:
         if proofs:
-            return proved(max(seed, 0), count, jobs, kept)
+            return proved(max(seed, 0), count, jobs, kept, record)
         if expressions:
             return compared(seed, count, jobs, record)
         part, ledger = Shard.parse(shard), Ledger.read(device)
@@ -111,7 +112,7 @@ def compared(seed: int, count: int, jobs: int, record: bool) -> int:
     return int(any(one.failed for one in found))
 
 
-def proved(seed: int, count: int, jobs: int, kept: Optional[Path]) -> int:  # noqa: UP045
+def proved(seed: int, count: int, jobs: int, kept: Optional[Path], record: bool) -> int:  # noqa: UP045
     """Hand the specs of some seeds to the prover; the exit code."""
     from fuzzing import proofs
 
@@ -119,6 +120,8 @@ def proved(seed: int, count: int, jobs: int, kept: Optional[Path]) -> int:  # no
         found = proofs.run(
             range(seed, seed + count), jobs, kept, lambda done: progress(done, count, "proved")
         )
+    if record:
+        proofs.enter(found)
     for one in found:
         if one.failed:
             terminal.line("\n".join((f"seed {one.seed}: {one.what}", *one.found, one.spec)))

@@ -77,6 +77,15 @@ ABSOLUTE = (
 )
 """Comparisons of an absolute value, and others that choose a side."""
 
+HIDING = (
+    *("{s} + where({m}, 0.0, -inf)", "where({m}, 0, -inf) + {s}", "where({m}, {s}, -inf) - {x}"),
+    *("min({s}, where({m}, {x}, -inf))", "max(where({m}, {s}, -inf), where({o}, {s}, -inf))"),
+    *("where({o}, where({m}, {s}, -inf), {s} + {x})", "where({c}, {x}, where({m}, -inf, {s}))"),
+    *("2.0 * where({m}, {s}, -inf)", "where(score > {x}, where({m}, {s}, -inf), -inf)"),
+    *("where({c}, where(False, {s}, -inf), {s})", "where({c}, -inf, {s} + where({m}, {x}, -inf))"),
+)
+"""Scores that are minus infinity somewhere, which is what a mask says."""
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -111,6 +120,9 @@ def drawn(rng: random.Random) -> Drawn:
     mask = draw.about_zero() if rng.random() < 0.15 else draw.mask(rng.choice((0, 1, 1, 2, 2, 3)))
     mask = None if what == 1 else mask
     score = draw.score(rng.choice((0, 1, 1, 2))) if what != 0 else None
+    if score is not None:
+        # With a generator of its own: other seeds keep the expressions that they have.
+        score = _Edges(random.Random(score), names, buffers).hiding(score)
     said = _words(f"{mask} {score}")
     more: dict[str, Any] = {}
     if rng.random() < 0.2 and not any(BUFFERS[n]["shape"][0] == "SQ" for n in buffers if n in said):
@@ -363,6 +375,13 @@ class _Edges:
             m=self.mask(min(depth, 1)),
             o=self.mask(0),
         )
+
+    def hiding(self, score: str) -> str:
+        """The score, or now and then one that is minus infinity where a condition holds."""
+        if self.rng.random() >= 0.12:
+            return score
+        masks = {"m": self.mask(1), "o": self.mask(0), "c": self.one_sided()}
+        return self.rng.choice(HIDING).format(s=f"({score})", x=self.real(0), **masks)
 
     def real(self, depth: int) -> str:
         """A real number, which may be infinite or zero."""

@@ -23,8 +23,10 @@ from trees import evaluate
 
 from fuzzing.expressions import Drawn, drawn
 from fuzzing.setting import LOG2E, SCALE, Call, drawn_call, grid, points
-from fuzzing.text_values import Value, text_value
+from fuzzing.text_values import EPSILON, Value, text_value
+from kgen.expr.algebra import LOG2E as BASE2
 from kgen.expr.algebra import Algebra
+from kgen.expr.algebra import call as called
 from kgen.expr.alternatives import alternatives
 from kgen.expr.canonical import canonical
 from kgen.expr.distance import DISTANCE, over_distance
@@ -42,6 +44,8 @@ from kgen.kernels.attention.spec import AttentionSpec
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
 
+ROUNDED = 1e-15 / EPSILON
+"""A tree is computed in one order: its operations round by a few units of float64, which is less than texts may."""
 POINTS = frozenset({"row", "q_idx", "kv_idx", "b", "h", "h_kv", "score", "q_start", "there"})
 """Names that have a value of their own at each point."""
 
@@ -151,38 +155,61 @@ def _at_points(written: Written, call: Call, rng: random.Random, thorough: bool)
     found = written.canonical
     allowed = _tree(found.get("mask_mod", TRUE), where)
     value = _tree(found.get("score_mod", SCORE), where)
+    own = _rounding(found.get("score_mod", SCORE), env, call)
     if written.drawn.score is None:
         _same("canonical", allowed, mask.it, mask.ok, written, env)
     else:
-        _close("canonical", np.where(allowed, value, -np.inf), logits, ok, score.error, written, env)
-    rows = _tensors({**env, "q_idx": at["row"]})
+        _close("canonical", np.where(allowed, value, -np.inf), logits, ok, score.error + own, written, env)
+    rows = _tensors(_by_row(env, at["row"]))
     either = any_of([all_of(list(atoms)) for atoms in alternatives(written.mask)])
     for name, tree in (("planned", written.mask), ("alternatives", either)):
         if tree != found.get("mask_mod", TRUE):
             _same(name, _tree(tree, rows), allowed & at["there"], mask.ok, written, env)
     if thorough:
-        _softmax(written, rows, np.where(allowed, value, -np.inf), ok & at["there"], score.error, env)
+        logits, seen = np.where(allowed, value, -np.inf), ok & at["there"]
+        _softmax(written, _by_row(env, at["row"]), logits, seen, score.error + own, call, env)
         _over_distance(written, rows, env, mask.ok)
         _periods(written, rows, env, mask.ok)
 
 
-def _softmax(written: Written, env: Any, logits: Any, ok: Any, error: Any, told: Any) -> None:
+def _by_row(env: Mapping[str, Any], row: Any) -> dict[str, Any]:
+    """The same names, as kernels count queries."""
+    return {**env, "q_idx": row}
+
+
+def _softmax(
+    written: Written, rows: Mapping[str, Any], logits: Any, ok: Any, error: Any, call: Call, told: Any
+) -> None:
     form = written.form
-    env = {**env, "qk": env["score"] / SCALE, "scale": SCALE, "LOG2E": LOG2E}
+    values = {**rows, "qk": rows["score"] / SCALE, "scale": np.float64(SCALE), "LOG2E": np.float64(LOG2E)}
+    env = _tensors(values)
     with np.errstate(all="ignore"):
         total = _tree(form.multiplier, env) * _tree(form.core, env)
         total = total + (_tree(form.bias, env) if form.bias is not None else 0.0)
     lost = 0.0 if form.row_rest is None else LOG2E * _tree(form.row_rest, env)
     # What is the same for a whole row is finite by contract, or the row has no keys.
     here = ok & _finite_by_row(written.planned.trees.get("score_mod", SCORE), env)
-    rest = 1e-12 * (np.abs(total) + np.abs(lost))
-    error = error + np.where(np.isfinite(rest), rest, 0)
+    error = error + _rounding(_whole(form), values, call)
     finite = here & np.isfinite(logits)
     _close("softmax", total + lost, LOG2E * logits, finite, error, written, told)
     if form.positive and not np.all((_tree(form.multiplier, env) > 0) | ~here):
         raise Differs("softmax", f"a multiplier that is not positive: {show(form.multiplier)}")
     if form.finite:
         _check("finite", ~np.isneginf(total), total, logits, here, written, told)
+
+
+def _whole(form: SoftmaxForm) -> Node:
+    """The logit in base 2, with what rows get back, as one tree."""
+    whole: Node = called("mul", form.multiplier, form.core)
+    for part in (form.bias, form.row_rest and called("mul", BASE2, form.row_rest)):
+        whole = whole if part is None else called("add", whole, part)
+    return whole
+
+
+def _rounding(tree: Node, env: Mapping[str, Any], call: Call) -> Any:
+    """A bound on the error of a tree's value in float64. Of terms that cancel it is large beside the value."""
+    error = text_value(show(tree), env, call.narrow).error * ROUNDED
+    return np.where(np.isfinite(error), error, 0.0)
 
 
 def _finite_by_row(score: Node, env: Mapping[str, Any]) -> Any:

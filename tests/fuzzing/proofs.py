@@ -6,6 +6,7 @@ masks. Each kernel is looked at in one of its shapes of tiles, drawn too: many s
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
@@ -22,13 +23,16 @@ from fuzzing import expressions
 from fuzzing.attention import draw, without_unused
 from fuzzing.running import LIMIT, Slow, where, within, written
 from kgen.diagnostics import KgenError
+from kgen.expr.functions import TABLE
 from kgen.kernels.attention.prove.claims import INT32
 from kgen.kernels.attention.prove.obligations import obligations
 from kgen.kernels.attention.prove.setting import Blocks, Extent
 from kgen.prove.obligations import Verdict, decide
 from kgen.spec.load import Loaded, loads
 
-TIMEOUT = 5.0
+HERE = Path(__file__).parent
+RECORD = HERE / "proofs.json"
+TIMEOUT = 2.0
 """Seconds that an obligation may take."""
 
 What = Literal["proved", "unknown", "refuted", "refused", "crash", "slow"]
@@ -60,7 +64,7 @@ def drawn(seed: int) -> dict[str, Any]:
     rng = random.Random(f"{seed} proved")
     spec = draw(rng)
     if rng.random() < 0.25:
-        return spec
+        return _with_rows(spec, rng)
     edges = expressions.drawn(rng)
     while spec.get("varlen") and _of_lengths(edges):
         edges = expressions.drawn(rng)
@@ -72,7 +76,22 @@ def drawn(seed: int) -> dict[str, Any]:
     spec |= fields
     if edges.mask is not None and not spec.get("varlen") and "decode" not in spec.get("passes", ()):
         spec |= rng.choice(({}, {}, {"block_mask": "always"}, {"block_mask": "never"}))
-    return without_unused(spec, ("score_mod", "mask_mod"))
+    return _with_rows(without_unused(spec, ("score_mod", "mask_mod")), rng)
+
+
+def _with_rows(spec: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """The spec with valid reads by row. Of queries at the end, `q_idx` is a position among the keys: a buffer has as
+    many elements, or it is read at the row."""
+    newest = "decode" in spec.get("passes", ()) or "paged_kv" in spec
+    if spec.get("align", "end" if newest else "start") != "end":
+        return spec
+    for name, buffer in spec.get("buffers", {}).items():
+        if buffer["shape"] == ["SQ"] and rng.random() < 0.5:
+            for field in {"score_mod", "mask_mod"} & {*spec}:
+                spec[field] = spec[field].replace(f"{name}[q_idx]", f"{name}[q_idx - (SK - SQ)]")
+        else:
+            buffer["shape"] = ["SK" if size == "SQ" else size for size in buffer["shape"]]
+    return spec
 
 
 def _of_lengths(edges: expressions.Drawn) -> bool:
@@ -145,6 +164,29 @@ def read(kept: Path | None) -> list[Proof]:
         return []
     rows = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
     return [Proof(**{**row, "found": tuple(row["found"])}) for row in rows]
+
+
+def generator() -> str:
+    """A hash of what a seed's spec depends on."""
+    texts = [(HERE / f"{name}.py").read_bytes() for name in ("proofs", "expressions", "attention", "words")]
+    return hashlib.sha256(b"".join([*texts, " ".join(sorted(TABLE)).encode()])).hexdigest()[:16]
+
+
+def enter(proofs: Sequence[Proof], path: Path = RECORD) -> None:
+    """Record the seeds from 0 on, none left out: counts, what failed, and the seeds with something unknown. Other seeds
+    are not recorded."""
+    if not proofs or [proof.seed for proof in proofs] != [*range(len(proofs))]:
+        return
+    obligations = sum((Counter(proof.verdicts) for proof in proofs), Counter[str]())
+    data = {
+        "generator": generator(),
+        "tried": len(proofs),
+        "specs": Counter(proof.what for proof in proofs),
+        "obligations": obligations,
+        "unknown": [proof.seed for proof in proofs if proof.what == "unknown"],
+        "failed": {str(proof.seed): [proof.spec, *proof.found] for proof in proofs if proof.failed},
+    }
+    path.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def told(proofs: Iterable[Proof]) -> str:

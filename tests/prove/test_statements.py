@@ -108,6 +108,14 @@ def test_equal_polynomials_by_cases() -> None:
     assert wrong.verdict is Verdict.REFUTED
 
 
+def test_quotients_by_what_may_be_zero_are_products() -> None:
+    x, y, n = z3.Real("x"), z3.Real("y"), z3.Int("n")
+    left, right = x * (y / z3.ToReal(n)) / (x / y + 1), ((x * y) / z3.ToReal(n + 1 - 1)) / (1 + x / y)
+    assert decide(Obligation("k", "w", equal=(left, right)), 5.0).verdict is Verdict.PROVED
+    wrong = Obligation("k", "w", equal=(x / z3.ToReal(n), x / z3.ToReal(n + 1)))
+    assert decide(wrong, 5.0).verdict is Verdict.REFUTED
+
+
 def test_what_takes_too_long_is_unknown_by_its_term() -> None:
     x, y, z = z3.Ints("x y z")
     hard = Obligation("k", "w", z3.Not(x**3 + y**3 + z**3 == 114), [x != 0])

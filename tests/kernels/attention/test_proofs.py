@@ -18,7 +18,8 @@ from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.prove import block_lists, decode, hopper
+from kgen.kernels.attention.prove import block_lists, decode, hopper, points
+from kgen.kernels.attention.prove import obligations as prove_obligations
 from kgen.kernels.attention.prove.block_lists import of_lists
 from kgen.kernels.attention.prove.claims import (
     INT32,
@@ -32,7 +33,8 @@ from kgen.kernels.attention.prove.claims import (
 )
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper
-from kgen.kernels.attention.prove.obligations import obligations, of_fields
+from kgen.kernels.attention.prove.obligations import obligations, of_fields, of_pairs
+from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
@@ -135,6 +137,39 @@ def test_elements_that_an_empty_axis_has_not_are_guarded(more: str, kernels: int
     loaded = loads(f"kernel: attention\nname: elements\ndtype: fp32\nhead_dim: 64\n{more}\n", "elements.yaml")
     found = [decide(o, TIMEOUT) for o in obligations(loaded, ONE_SHAPE) if o.what == LOADS]
     assert [one.verdict for one in found] == [Verdict.PROVED] * kernels
+
+
+HIDDEN = (
+    "score + where(q_idx >= kv_idx, 0.0, -inf)",
+    "where(score > 0.0, where(q_idx >= kv_idx, score, -inf), -inf)",
+    "2.0 * where(q_idx >= kv_idx, score, -inf)",
+    "max(where(q_idx >= kv_idx, score, -inf), where(q_idx > 5, score, -inf))",
+)
+"""Scores that hide pairs. Those that no mask says reach the kernel as they are."""
+
+
+def scored(score: str) -> Loaded:
+    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 64\npasses: [forward]\n"
+    return loads(f"{fields}score_mod: {score}", "x.yaml")
+
+
+@pytest.mark.parametrize("score", HIDDEN)
+def test_pairs_that_a_score_hides(score: str) -> None:
+    loaded = scored(score)
+    assert [*differences(loaded)] == []
+    decided = [decide(o, TIMEOUT) for o in of_pairs(loaded)]
+    assert {d.verdict for d in decided} == {Verdict.PROVED}
+
+
+@pytest.mark.parametrize("score", HIDDEN)
+def test_pairs_that_no_score_hides_any_more(score: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that forgets minus infinity is refuted, by z3 and at points."""
+    shown = loads(scored(score).text.replace("-inf", "-5.0"), "x.yaml")
+    plan = plan_attention(shown)
+    for module in (prove_obligations, points):
+        monkeypatch.setattr(module, "plan_attention", lambda _: plan)
+    assert Verdict.REFUTED in {decide(o, TIMEOUT).verdict for o in of_pairs(scored(score))}
+    assert [*differences(scored(score))]
 
 
 # --- planted errors ------------------------
@@ -379,6 +414,31 @@ HOPPER = [
     pytest.param("own_bounds", "own_full_hi", "-1", "document_causal", "forward", WHOLE, marks=LONG),
     pytest.param("bounds", "kv_lo", "-1", "document_causal", "forward", SKIPPED, marks=LONG),
 ]
+
+
+def test_a_bias_by_distance_beside_rope_dims() -> None:
+    """The product of the rope dims is added to one that begins with the bias."""
+    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: {qk: 192, v: 128}\npasses: [forward]\n"
+    loaded = loads(f"{fields}score_mod: score + float(h) * (kv_idx - 1)\n", "x.yaml")
+    (score,) = (o for o in of_hopper(loaded, plan_attention(loaded)) if o.what == SCORE)
+    assert decide(score, TIMEOUT).verdict is not Verdict.REFUTED
+
+
+EMPTY_HALVES = (
+    "(q_idx <= n[b] < kv_idx) or (q_idx // 33 == kv_idx // 33)",
+    "where(q_idx < n[b], kv_idx >= n[b], kv_idx >= q_idx)",
+)
+
+
+@pytest.mark.parametrize("mask", EMPTY_HALVES)
+def test_a_half_that_begins_before_the_whole(mask: str) -> None:
+    """The range of the whole tile begins past the last key, so that of a half without any begins before it: the half
+    must not wait for tiles that nobody loads."""
+    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 128\npasses: [forward]\n"
+    buffers = "buffers: {n: {shape: [B], dtype: int32}}\n"
+    loaded = loads(f"{fields}{buffers}varlen: true\nmask_mod: {mask}\n", "x.yaml")
+    (once,) = (o for o in of_hopper(loaded, plan_attention(loaded)) if o.what == ONCE)
+    assert decide(once, TIMEOUT).verdict is Verdict.PROVED
 
 
 @pytest.mark.parametrize(("where", "line", "less", "name", "kernel", "what"), HOPPER)

@@ -11,6 +11,7 @@ from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.kernels.attention.plan.model import SIZES, SK, SQ
 from kgen.kernels.attention.spec import KV_LENS, Buffer
 from kgen.spec.load import Loaded
+from kgen.spec.once import once_each
 
 HEADS = IndexRanges({"b": {"B": 1, "": -1}, "h": {"HQ": 1, "": -1}}, SIZES)
 """What is known of a sequence and of a head."""
@@ -18,6 +19,7 @@ _POSITIONS: Mapping[Var, str] = {Q_IDX: "SQ", KV_IDX: "SK"}
 """How many positions there are."""
 
 
+@once_each
 def without_promises(loaded: Loaded) -> Loaded:
     """The same attention for lengths of any size."""
     lengths = loaded.spec.lengths

@@ -66,8 +66,10 @@ from kgen.kernels.attention.plan.positions import named_apart, positioned
 from kgen.kernels.attention.plan.tiles import LARGEST_TILE, Problem, tile_tables
 from kgen.spec.common import numbers
 from kgen.spec.load import Loaded
+from kgen.spec.once import once_each
 
 
+@once_each
 def plan_attention(loaded: Loaded, packed: bool = False) -> AttentionPlan:
     """The plan of a loaded attention spec.
 

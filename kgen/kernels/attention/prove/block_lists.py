@@ -12,7 +12,7 @@ from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_block_once
-from kgen.kernels.attention.prove.loops import in_32_bits, loads_inside
+from kgen.kernels.attention.prove.loops import in_32_bits, loads_inside, masks
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
@@ -65,7 +65,8 @@ def of_lists(
         return machine.value(value) if isinstance(value, Code) else z3.BoolVal(value)
 
     def whole() -> Any:
-        return z3.Implies(z3.And(decided("possible"), decided("certain")), allowed)
+        possible = z3.And(exists, setting.possible(q, kv))
+        return z3.Implies(z3.And(decided("possible"), decided("certain")), possible)
 
     def some() -> Any:
         known = {**names, "kv_start": start, "kv_idx": kv}
@@ -78,8 +79,9 @@ def of_lists(
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
     yield stated(WHOLE, whole)
     # Pairs are looked at where what is said of blocks holds.
-    yield stated(MASK, lambda: z3.Implies(some(), pairs.value(fields["mask"]) == allowed))
-    if not extent.memory:
-        return
+    yield stated(
+        MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(fields["mask"]), exists, (q, kv)))
+    )
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
-    yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))
+    if extent.memory:
+        yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

@@ -14,7 +14,7 @@ from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopp
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
-from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, row_rest
+from kgen.kernels.attention.prove.loops import beyond_all, in_32_bits, loads_inside, masks, row_rest
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
@@ -120,23 +120,27 @@ class HopperKernel:
         setting, size, lane, pair = self.setting, self.setting.inner_size, self.setting.lane, self._pair(at)
         path = (one.visited, lane >= 0, lane < setting.inner_block)
         body = self._body(consumer, one, at, path)
-        allowed = setting.allowed(*pair)
+        possible = setting.possible(*pair)
         known = [*path, *setting.promises]
         if not z3.is_false(one.unmasked):
-            inside = z3.And(at >= 0, at < size, allowed)
+            inside = z3.And(at >= 0, at < size, possible)
             yield self._obligation(WHOLE, z3.Implies(z3.And(one.whole, setting.there), inside), known)
-        if setting.memory:
-            yield from self._memory(producer, body)
+        yield from self._memory(producer, body)
         if self.fields["masked"]:
-            written = z3.And(at < size, allowed)
-            yield self._stated(MASK, lambda: z3.Implies(setting.there, self._mask(body) == written), known)
-        yield self._score(body, pair, one.start, [*known, setting.there, at < size, allowed])
+
+            def masked() -> Any:
+                return z3.Implies(setting.there, masks(setting, self._mask(body), at < size, pair))
+
+            yield self._stated(MASK, masked, known)
+        yield self._score(body, pair, one.start, [*known, setting.there, at < size, possible])
 
     def _memory(self, producer: Machine, body: Machine) -> Iterator[Obligation]:
         try:
             yield self._obligation(LOADS, parts=loads_inside([*producer.loads, *body.loads]))
         except Beyond as beyond:
             yield self._obligation(LOADS, beyond=str(beyond))
+        if not self.setting.memory:
+            return
         yield self._obligation(INT32, parts=in_32_bits([*producer.computed, *body.computed]))
 
     def _pair(self, inner: Any) -> tuple[Any, Any]:
@@ -321,7 +325,10 @@ class QueryTile(HopperKernel):
     def _begun(self, body: Machine) -> Any:
         if not self.fields["linear"]:
             return z3.RealVal(0)
-        _, start, slope = self.fields["product"].args
+        product = self.fields["product"]
+        if len(product.args) == 1:  # the product of the rope dims is added to it
+            (product,) = product.args
+        _, start, slope = product.args
         return body.value(start) + body.value(slope) * z3.ToReal(self.setting.lane)
 
 

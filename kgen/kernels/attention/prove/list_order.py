@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import z3
 
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.prove.obligations import Obligation
-from kgen.prove.world import LONGEST
+from kgen.prove.world import LONGEST, Place
 
 NOTHING, PART, WHOLE_BLOCK = range(3)
 """Kinds of blocks, as `_block_kind` has them."""
@@ -114,9 +115,15 @@ def each_block_once(name: str, what: str) -> Obligation:
 
 def each_tile_once(name: str, what: str, block: int, masked: bool) -> Obligation:
     """Each position of a listed block is in one tile, and blocks that are left in part are visited with the mask."""
+    values: dict[str | Place, Any] = {n: z3.Int(n) for n in ("size", "position")}
+    return Obligation(name, what, values=values, parts=_visits(block, masked))
+
+
+@cache
+def _visits(block: int, masked: bool) -> Sequence[tuple[str, Any]]:
+    """The claims about tiles of a size: they are the same for all specs."""
     stated = [*_reached(block), *_apart(block), *_with_mask(block, masked)]
-    parts = [(text, z3.Implies(z3.And(row.facts), claim)) for text, claim, row in stated]
-    return Obligation(name, what, values={n: z3.Int(n) for n in ("size", "position")}, parts=parts)
+    return [(text, z3.Implies(z3.And(row.facts), claim)) for text, claim, row in stated]
 
 
 Stated = Sequence[tuple[str, Any, Listed]]

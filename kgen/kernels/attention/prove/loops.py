@@ -14,6 +14,7 @@ from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
 from kgen.kernels.attention.prove.list_order import each_tile_once
+from kgen.kernels.attention.prove.list_planes import of_planes
 from kgen.kernels.attention.prove.setting import Setting
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
@@ -70,7 +71,7 @@ class Listed(Visit):
         if self.masked:
             return []
         names = setting.names
-        return [q < names["SQ"], kv < names["SK"], setting.allowed(q, kv)]
+        return [q < names["SQ"], kv < names["SK"], setting.possible(q, kv)]
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,18 @@ class Kernel:
             return
         if self.loop.listed:
             yield each_tile_once(self.name, ONCE, self.setting.inner_block, self.loop.masked)
+            mask = self.setting.plan.block_mask
+            assert mask is not None
+            yield of_planes(self.name, mask, self.loop, self.setting.outer_block)
         else:
             yield from self._covers(visits)
         bodies = [self._body(machine, visit, inner) for visit in visits]
         if not self.loop.listed:
             yield from self._whole(bodies)
-        if self.setting.memory:
+        if self.setting.addresses:
             yield self._loads(machine, bodies, inner, outer)
             yield self._stores(machine)
+        if self.setting.memory:
             yield self._int32(machine, bodies)
         if self.setting.values:
             yield from self._masks(bodies)
@@ -184,8 +189,8 @@ class Kernel:
         for body in bodies:
             if not body.visit.masked:
                 inside = z3.And(body.position >= 0, body.position < self.setting.inner_size)
-                allowed = self.setting.allowed(body.q, body.kv)
-                claim = z3.Implies(self.setting.there, z3.And(inside, allowed))
+                possible = self.setting.possible(body.q, body.kv)
+                claim = z3.Implies(self.setting.there, z3.And(inside, possible))
                 yield self._obligation(WHOLE, claim, [*body.facts, *self.setting.promises])
 
     # --- memory ------------------------
@@ -231,10 +236,10 @@ class Kernel:
         for body in bodies:
             if not body.visit.masked:
                 continue
-            size = self.setting.inner_size
-            written = z3.And(body.position < size, self.setting.allowed(body.q, body.kv))
+            inside = body.position < self.setting.inner_size
             try:
-                claim = z3.Implies(self.setting.there, body.machine.value(Name("mask")) == written)
+                mask = body.machine.value(Name("mask"))
+                claim = z3.Implies(self.setting.there, masks(self.setting, mask, inside, (body.q, body.kv)))
                 yield self._obligation(MASK, claim, [*body.facts, *self.setting.promises])
             except Beyond as beyond:
                 yield self._obligation(MASK, None, beyond=str(beyond))
@@ -250,15 +255,24 @@ class Kernel:
             logits = logits + row_rest(setting, self.loop, body.machine, (body.q, body.kv), start)
             written = setting.names["LOG2E"] * setting.score(body.q, body.kv)
             inside = z3.And(setting.there, body.position < setting.inner_size)
-            facts = [*body.facts, *setting.promises, inside, setting.allowed(body.q, body.kv)]
+            facts = [*body.facts, *setting.promises, inside, setting.possible(body.q, body.kv)]
             return self._obligation(SCORE, None, facts, equal=(logits, written))
         except Beyond as beyond:
             return self._obligation(SCORE, None, beyond=str(beyond))
 
 
+def masks(setting: Setting, mask: Any, there: Any, pair: tuple[Any, Any]) -> Any:
+    """That a mask holds for pairs that are allowed, and for none whose score a kernel must not compute."""
+    allowed = z3.And(there, setting.allowed(*pair))
+    if not setting.hides_by_score:
+        return mask == allowed
+    possible = z3.And(there, setting.possible(*pair))
+    return z3.And(z3.Implies(allowed, mask), z3.Implies(mask, possible))
+
+
 def beyond_all(kernel: str, setting: Setting, why: str) -> Iterator[Obligation]:
     """Every obligation of a kernel whose bounds have no encoding."""
-    memory = (LOADS, INT32) if setting.memory else ()
+    memory = (*(LOADS,) * setting.addresses, *(INT32,) * setting.memory)
     for what in (SKIPPED, WHOLE, ONCE, *memory, MASK, SCORE):
         yield Obligation(kernel, what, beyond=why)
 

@@ -10,13 +10,13 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from kgen.expr.algebra import LOG2E
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
+from kgen.expr.softmax_form import INF
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.prove.claims import MASK, SCORE, SKIPPED, WHOLE
@@ -97,6 +97,11 @@ class _Call:
             drawn = rng.choice((0, 1, 7, 100)) if param.type == "int" else rng.choice((0.5, 2.0))
             self.scalars[name] = drawn if param.value is None else param.value
 
+    @property
+    def hides_by_score(self) -> bool:
+        """True if the plan computes scores of minus infinity."""
+        return self.plan.score_mod is not None and INF in walk(self.plan.score_mod)
+
     def pairs(self) -> list[Pair]:
         """Pairs at the ends, about the diagonal, about every constant, and any."""
         sq, sk = self.sizes["SQ"], self.sizes["SK"]
@@ -124,13 +129,19 @@ class _Call:
             return rng.random() < 0.5
         return rng.choice((0, 1, 5, 40, 150)) if of.dtype.startswith("int") else rng.uniform(-2, 2)
 
-    def values(self, names: Mapping[str, Any]) -> Callable[[Node], Any]:
-        """The value of trees, of which some names stand for numbers. It raises `_Undefined`."""
-        known, done = {**self.scalars, **names}, dict[Node, Any]()
+    def values(
+        self, names: Mapping[str, Any], bound: Mapping[str, Node] | None = None
+    ) -> Callable[[Node], Any]:
+        """The value of trees, of which some names stand for numbers, and some that are `bound` for trees. It raises
+        `_Undefined`."""
+        known, done, bound = {**self.scalars, **names}, dict[Node, Any](), bound or {}
 
         def of(node: Node) -> Any:
             if node not in done:
-                done[node] = self._value(node, known, of)
+                if isinstance(node, Var) and bound.get(node.name, node) != node:
+                    done[node] = of(bound[node.name])
+                else:
+                    done[node] = self._value(node, known, of)
             return done[node]
 
         def value(node: Node) -> Any:
@@ -185,10 +196,12 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
     try:
         allowed, score = call.written(pair)
         place = _position(call, loop, pair)
-        whole = call.values({**place, **_bound(call, loop, place)})
-        if loop.masked and bool(whole(loop.program.results["mask"])) != allowed:
+        whole = call.values(place, _bound(loop))
+        # A score of minus infinity leaves a pair out where the mask and the range do not.
+        lost = not allowed and call.hides_by_score and _score(loop, whole) == -math.inf
+        if loop.masked and bool(whole(loop.program.results["mask"])) != allowed and not lost:
             return MASK
-        if not loop.listed and (wrong := _out_of_range(loop, whole, pair, allowed)):
+        if not loop.listed and (wrong := _out_of_range(loop, whole, pair, allowed)) and not lost:
             return wrong
         if allowed and not _alike(_score(loop, whole), score):
             return SCORE
@@ -197,15 +210,11 @@ def _wrong(call: _Call, loop: TileLoop, pair: Pair) -> str | None:
     return None
 
 
-def _bound(call: _Call, loop: TileLoop, place: Mapping[str, Any]) -> dict[str, Any]:
-    """What a program computes before its results; what has no value here leaves those without one that use it."""
+def _bound(loop: TileLoop) -> dict[str, Node]:
+    """What a program computes before its results, by name."""
     axes = {"outer_live": loop.outer, "inner_live": loop.inner}
     live = {axis.index.name.removesuffix("idx") + "live": loop.program.results[n] for n, axis in axes.items()}
-    known: dict[str, Any] = {}
-    for name, node in [*((b.name, b.node) for b in loop.program.bindings), *live.items()]:
-        with suppress(_Undefined, KeyError):
-            known[name] = call.values({**place, **known})(node)
-    return known
+    return {**{binding.name: binding.node for binding in loop.program.bindings}, **live}
 
 
 def _position(call: _Call, loop: TileLoop, pair: Pair) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from typing import Any
 import z3
 
 from kgen.expr.algebra import LOG2E
-from kgen.expr.nodes import Node
+from kgen.expr.nodes import Node, walk
+from kgen.expr.softmax_form import INF
 from kgen.expr.tile_ranges import Axis
 from kgen.kernels.attention.plan.model import KV_AXIS, Q_AXIS, AttentionPlan
 from kgen.kernels.attention.spec import KV_LENS
@@ -43,7 +44,7 @@ class Extent:
     shapes: Callable[[list[Blocks]], list[Blocks]] = all_of_them
     """The shapes of tiles that are looked at, of those that a kernel has."""
     memory: bool = True
-    """Whether loads, stores and the width of integers are, too."""
+    """Whether the width of integers is, too, and loads and stores are in every shape."""
     values: bool = True
     """Whether masks and scores are looked at in every shape: a kernel computes them by the same statements in all."""
 
@@ -66,9 +67,9 @@ class Setting:
     packed: bool = False
     """Rows of a tile are of several query heads."""
     memory: bool = True
-    """Whether loads, stores and the width of integers are looked at."""
+    """Whether the width of integers is looked at."""
     values: bool = True
-    """Whether masks and scores are looked at."""
+    """Whether masks and scores are looked at, and loads and stores."""
     world: World = field(init=False)
     names: dict[str, Any] = field(init=False)
     shared: Any = field(init=False)
@@ -99,6 +100,11 @@ class Setting:
         self.world.facts += [heads <= sizes["HQ"], h / heads >= 0, h / heads < sizes["HKV"]]
 
     @property
+    def addresses(self) -> bool:
+        """True if loads and stores are looked at: in one shape of tile at least."""
+        return self.memory or self.values
+
+    @property
     def by_query(self) -> bool:
         """Whether programs own queries."""
         return self.outer is Q_AXIS
@@ -110,6 +116,10 @@ class Setting:
     @property
     def inner_block(self) -> int:
         return self.blocks[1 if self.by_query else 0]
+
+    @property
+    def outer_block(self) -> int:
+        return self.blocks[0 if self.by_query else 1]
 
     @property
     def lane(self) -> Any:
@@ -189,15 +199,35 @@ class Setting:
 
     def allowed(self, q: Any, kv: Any) -> Any:
         """That the spec lets a query see a key: what its mask says, and its score where that is minus infinity."""
-        trees, names = self.loaded.trees, self.written(q, kv)
+        tree = self.loaded.trees.get("score_mod")
+        if tree is None:
+            return self._unmasked(q, kv)
+        return z3.And(self._unmasked(q, kv), z3.Not(hidden(self.world, tree, self.written(q, kv))))
+
+    def _unmasked(self, q: Any, kv: Any) -> Any:
+        """That the key exists, and the mask as it is written holds."""
         parts = []
         if self.plan.spec.per_batch:
             parts.append(kv < self.world.read(KV_LENS, (self.names["b"],)))
-        if "mask_mod" in trees:
-            parts.append(term(self.world, trees["mask_mod"], names))
-        if "score_mod" in trees:
-            parts.append(z3.Not(hidden(self.world, trees["score_mod"], names)))
+        if (tree := self.loaded.trees.get("mask_mod")) is not None:
+            parts.append(term(self.world, tree, self.written(q, kv)))
         return z3.And(*parts) if parts else z3.BoolVal(True)
+
+    @property
+    def hides_by_score(self) -> bool:
+        """True if kernels compute scores of minus infinity, by which pairs are left out that their mask allows."""
+        score = self.plan.score_mod
+        return score is not None and INF in walk(score)
+
+    def possible(self, q: Any, kv: Any) -> Any:
+        """That a kernel may compute the score of a pair: the spec allows it, or hides it by a score that the plan
+        computes, minus infinity included. Obligations about scores then cover these pairs."""
+        if not self.hides_by_score:
+            return self.allowed(q, kv)
+        planned = self.plan.mask_mod
+        names = {**self.names, "q_idx": q, "kv_idx": kv}
+        mask = z3.BoolVal(True) if planned is None else term(self.world, planned, names)
+        return z3.And(self._unmasked(q, kv), mask)
 
     def score(self, q: Any, kv: Any) -> Any:
         """The score as it is written."""

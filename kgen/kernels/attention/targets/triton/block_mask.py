@@ -109,7 +109,7 @@ def kernel_fields(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, Any
     deciding = uses_of(decided)
     rows = lines(mask.decision.before_loop(), decision) + bounds.lines(in_loop=False, used=deciding)
     columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True, used=deciding)
-    plane = _plane(mask)
+    plane = plane_lines(mask)
     used = uses_of([*plane, *rows, *columns, *pair_lines, result, *decided]) | {*passed}
     fields: dict[str, Any] = {
         "plane": plane,
@@ -248,7 +248,7 @@ def _either(a: Code | bool, b: Code | bool) -> Code | bool:
     return b if a is False else a if b is False else op("({0})", row("or", a, b))
 
 
-def _plane(mask: BlockMask) -> list[Statement]:
+def plane_lines(mask: BlockMask) -> list[Statement]:
     """Whose rows a program makes."""
     number = over("row", "q_blocks")
     if mask.by_batch and mask.by_head:
