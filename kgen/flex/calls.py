@@ -158,12 +158,11 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
             return found
     if package == "operator" and (fn := _OPERATOR.get(last)):
         return ev.operate(fn, tuple(args), place)
+    found = _of_types(ev, path, args, keywords, place)
+    if found is not MISSING:
+        return found
     if last in _KNOWN_MASKS and args and all(is_callable(a) for a in args):
         return Partial(External(JOINED), (_KNOWN_MASKS[last], tuple(args)), {})
-    if path == "enum.auto":
-        return External("enum.auto()")
-    if path == "torch.Size" and len(args) == 1:
-        return tuple(ev.items(args[0], place))
     if last == "create_block_mask" and not ev.of_a_pair and (args or "mask_mod" in keywords):
         # What is compared with it, or called, is its mask.
         mask = args[0] if args else keywords["mask_mod"]
@@ -172,14 +171,6 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
             if effects.runs_changes(ev, called):
                 effects.escaped(ev, [mask], place)
             return mask
-    if path in ("collections.namedtuple", "typing.NamedTuple"):
-        return records.named_tuple(ev, args, keywords, place)
-    if path == "dataclasses.dataclass" and not args:
-        return Partial(records.DATACLASS, (), keywords)
-    if path == "dataclasses.field" and not args:
-        return records.field(keywords, place)
-    if package in ("numpy", "np") and last in numbers.SCALARS and len(args) == 1 and is_number(args[0]):
-        return numbers.computed(lambda: numbers.scalar(last, args[0]), place)
     if last == "noop_mask":
         return True
     if last == "_identity" and args:
@@ -201,6 +192,24 @@ def external(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, plac
         place.refuse("other-package", message, "write what it does with torch, or import a mod without it")
     effects.escaped(ev, [*args, *keywords.values()], place)
     return Unknown(place, f"what `{path}` gives")
+
+
+def _of_types(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
+    """A call that makes a type, a part of one, or a number of a type; MISSING for any other."""
+    package, last = path.partition(".")[0], path.rpartition(".")[2]
+    if path == "enum.auto":
+        return External("enum.auto()")
+    if path == "torch.Size" and len(args) == 1:
+        return tuple(ev.items(args[0], place))
+    if path in ("collections.namedtuple", "typing.NamedTuple"):
+        return records.named_tuple(ev, args, keywords, place)
+    if path == "dataclasses.dataclass" and not args:
+        return Partial(records.DATACLASS, (), keywords)
+    if path == "dataclasses.field" and not args:
+        return records.field(keywords, place)
+    if package in ("numpy", "np") and last in numbers.SCALARS and len(args) == 1 and is_number(args[0]):
+        return numbers.computed(lambda: numbers.scalar(last, args[0]), place)
+    return MISSING
 
 
 def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place: Place) -> Any:
