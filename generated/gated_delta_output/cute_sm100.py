@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3fc8d9c06fa87d98
+# inputs: 333eef48e58a3d2c
 # body: c4610d1fb3ea4dfc
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

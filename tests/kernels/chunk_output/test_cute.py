@@ -142,17 +142,10 @@ def test_the_launcher_says_what_does_not_fit(tmp_path, stem):
         module.sample(q, q, v[:, :70], h, g, cu_seqlens=cu)
     with pytest.raises(TypeError, match=r"g must be torch\.float32"):
         module.sample(q, q, v, h, g.double(), cu_seqlens=cu)
-    chunks = torch.tensor([[0, 0], [0, 1]], dtype=torch.int32)
-    for error, words, unfit in (
-        (TypeError, "cu_seqlens must be a tensor of int32 or int64", {"cu_seqlens": cu.float()}),
-        (TypeError, "chunk_indices must be a tensor of int32 or int64", {"chunk_indices": chunks.float()}),
-        (TypeError, "chunk_indices must be a tensor of int32 or int64", {"chunk_indices": chunks.tolist()}),
-        (ValueError, "cu_seqlens is on meta, q on cpu", {"cu_seqlens": cu.to("meta")}),
-        (ValueError, r"cu_seqlens must be \[N \+ 1\], got \[1\]", {"cu_seqlens": cu[:1]}),
-        (ValueError, r"expects chunk_indices \[2, 2\], got \[1, 2\]", {"chunk_indices": chunks[:1]}),
-    ):
-        with pytest.raises(error, match=words):
-            module.sample(q, q, v, h, g, **{"cu_seqlens": cu} | unfit)
+    with pytest.raises(ValueError, match="cu_seqlens must be"):
+        module.sample(q, q, v, h, g, cu_seqlens=cu.float())
+    with pytest.raises(ValueError, match=r"expects chunk_indices \[2, 2\], got \[3, 2\]"):
+        module.sample(q, q, v, h, g, cu_seqlens=cu, chunk_indices=torch.zeros(3, 2))
 
 
 @needs_dsl
