@@ -22,6 +22,7 @@ from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
 from kgen.targets.arguments import cast_lines, number_fields
+from kgen.targets.template import Untyped
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
@@ -45,10 +46,12 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     files = {"__init__.py": _package(variants[0], part, parts)}
     for file in FILES:
         shipped = (SHIPPED / file).read_text(encoding="utf-8")
-        files[file] = render_source(variants, Source(file, "attention/adapters/spec.j2", {"text": shipped}))
+        files[file] = render_source(
+            variants, Source(file, Untyped("attention/adapters/spec.j2", {"text": shipped}))
+        )
     made = {name: files}
     made |= {f"{name}/{folder}": dict(texts) for folder, texts in render_variants(parts).items()}
-    said = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
+    said = Source("spec.yaml", Untyped("attention/adapters/spec.j2", {"text": text}))
     made[f"{name}/{parts[0].spec.name}"]["spec.yaml"] = render_source(parts, said)
     return Adapter(made, specs=tuple(parts))
 
@@ -56,7 +59,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 def _package(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
     """`__init__.py`."""
     context = _context(loaded, part, parts, f"{loaded.spec.name}_context_parallel")
-    return render_source([loaded], Source("__init__.py", TEMPLATE, context))
+    return render_source([loaded], Source("__init__.py", Untyped(TEMPLATE, context)))
 
 
 def _require_names(loaded: Loaded) -> None:

@@ -7,6 +7,7 @@ from kgen.spec.load import Loaded
 from kgen.targets import Source
 from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, cast_lines, dense, derivative_fields
 from kgen.targets.cuda.elements import ELEMENTS, used
+from kgen.targets.template import Untyped
 from kgen.targets.triton.text import TORCH_DTYPES
 
 TENSORS = ("out", "dout", "dlse")
@@ -16,8 +17,8 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernel and its C launcher, `cuda.py` with the PyTorch operator."""
     context = _context(loaded)
     return [
-        Source("cuda.cu", "attention/cuda/delta.cu.j2", context, comment="//"),
-        Source("cuda.py", "attention/cuda/delta.py.j2", context),
+        Source("cuda.cu", Untyped("attention/cuda/delta.cu.j2", context), comment="//"),
+        Source("cuda.py", Untyped("attention/cuda/delta.py.j2", context)),
     ]
 
 

@@ -17,6 +17,7 @@ from kgen.targets.arguments import (
 )
 from kgen.targets.code import CUTE, Name, op, printed, row
 from kgen.targets.cute.printer import real
+from kgen.targets.template import Untyped
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
@@ -41,12 +42,12 @@ def sources(loaded: Loaded) -> list[Source]:
     return [
         Source(
             f"cute_{FILES[arch]}.py",
-            f"chunk_output/cute/chunk_output_{FILES[arch]}.j2",
-            context,
+            Untyped(f"chunk_output/cute/chunk_output_{FILES[arch]}.j2", context),
             arch,
             rank=RANKS[arch],
             needs="cutlass",
-            docstring="chunk_output/cute/_docstring.j2",
+            signature=context["signature"],
+            docstring=Untyped("chunk_output/cute/_docstring.j2", context),
         )
         for arch in loaded.spec.targets.cute.arch
     ]

@@ -11,6 +11,7 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.cuda.elements import used
+from kgen.targets.template import Untyped
 
 SUMS = {
     "layer": [
@@ -31,14 +32,14 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//", reserved=FUNCTIONS),
+        Source("cuda.cu", Untyped("norm/cuda/norm.cu.j2", context), comment="//", reserved=FUNCTIONS),
         Source(
             "cuda.py",
-            "norm/cuda/norm.py.j2",
-            context,
+            Untyped("norm/cuda/norm.py.j2", context),
             rank=2,
             needs="cuda.core",
-            docstring="norm/cuda/_docstring.j2",
+            signature=str(context["signature"]),
+            docstring=Untyped("norm/cuda/_docstring.j2", context),
         ),
     ]
 
