@@ -12,8 +12,8 @@ from kgen.targets.arguments import (
     IN_ANOTHER_FILE,
     NOT_ASKED_FOR,
     dense,
-    derivative_fields,
-    number_fields,
+    derivatives_of,
+    numbers_of,
 )
 from kgen.targets.code import CUTE, Name, op, printed, row
 from kgen.targets.cute.printer import real
@@ -114,7 +114,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "usage_args": ", ".join([*inputs, *(f"{name}={name}" for name in indices[:1])]),
     }
     refused = dict.fromkeys(inputs, IN_ANOTHER_FILE if "backward" in spec.passes else NOT_ASKED_FOR)
-    context |= derivative_fields(inputs, refused, derived=False) | number_fields({})
+    context |= {"derivatives": derivatives_of(inputs, refused, derived=False), "numbers": numbers_of({})}
     return context | _decay(plan) | _words(plan)
 
 

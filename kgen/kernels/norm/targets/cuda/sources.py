@@ -55,10 +55,12 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "summary": opening(spec, in_comment=True),
         "formula": formula(plan),
         "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
-        "elements": used(dtypes)
-        | {"loaded_once": False, "rounded": kernels.rounds}
-        | {"stores_fp32": "fp32" in dtypes or bool(backward and backward["sums"])},
-        "rounds": True,
+        "elements": used(
+            dtypes,
+            rounds=True,
+            rounded=kernels.rounds,
+            stores_fp32="fp32" in dtypes or bool(backward and backward["sums"]),
+        ),
         "moments": plan.layer,
         "passes_words": ["mean and variance in two passes"] if plan.layer else [],
         "sums_of_rows": SUMS[spec.norm],
