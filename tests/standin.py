@@ -19,6 +19,7 @@ from kgen.diagnostics import Diagnostic, KgenError, MissingError
 from kgen.family import Lazy, Runtime, Target
 from kgen.spec.user_text import UserText
 from kgen.targets import Source
+from kgen.targets.template import Untyped
 
 TEMPLATES = {
     "fake.py.j2": '{% from "_shared.j2" import line %}\n"""{{ summary }}"""\n\n{{ line(formula) }}\n',
@@ -79,14 +80,17 @@ def sources(loaded: Loaded) -> list[Source]:
         raise KeyboardInterrupt
     template = "undefined.j2" if spec.formula == "undefined" else "fake.py.j2"
     fields = {"summary": spec.summary.in_docstring(), "formula": spec.formula}
-    made = [Source("fake.py", template, fields, alone={})]
+    text = Untyped(template, fields)
+    made = [Source("fake.py", text, alone=text)]
     if spec.cuda == "yes":
-        made.append(Source("fake.cu", "fake.cu.j2", {"summary": spec.summary.in_comment()}, comment="//"))
+        comment = Untyped("fake.cu.j2", {"summary": spec.summary.in_comment()})
+        made.append(Source("fake.cu", comment, comment="//"))
     return made
 
 
 def other_sources(loaded: Loaded) -> list[Source]:
-    return [Source("other.py", "fake.py.j2", {"summary": "The other.", "formula": loaded.spec.formula})]
+    fields = {"summary": "The other.", "formula": loaded.spec.formula}
+    return [Source("other.py", Untyped("fake.py.j2", fields))]
 
 
 def verify_specs(loaded: list[Loaded], generated: Path, *_: object, **__: object) -> list[dict[str, object]]:

@@ -9,6 +9,7 @@ from typing import Any
 from kgen.expr.functions import TABLE
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.targets import Source
+from kgen.targets.template import Untyped
 from kgen.verify import emitted
 
 INT, FLOAT, BOOL = Type.INT, Type.FLOAT, Type.BOOL
@@ -66,7 +67,7 @@ def loaded(name: str, **changes: Any) -> Any:
 def _sources(loaded: Any, target: str, real: Any = emitted.sources) -> list[Source]:
     """A stand-in is never planned: its file is `triton.py`."""
     return (
-        [Source("triton.py", "", {}, rank=1)]
+        [Source("triton.py", Untyped("", {}), rank=1)]
         if isinstance(loaded.spec, SimpleNamespace)
         else real(loaded, target)
     )

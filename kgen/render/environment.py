@@ -2,18 +2,22 @@
 
 Templates make no decisions: what they print is prepared in Python (`tests/render/test_templates.py` holds that).
 An expression with a line to itself stands for lines of code: each is set in as the expression is, and of none nothing
-is left, not even a blank line. What an `include` brings is set in as the include is.
+is left, not even a blank line. What an `include` brings is set in as the include is. Values and statements are printed
+here, in the language of their template; a template among the fields of another is rendered where that one names it.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kgen.render.filters import FILTERS
+from kgen.targets.code import TRITON, Code, Statement, printed
+from kgen.targets.template import Printable, Template, Untyped, names, parts
 
 if TYPE_CHECKING:
     from jinja2 import BytecodeCache, Environment
@@ -29,9 +33,22 @@ def template_root() -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / "templates"
 
 
+def rendered(template: Printable) -> str:
+    """The text of a template with all templates within it, without a header."""
+    env = environment(template_root(), template.language)
+    return env.get_template(template.template).render(names(template))
+
+
+def environment(root: Path, language: str = TRITON) -> Environment:
+    """The environment that prints values and statements in a language.
+
+    A name that nobody prepared is an error, and block tags leave no blank line.
+    """
+    return _environment(root, language)
+
+
 @cache
-def environment(root: Path) -> Environment:
-    """An environment in which a name that nobody prepared is an error, and block tags leave no blank line."""
+def _environment(root: Path, language: str) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from jinja2.ext import Extension
 
@@ -52,10 +69,25 @@ def environment(root: Path) -> Environment:
         keep_trailing_newline=True,
         optimized=False,  # constants are folded in Python
         newline_sequence="\n",
+        finalize=lambda value: value if isinstance(value, list | tuple) else _text_of(value, language),
     )
-    found.filters |= FILTERS
+    found.filters |= {name: _of_texts(function, language) for name, function in FILTERS.items()}
     found.globals["digest_of_code"] = DIGEST_OF_CODE
     return found
+
+
+def _text_of(value: object, language: str) -> object:
+    """What is printed of a value, or of each in a list: what is neither a template nor a tree is a text or a number."""
+    if isinstance(value, Template | Untyped):
+        return rendered(value)
+    if isinstance(value, list | tuple):
+        return [_text_of(one, language) for one in value]
+    return printed(value, language) if isinstance(value, Code | Statement) else value
+
+
+def _of_texts(function: Callable[..., object], language: str) -> Callable[..., object]:
+    """A filter whose first operand is printed before."""
+    return lambda value, *more: function(_text_of(value, language), *more)
 
 
 def _compiled() -> BytecodeCache | None:
@@ -87,6 +119,13 @@ def _in_place(line: str) -> str:
     if inner.startswith("{% include ") and indent:
         return f"{{% filter indent({indent}, true) %}}{inner}{{% endfilter %}}"
     return line
+
+
+def texts_of(template: Printable) -> dict[str, str]:
+    """The texts of a template, of all templates within it, and of what these name in their tags, by name."""
+    env = environment(template_root())
+    found = (template_texts(env, part.template) for part in parts(template))
+    return dict(sorted({name: text for texts in found for name, text in texts.items()}.items()))
 
 
 @cache

@@ -47,6 +47,11 @@ def as_tuple(operands: Sequence[str]) -> str:
     return f"({', '.join(operands)}{',' if len(operands) == 1 else ''})"
 
 
+def join(operands: Sequence[object], between: str) -> str:
+    """Operands with a text between each two."""
+    return between.join(map(str, operands))
+
+
 def said(message: str, function: str) -> str:
     """A message of a function, formatted if it has fields."""
     return f'{"f" * ("{" in message)}"{function}: {message}"'
@@ -75,6 +80,7 @@ FILTERS: dict[str, Callable[..., object]] = {
     "and": around(" & {}"),
     "behind": behind,
     "each": each,
+    "join": join,
     "factor": around("{} * "),
     "lines": lines,
     "loaded": around(", mask={}, other=0.0"),

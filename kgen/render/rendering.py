@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.render import environment
 from kgen.render.header import digest, stamp, without_docstrings
 from kgen.render.names import clashes, given_way, hidden, refusals
 from kgen.spec.user_text import UserText
+from kgen.targets.template import Printable, names, parts
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
     from jinja2.runtime import Context
 
     from kgen.spec.load import Loaded
@@ -81,10 +81,9 @@ def render_choice(variants: Sequence[tuple[Loaded, Collection[str]]]) -> dict[st
     """Filename -> text of what chooses one of a spec's variants, of whose folders each has these of its files; nothing
     where one has no file with the function."""
     with _blaming(variants[0][0]):
-        env = environment.environment(environment.template_root())
         return _choice(
             [
-                (one, [x for name, x in _settled(env, one, None, single=False).items() if name in files])
+                (one, [x for name, x in _settled(one, None, single=False).items() if name in files])
                 for one, files in variants
             ]
         )
@@ -93,8 +92,8 @@ def render_choice(variants: Sequence[tuple[Loaded, Collection[str]]]) -> dict[st
 def _choice(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> dict[str, str]:
     from kgen.targets.package import choosing
 
-    env, source = environment.environment(environment.template_root()), choosing(variants)
-    return {source.filename: _file(env, [one for one, _ in variants], source)} if source else {}
+    source = choosing(variants)
+    return {source.filename: _file([one for one, _ in variants], source)} if source else {}
 
 
 def _rendered(
@@ -102,27 +101,25 @@ def _rendered(
 ) -> tuple[dict[str, Source], dict[str, str]]:
     """What the files of one spec are made of, and their texts."""
     with _blaming(loaded):
-        env = environment.environment(environment.template_root())
-        sources = _settled(env, loaded, targets, single)
-        return sources, {name: _file(env, [loaded], source) for name, source in sources.items()}
+        sources = _settled(loaded, targets, single)
+        return sources, {name: _file([loaded], source) for name, source in sources.items()}
 
 
 def excerpts(loaded: Loaded, block: str) -> list[tuple[str, str]]:
     """Filename and text of each place where a block of that name is in the files of a spec, set in as little as can
     be."""
     with _blaming(loaded):
-        env = environment.environment(environment.template_root())
         return [
             (name, textwrap.dedent(_tidy(text)))
-            for name, source in _settled(env, loaded, None, single=False).items()
-            for text in _blocks(env, source, block)
+            for name, source in _settled(loaded, None, single=False).items()
+            for text in _blocks(source, block)
         ]
 
 
 def render_source(variants: Sequence[Loaded], source: Source) -> str:
     """A file that stands beside the kernels of a spec, from all its variants."""
     with _blaming(variants[0]):
-        return _file(environment.environment(environment.template_root()), variants, source)
+        return _file(variants, source)
 
 
 def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
@@ -131,36 +128,32 @@ def render_package(loaded: Loaded, files: Collection[str]) -> str | None:
     from kgen.targets.package import package
 
     with _blaming(loaded):
-        env = environment.environment(environment.template_root())
-        settled = _settled(env, loaded, None, single=False)
+        settled = _settled(loaded, None, single=False)
         whole = package(loaded, [source for name, source in settled.items() if name in files])
-        return _file(env, [loaded], whole) if whole else None
+        return _file([loaded], whole) if whole else None
 
 
-def render_text(loaded: Loaded, template: str, context: dict[str, object]) -> str:
+def render_text(loaded: Loaded, template: Printable) -> str:
     """A file of the user's to start from, without a header."""
     with _blaming(loaded):
-        env = environment.environment(environment.template_root())
-        return _tidy(env.get_template(template).render(context))
+        return _tidy(environment.rendered(template))
 
 
 def _blaming(loaded: Loaded) -> AbstractContextManager[None]:
     return blaming(f"spec `{loaded.spec.name}` ({Path(loaded.path).name})")
 
 
-def _settled(
-    env: Environment, loaded: Loaded, targets: Collection[str] | None, single: bool
-) -> dict[str, Source]:
+def _settled(loaded: Loaded, targets: Collection[str] | None, single: bool) -> dict[str, Source]:
     """What each file is made of, with names within it that mean one thing each."""
     found = _single if single else _sources
     inner: Loaded | None = loaded
     while inner is not None:
         tried, sources = inner, found(inner, targets)
 
-        def renamed(other: Loaded, names: Collection[str] = tuple(sources)) -> dict[str, str]:
+        def renamed(other: Loaded, files: Collection[str] = tuple(sources)) -> dict[str, str]:
             """The files of Python of the same spec with other names, by the names that the files have here."""
-            pairs = zip(names, found(other, targets).values(), strict=True)
-            return {name: _body(env, source) for name, source in pairs if source.comment == "#"}
+            pairs = zip(files, found(other, targets).values(), strict=True)
+            return {name: _body(source) for name, source in pairs if source.comment == "#"}
 
         wrong = clashes(tried, sources, renamed) or hidden(tried, renamed(tried) if tried.called else {})
         if not wrong:
@@ -169,8 +162,8 @@ def _settled(
     raise KgenError(refusals(tried, wrong))
 
 
-def _blocks(env: Environment, source: Source, block: str) -> list[str]:
-    """What the blocks of a name are while a file is rendered."""
+def _blocks(source: Source, block: str) -> list[str]:
+    """What the blocks of a name are in a file and in every template within it."""
     found: list[str] = []
 
     def kept(render: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:
@@ -180,12 +173,14 @@ def _blocks(env: Environment, source: Source, block: str) -> list[str]:
 
         return rendered
 
-    apart = env.overlay()  # templates of its own
-    for name in environment.template_texts(env, source.template):
-        blocks = apart.get_template(name).blocks
-        if block in blocks:
-            blocks[block] = kept(blocks[block])
-    apart.get_template(source.template).render(_context(apart, source))
+    for part in parts(source.text):
+        env = environment.environment(environment.template_root(), part.language)
+        apart = env.overlay()  # templates of its own
+        for name in environment.template_texts(env, part.template):
+            blocks = apart.get_template(name).blocks
+            if block in blocks:
+                blocks[block] = kept(blocks[block])
+        apart.get_template(part.template).render(names(part))
     return found
 
 
@@ -220,51 +215,41 @@ def _single(loaded: Loaded, targets: Collection[str] | None) -> dict[str, Source
         message = f"`{loaded.spec.name}` has no file that does without others"
         hint = "render its folder, or ask for the target triton"
         raise KgenError(Diagnostic("no-single-file", message, file=str(loaded.path), hint=hint))
-    name, whole = f"{loaded.spec.name}.py", source.context | (source.alone or {})
-    return {name: replace(source, filename=name, context=whole)}
+    assert source.alone is not None
+    name = f"{loaded.spec.name}.py"
+    return {name: replace(source, filename=name, text=source.alone)}
 
 
-def _body(env: Environment, source: Source) -> str:
+def _body(source: Source) -> str:
     """One file without its header, and without trailing blanks: templates need not mind where a fragment is empty."""
-    text = _tidy(env.get_template(source.template).render(_context(env, source)))
+    text = _tidy(environment.rendered(source.text))
     if environment.DIGEST_OF_CODE not in text:
         return text
     # Two spellings of one kernel have the same code, and by it the same names of operators.
     return text.replace(environment.DIGEST_OF_CODE, digest(without_docstrings(text)))
 
 
-def _context(env: Environment, source: Source) -> dict[str, Any]:
-    """The names that the template of a file uses, with the docstring that it borrows from another file."""
-    if source.borrowed is None:
-        return source.context
-    return source.context | {
-        "argument_lines": env.get_template(source.borrowed).render(source.context).splitlines()
-    }
-
-
 def _tidy(rendered: str) -> str:
     return "\n".join(line.rstrip() for line in rendered.split("\n")).strip("\n") + "\n"
 
 
-def _file(env: Environment, loaded: Sequence[Loaded], source: Source) -> str:
+def _file(loaded: Sequence[Loaded], source: Source) -> str:
     """A file of a spec, or of all its variants."""
     return stamp(
-        _body(env, source),
+        _body(source),
         source.comment,
         spec=loaded[0].spec.name,
         spec_file=UserText(Path(loaded[0].path).name),
-        inputs=_inputs_hash(env, loaded, source),
+        inputs=_inputs_hash(loaded, source),
         spdx=loaded[0].spec.license,
     )
 
 
-def _inputs_hash(env: Environment, loaded: Sequence[Loaded], source: Source) -> str:
+def _inputs_hash(loaded: Sequence[Loaded], source: Source) -> str:
     """Stands for the spec as understood (comments and layout of its YAML do not count) and its templates.
 
     The model keeps its order: that of buffers is the order of the launcher's arguments.
     """
-    texts = environment.template_texts(env, source.template)
-    if source.borrowed is not None:
-        texts = texts | environment.template_texts(env, source.borrowed)
+    texts = environment.texts_of(source.text)
     models = (one.spec.model_dump_json() for one in loaded)
     return digest("\0".join([*models, *(f"{name}\0{text}" for name, text in texts.items())]))

@@ -10,6 +10,7 @@ from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family, known_targets
 from kgen.pages.markdown import said
 from kgen.spec.too_large import too_large
+from kgen.targets.template import Printable
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -17,32 +18,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """One file to emit: its name, the template that writes it, and the names that the template uses.
+    """One file to emit: its name, and the template that writes it.
 
     `arch` is the one architecture that the file is for, as sm_90a; None for a file that runs on several.
     `rank` says which file is the default where several can run: the highest, the fastest as measured. It is None for a
     file without the spec's function. `needs` is the package that it imports beside those of the target `triton`.
-    `forward_only` is what the target says. `comment` is what begins a comment line. `alone` is what the template has in
-    place of `context` where the file does without those beside it; None for one that cannot.
+    `forward_only` is what the target says. `comment` is what begins a comment line. `alone` is the template where the
+    file does without those beside it; None for one that cannot.
     """
 
     filename: str
-    template: str
-    context: dict[str, object]
+    text: Printable
     arch: str | None = None
     rank: int | None = None
     needs: str | None = None
     forward_only: bool = False
     comment: Literal["#", "//"] = "#"
-    alone: dict[str, object] | None = None
+    alone: Printable | None = None
     remarks: tuple[str, ...] = ()
     """Sentences for the person who renders it, without the name of the spec."""
     offers: tuple[str, ...] = ()
     """What there is for users beside the spec's function."""
-    docstring: str | None = None
-    """The template of what the function's docstring says of arguments and results, under the same names."""
-    borrowed: str | None = None
-    """Such a template of another file: its lines are `argument_lines` in the template of this one."""
+    signature: str = ""
+    """Of the spec's function, in Python: its parameters."""
+    docstring: Printable | None = None
+    """What the function's docstring says of arguments and results."""
     reserved: frozenset[str] = frozenset()
     """What the spec's function cannot be called. Of a file of Python that is found out."""
 

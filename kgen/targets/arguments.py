@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from kgen.expr.nodes import Call, Const, Node, Var, distinct, substitute, variables
 from kgen.expr.show import show
@@ -15,10 +16,48 @@ NOT_LEARNED = "but the spec gives it no gradient: write `grad: true` there, or"
 NO_DERIVATIVE = "but there is no derivative with respect to it:"
 
 
-def derivative_fields(
+@dataclass(frozen=True)
+class Refused:
+    """Tensors that get no gradient for one reason."""
+
+    given: str
+    """As keyword arguments."""
+    words: str
+    """The reason."""
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """The derivatives of a function, as `_operators.j2` and `_derivatives.j2` name them."""
+
+    tensors: str
+    """The floating-point ones, listed."""
+    refused: tuple[Refused, ...]
+    derived: bool
+    """True where a tensor gets a gradient."""
+    words: str
+    """A docstring's sentence on them, after the other errors."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers among the arguments of a function, as `_operators.j2` names them."""
+
+    there: bool = False
+    integers: bool = False
+    """True where one of them is an integer."""
+    lines: tuple[str, ...] = ()
+    """The checks of run-time parameters."""
+
+
+NO_NUMBERS = Numbers()
+"""Of a function that takes tensors alone."""
+
+
+def derivatives_of(
     tensors: Iterable[str], refused: Mapping[str, str], *, derived: bool, called: Mapping[str, str] = {}
-) -> dict[str, object]:
-    """What `_operators.j2` and `_derivatives.j2` use.
+) -> Derivatives:
+    """The derivatives of a function.
 
     `tensors` are the floating-point ones. Those that get no gradient are `refused`, each for its reason, which goes
     before "pass x.detach()"; `derived` says whether any gets one, `called` what callers say for a
@@ -27,12 +66,8 @@ def derivative_fields(
     groups: dict[str, list[str]] = {}
     for name, words in refused.items():
         groups.setdefault(words, []).append(f"{called.get(name, name)}={name}")
-    return {
-        "real_tensors": ", ".join(tensors),
-        "underived": [{"given": ", ".join(given), "words": words} for words, given in groups.items()],
-        "derived": derived,
-        "derivative_words": _words(groups, derived),
-    }
+    reasons = tuple(Refused(", ".join(given), words) for words, given in groups.items())
+    return Derivatives(", ".join(tensors), reasons, derived, _words(groups, derived))
 
 
 def cast_lines(dtypes: Mapping[str, str]) -> list[str]:
@@ -50,20 +85,15 @@ def _cast_line(names: Sequence[str], dtype: str) -> str:
     return f"{listed} = (_cast(x, {dtype}) for x in ({listed}))"
 
 
-def number_fields(
+def numbers_of(
     params: Mapping[str, ParamSpec],
     called: Mapping[str, str] = {},
     names: Iterable[str] = (),
     divisors: Iterable[str] = (),
-) -> dict[str, object]:
-    """What `_operators.j2` uses for `scale` or `eps` and run-time parameters, and the lines that check the latter."""
-    return {
-        "numbers": {
-            "there": True,
-            "integers": any(p.type == "int" for p in params.values()),
-            "lines": [*number_lines(params, called, names), *divisors],
-        }
-    }
+) -> Numbers:
+    """`scale` or `eps` and run-time parameters, and the lines that check the latter."""
+    lines = (*number_lines(params, called, names), *divisors)
+    return Numbers(True, any(p.type == "int" for p in params.values()), lines)
 
 
 def number_lines(
@@ -129,10 +159,6 @@ def dense(tensors: Iterable[str]) -> str:
     """The check that none of some tensors is sparse or nested."""
     names = list(tensors)
     return f'_dense("{" ".join(names)}", {", ".join(names)})'
-
-
-NO_NUMBERS = {"numbers": {"there": False, "integers": False, "lines": []}}
-"""Of a launcher that takes tensors alone."""
 
 
 def _words(refused: Iterable[str], derived: bool) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.family import family
 from kgen.targets import Source, callable_files, opening
+from kgen.targets.template import Untyped
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -41,8 +42,8 @@ def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
     }
     if choices:
         # The last file serves everything that the others do, so its words hold for the whole folder.
-        fields = tried[-1].context | fields | _choice(spec, choices, last)
-    return Source("__init__.py", "package.j2", fields, borrowed=tried[-1].docstring if choices else None)
+        fields |= {"argument_lines": tried[-1].docstring} | _choice(spec, choices, last)
+    return Source("__init__.py", Untyped("package.j2", fields))
 
 
 def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | None:
@@ -52,7 +53,7 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
     if not all(files):
         return None
     spec, varies = first.spec, family(first.spec.kernel).varies
-    (signature,) = {str(file.context["signature"]) for (file,) in files}
+    (signature,) = {file.signature for (file,) in files}
     positional, keywords = _parameters(signature)
     fields = first.listed
     tests = [
@@ -63,23 +64,24 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
     there = ", ".join(one.variant for one, _ in variants)
     return Source(
         "__init__.py",
-        "variants.j2",
-        files[0][0].context
-        | {
-            "name": spec.name,
-            "summary": opening(spec),
-            "words": [f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
-            "dtypes": _dtypes(variants) if "dtype" in fields else [],
-            "choices": [
-                {"word": "elif" if number else "if", "variant": one.variant, "test": tests[number]}
-                for number, (one, _) in enumerate(variants)
-            ],
-            "refusal": f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
-            "signature": signature,
-            "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
-            "first": variants[0][0].variant,
-        },
-        borrowed=files[0][0].docstring,
+        Untyped(
+            "variants.j2",
+            {
+                "name": spec.name,
+                "argument_lines": files[0][0].docstring,
+                "summary": opening(spec),
+                "words": [f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
+                "dtypes": _dtypes(variants) if "dtype" in fields else [],
+                "choices": [
+                    {"word": "elif" if number else "if", "variant": one.variant, "test": tests[number]}
+                    for number, (one, _) in enumerate(variants)
+                ],
+                "refusal": f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
+                "signature": signature,
+                "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
+                "first": variants[0][0].variant,
+            },
+        ),
     )
 
 
@@ -99,7 +101,7 @@ def _choice(spec: Any, choices: Sequence[Source], last: Source | None) -> dict[s
     """How one of several files is chosen, `last` where none of the others runs."""
     files = [*choices, *([last] if last else [])]
     gradients = "backward" in spec.passes and any(file.forward_only for file in files)
-    (signature,) = {str(file.context["signature"]) for file in files}
+    (signature,) = {file.signature for file in files}
     positional, keywords = _parameters(signature)
     refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{positional[0]}.device}}")'
     return {

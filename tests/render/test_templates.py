@@ -16,6 +16,7 @@ from kgen.render.filters import FILTERS as OURS
 from kgen.spec.load import load
 from kgen.targets import asked_targets, sources
 from kgen.targets.code import Code, Statement, printed
+from kgen.targets.template import names
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "templates"
@@ -217,8 +218,8 @@ def test_no_operand_brings_its_comma(path: Path) -> None:
     loaded = load(path)
     found = [source for target in asked_targets(loaded) for source in sources(loaded, target)]
     assert found
-    contexts = [source.context | extra for source in found for extra in ({}, source.alone or {})]
-    assert [text for context in contexts for text in loose(context, path.stem)] == []
+    templates = [text for source in found for text in (source.text, source.alone) if text is not None]
+    assert [text for template in templates for text in loose(names(template), path.stem)] == []
 
 
 def test_an_operand_that_brings_its_comma_is_found() -> None:

@@ -21,7 +21,8 @@ from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
-from kgen.targets.arguments import cast_lines, number_fields
+from kgen.targets.arguments import Derivatives, Refused, cast_lines, numbers_of
+from kgen.targets.template import Untyped
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
 TEMPLATE = "attention/adapters/context_parallel.j2"
@@ -45,10 +46,12 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     files = {"__init__.py": _package(variants[0], part, parts)}
     for file in FILES:
         shipped = (SHIPPED / file).read_text(encoding="utf-8")
-        files[file] = render_source(variants, Source(file, "attention/adapters/spec.j2", {"text": shipped}))
+        files[file] = render_source(
+            variants, Source(file, Untyped("attention/adapters/spec.j2", {"text": shipped}))
+        )
     made = {name: files}
     made |= {f"{name}/{folder}": dict(texts) for folder, texts in render_variants(parts).items()}
-    said = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
+    said = Source("spec.yaml", Untyped("attention/adapters/spec.j2", {"text": text}))
     made[f"{name}/{parts[0].spec.name}"]["spec.yaml"] = render_source(parts, said)
     return Adapter(made, specs=tuple(parts))
 
@@ -56,7 +59,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
 def _package(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
     """`__init__.py`."""
     context = _context(loaded, part, parts, f"{loaded.spec.name}_context_parallel")
-    return render_source([loaded], Source("__init__.py", TEMPLATE, context))
+    return render_source([loaded], Source("__init__.py", Untyped(TEMPLATE, context)))
 
 
 def _require_names(loaded: Loaded) -> None:
@@ -161,8 +164,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
         "exact": exact_fields(exact(spec)),
         "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
-        "derived": own.backward,
-        "underived": ", ".join(f"{n}={n}" for n in refused),
+        "derivatives": Derivatives("", _refused(refused), own.backward, ""),
         "learned": learned_buffers,
         "reduce": {
             "name": ["reduce_gradients"] * bool(learned_buffers),
@@ -179,8 +181,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "tensors_words": tensor,
         "argument_words": _words(spec, packed),
         **_casts(parts, spec),
-        **number_fields(runtime),
-        "number_lines": number_fields(runtime)["numbers"]["lines"],  # type: ignore[index]
+        "numbers": numbers_of(runtime),
         "plan_params": [*(packed or ["length", "kv_length=None"]), "*", *(n for n in asked if n not in packed),
                         *(f"{word}={'None' if found else 1}" for word, found in sizes.items()),
                         "ranks=None", 'sharding="auto"'],
@@ -190,6 +191,12 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         else "(length, length if kv_length is None else kv_length)",
         "plan_given": "{" + ", ".join(f'"{n}": {n}' for n in asked) + "}",
     }  # fmt: skip
+
+
+def _refused(names: Sequence[str]) -> tuple[Refused, ...]:
+    """The tensors that get no gradient from a function over ranks."""
+    given = ", ".join(f"{n}={n}" for n in names)
+    return (Refused(given, "but a function over ranks gives it none:"),) if given else ()
 
 
 def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> dict[str, object]:

@@ -19,6 +19,7 @@ from kgen.render.rendering import render_source, render_text, render_variants
 from kgen.spec.load import Loaded
 from kgen.spec.user_text import UserText
 from kgen.targets import Source, opening, opening_in_markdown
+from kgen.targets.template import Untyped
 from kgen.targets.triton.text import TORCH_DTYPES
 
 SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
@@ -53,7 +54,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
         raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
     root, package = f"{name}_hub", f"{name}_hub/torch-ext/{name}"
     context = _context(variant)
-    init = Source("__init__.py", f"{TEMPLATES}hub.j2", context)
+    init = Source("__init__.py", Untyped(f"{TEMPLATES}hub.j2", context))
     made = {package: {"__init__.py": render_source(variants, init)}}
     made |= {f"{package}/{folder}": files for folder, files in render_variants(variants).items()}
     started = {
@@ -63,7 +64,8 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
         f"{root}/benchmarks/benchmark.py": "hub_benchmark.py.j2",
     }
     texts = {
-        path: render_text(variants[0], TEMPLATES + template, context) for path, template in started.items()
+        path: render_text(variants[0], Untyped(TEMPLATES + template, context))
+        for path, template in started.items()
     }
     return Adapter(made, texts, tuple(variants))
 

@@ -13,6 +13,7 @@ from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
+from kgen.targets.template import Untyped
 
 NO_WINDOW = "2**30"
 """The argument `sliding_window` of kernels for caches, in layers without a window."""
@@ -64,7 +65,7 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     for specs in (list(variants), *family.made.values()):
         made |= {f"{name}/{folder}": dict(files) for folder, files in render_variants(specs).items()}
     for text, specs in family.made.items():
-        source = Source("spec.yaml", "attention/adapters/spec.j2", {"text": text})
+        source = Source("spec.yaml", Untyped("attention/adapters/spec.j2", {"text": text}))
         made[f"{name}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
     heading, *lines = _fits(variant, family)
     fits = (f"{name} fits {heading}", *(f"  {line}" for line in lines))
@@ -132,7 +133,7 @@ def _package(variant: Variant, family: Family, package: str) -> Source:
         "positions": variant.sees_positions,
         "head": spec.head_dim,
     }
-    return Source("__init__.py", "attention/adapters/transformers.j2", context)
+    return Source("__init__.py", Untyped("attention/adapters/transformers.j2", context))
 
 
 def _answer(number: int, request: Request) -> str:

@@ -2,48 +2,95 @@
 
 from __future__ import annotations
 
-from kgen.kernels.attention.plan.delta import plan_delta
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.kernels.attention.plan.delta import DeltaPlan, plan_delta
 from kgen.spec.load import Loaded
 from kgen.targets import Source
-from kgen.targets.arguments import NO_BACKWARD, NO_NUMBERS, cast_lines, dense, derivative_fields
-from kgen.targets.cuda.elements import ELEMENTS, used
+from kgen.targets.arguments import (
+    NO_BACKWARD,
+    NO_NUMBERS,
+    Derivatives,
+    Numbers,
+    cast_lines,
+    dense,
+    derivatives_of,
+)
+from kgen.targets.cuda.elements import ELEMENTS, Elements, used
+from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
 TENSORS = ("out", "dout", "dlse")
 
 
+@dataclass(frozen=True)
+class Kernel(Template):
+    """`cuda.cu`: the kernel and its launcher in C."""
+
+    template: ClassVar[str] = "attention/cuda/delta.cu.j2"
+
+    name: str
+    summary: str
+    width: int
+    """Elements of a row."""
+    dtype: str
+    element: str
+    """The type of an element in C++."""
+    elements: Elements
+    plan: DeltaPlan
+
+
+@dataclass(frozen=True)
+class Module(Template):
+    """`cuda.py`: the operator of PyTorch."""
+
+    template: ClassVar[str] = "attention/cuda/delta.py.j2"
+
+    name: str
+    summary: str
+    width: int
+    dtype: str
+    torch_dtype: str
+    plan: DeltaPlan
+    divisible: str
+    """What is ahead of the condition of vectors."""
+    casts: list[str]
+    dense_check: str
+    derivatives: Derivatives
+    numbers: Numbers = NO_NUMBERS
+    least_major_minor: str = "8, 0"
+    least_words: str = "8.0"
+    dynamic_shared: bool = False
+    shared_argument: str = "0"
+    config_arguments: str = "grid, block"
+    launch_config: str = "grid=grid, block=block"
+
+
 def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernel and its C launcher, `cuda.py` with the PyTorch operator."""
-    context = _context(loaded)
-    return [
-        Source("cuda.cu", "attention/cuda/delta.cu.j2", context, comment="//"),
-        Source("cuda.py", "attention/cuda/delta.py.j2", context),
-    ]
-
-
-def _context(loaded: Loaded) -> dict[str, object]:
     spec, plan = loaded.spec, plan_delta(loaded.spec)
+    name, summary = f"{spec.name}_delta", f"The delta of the backward pass of `{spec.name}`."
     dtypes = {"out": spec.dtype, "dout": spec.dtype, "dlse": "fp32"}
-    return {
-        "name": f"{spec.name}_delta",
-        "summary": f"The delta of the backward pass of `{spec.name}`.",
-        "width": spec.head_dim.v,
-        "dtype": spec.dtype,
-        "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "casts": cast_lines({n: f"torch.{TORCH_DTYPES[d]}" for n, d in dtypes.items()}),
-        "element": ELEMENTS[spec.dtype],
-        "elements": used({spec.dtype, "fp32"}) | {"loaded_once": True},
-        "rounds": False,
-        "least_major_minor": "8, 0",
-        "least_words": "8.0",
-        "plan": plan,
-        "rows": plan.rows,
-        "divisible": "" if spec.head_dim.v % plan.vector == 0 else "False and ",
-        **derivative_fields(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
-        **NO_NUMBERS,
-        "dense_check": dense(TENSORS),
-        "dynamic_shared": False,
-        "shared_argument": "0",
-        "config_arguments": "grid, block",
-        "launch_config": "grid=grid, block=block",
-    }
+    kernel = Kernel(
+        name=name,
+        summary=summary,
+        width=spec.head_dim.v,
+        dtype=spec.dtype,
+        element=ELEMENTS[spec.dtype],
+        elements=used({spec.dtype, "fp32"}, loaded_once=True),
+        plan=plan,
+    )
+    module = Module(
+        name=name,
+        summary=summary,
+        width=spec.head_dim.v,
+        dtype=spec.dtype,
+        torch_dtype=TORCH_DTYPES[spec.dtype],
+        plan=plan,
+        divisible="" if spec.head_dim.v % plan.vector == 0 else "False and ",
+        casts=cast_lines({n: f"torch.{TORCH_DTYPES[d]}" for n, d in dtypes.items()}),
+        dense_check=dense(TENSORS),
+        derivatives=derivatives_of(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
+    )
+    return [Source("cuda.cu", kernel, comment="//"), Source("cuda.py", module)]

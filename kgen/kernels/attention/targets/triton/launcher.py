@@ -16,11 +16,12 @@ from kgen.targets.arguments import (
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     NOT_LEARNED,
+    Derivatives,
     cast_lines,
     dense,
-    derivative_fields,
+    derivatives_of,
     divisor_lines,
-    number_fields,
+    numbers_of,
 )
 from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
 
@@ -142,9 +143,9 @@ class LauncherFields:
                     *("None" for _ in scalars),
                 ]
             ),
-            **self._derivatives(sources_of_gradient),
+            "derivatives": self._derivatives(sources_of_gradient),
             "dense_check": dense([*operands, *tables, *map(self.called, spec.buffers), *sinks]),
-            **number_fields(
+            "numbers": numbers_of(
                 self.runtime, plan.called, [*spec.buffers, *self.runtime], self.divisor_lines(self.runtime)
             ),
             "scatters": bool(scattered),
@@ -162,7 +163,7 @@ class LauncherFields:
         tables, sinks = ["block_table"] * (spec.paged_kv is not None), ["sinks"] * spec.sinks
         return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
 
-    def _derivatives(self, learned: list[str]) -> dict[str, object]:
+    def _derivatives(self, learned: list[str]) -> Derivatives:
         spec, plan = self.spec, self.plan
         real = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.element is Type.FLOAT)]
         real += ["sinks"] * spec.sinks
@@ -171,7 +172,7 @@ class LauncherFields:
             words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
         else:
             words = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
-        return derivative_fields(real, words, derived=plan.backward, called=plan.called)
+        return derivatives_of(real, words, derived=plan.backward, called=plan.called)
 
     def kv_sizes(self) -> str:
         """Heads of K and V, and the number of keys."""

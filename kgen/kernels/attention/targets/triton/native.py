@@ -30,6 +30,7 @@ from kgen.kernels.attention.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_of, refuse, tensor, unique
+from kgen.targets.template import names
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -83,7 +84,9 @@ class _Fields:
         self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
         self.of_hopper = self.kernels if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
         # What the emitted files have.
-        self.emitted = next(source.context for source in sources(loaded) if source.filename == "triton.py")
+        self.emitted: dict[str, Any] = next(
+            names(source.text) for source in sources(loaded) if source.filename == "triton.py"
+        )
         self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
         self.decode = plan_decode(loaded) if decodes(loaded) else None
         self.lse = "fp64" if plan.exact else "fp32"

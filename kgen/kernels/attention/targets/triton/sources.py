@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.functions import in_order
@@ -27,9 +27,12 @@ from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pa
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import as_type, load, op, printed, row
+from kgen.targets.template import Untyped
 from kgen.targets.triton import tables
 from kgen.targets.triton.text import TORCH_DTYPES
 from kgen.targets.triton.tritons import FIELDS
+
+TEMPLATE = "attention/triton/attention.j2"
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -47,13 +50,22 @@ def sources(loaded: Loaded) -> list[Source]:
     offers = [f"{plan.spec.name}_kernels", *[f"{plan.spec.name}_block_mask"] * (plan.block_mask is not None)]
     offers += ["use_delta"] * bool(context["backward"] and context["outside_delta"])
     offers += [f"{plan.spec.name}_begin", f"{plan.spec.name}_end"] * bool(context["shares"])
-    template = "attention/triton/attention.j2"
     remarks = tuple(_not_on_hopper(plan.spec, without_kernels(hopper)))
-    file = Source("triton.py", template, apart, rank=1, alone=alone, offers=tuple(offers))
-    files = [replace(file, docstring="attention/triton/_docstring.j2", remarks=remarks)]
+    files = [
+        Source(
+            "triton.py",
+            Untyped(TEMPLATE, apart),
+            rank=1,
+            alone=Untyped(TEMPLATE, context | alone),
+            offers=tuple(offers),
+            signature=context["signature"],
+            docstring=Untyped("attention/triton/_docstring.j2", apart),
+            remarks=remarks,
+        )
+    ]
     if context["hopper"] is not None:
         beside = apart | {"gdc": waits}
-        files.append(Source("hopper.py", "attention/triton/hopper.j2", beside, arch="sm_90a"))
+        files.append(Source("hopper.py", Untyped("attention/triton/hopper.j2", beside), arch="sm_90a"))
     return files
 
 
@@ -72,7 +84,7 @@ def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     return [], ["gdc_wait"] * (context["hopper"] is not None and context["hopper"]["dynamic"])
 
 
-def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, object]:
+def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, Any]:
     """Every name of the template, from the plan of the portable kernels and of those for Hopper."""
     spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
     launcher = LauncherFields(plan)

@@ -12,11 +12,12 @@ from kgen.targets.arguments import (
     IN_ANOTHER_FILE,
     NOT_ASKED_FOR,
     dense,
-    derivative_fields,
-    number_fields,
+    derivatives_of,
+    numbers_of,
 )
 from kgen.targets.code import CUTE, Name, op, printed, row
 from kgen.targets.cute.printer import real
+from kgen.targets.template import Untyped
 from kgen.targets.triton.text import TORCH_DTYPES
 
 FILES = {"sm_90a": "sm90", "sm_100a": "sm100"}
@@ -41,12 +42,12 @@ def sources(loaded: Loaded) -> list[Source]:
     return [
         Source(
             f"cute_{FILES[arch]}.py",
-            f"chunk_output/cute/chunk_output_{FILES[arch]}.j2",
-            context,
+            Untyped(f"chunk_output/cute/chunk_output_{FILES[arch]}.j2", context),
             arch,
             rank=RANKS[arch],
             needs="cutlass",
-            docstring="chunk_output/cute/_docstring.j2",
+            signature=context["signature"],
+            docstring=Untyped("chunk_output/cute/_docstring.j2", context),
         )
         for arch in loaded.spec.targets.cute.arch
     ]
@@ -108,7 +109,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "usage_args": ", ".join([*inputs, *(f"{name}={name}" for name in indices[:1])]),
     }
     refused = dict.fromkeys(inputs, IN_ANOTHER_FILE if "backward" in spec.passes else NOT_ASKED_FOR)
-    context |= derivative_fields(inputs, refused, derived=False) | number_fields({})
+    context |= {"derivatives": derivatives_of(inputs, refused, derived=False), "numbers": numbers_of({})}
     return context | _decay(plan) | _words(plan)
 
 

@@ -7,10 +7,11 @@ from kgen.kernels.chunk_output.spec import ChunkOutputSpec
 from kgen.targets.arguments import (
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
+    Derivatives,
     cast_lines,
     dense,
-    derivative_fields,
-    number_fields,
+    derivatives_of,
+    numbers_of,
 )
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -64,8 +65,8 @@ def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
         "grad_words": (
             f"Differentiable in q, k, v, h{' and g' if has_dg else ''}." if plan.backward else None
         ),
-        **_derivatives(plan),
-        **number_fields({}),
+        "derivatives": _derivatives(plan),
+        "numbers": numbers_of({}),
         "dense_check": dense(tensors),
         "casts": chunk_casts(plan),
         "checks": _checks(plan),
@@ -92,14 +93,14 @@ def _type(tensor: str) -> str:
     return "Optional[Tensor]" if tensor == "chunk_indices" else "Tensor"
 
 
-def _derivatives(plan: ChunkOutputPlan) -> dict[str, object]:
+def _derivatives(plan: ChunkOutputPlan) -> Derivatives:
     real = ["q", "k", "v", "h", *plan.gates]
     if plan.backward:
         derived = ["q", "k", "v", "h", *["g"] * (plan.slope is not None)]
         refused = {n: NO_DERIVATIVE for n in real if n not in derived}
     else:
         refused = dict.fromkeys(real, NOT_ASKED_FOR)
-    return derivative_fields(real, refused, derived=plan.backward)
+    return derivatives_of(real, refused, derived=plan.backward)
 
 
 def _head_words(spec: ChunkOutputSpec) -> str:

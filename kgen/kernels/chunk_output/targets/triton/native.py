@@ -13,6 +13,7 @@ from kgen.kernels.chunk_output.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import WORDS, Native, Tiles, prefix_of, tensor, unique
+from kgen.targets.template import names
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -43,7 +44,7 @@ class _Fields:
         self.tables = tile_tables(plan.spec)
         self.has_dg = plan.slope is not None
         (source,) = sources(loaded)
-        self.emitted = source.context
+        self.emitted = names(source.text)
 
     def native(self) -> Native:
         named = {"forward": self.tables.forward}

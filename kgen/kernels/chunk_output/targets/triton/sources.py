@@ -19,6 +19,7 @@ from kgen.kernels.chunk_output.targets.triton.launcher import launcher_fields, l
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import Code, Name, assign, atom, lines_of, row, times
+from kgen.targets.template import Untyped
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.printer import Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
@@ -69,14 +70,16 @@ _NAMES = frozenset(
 
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
+    context = _context(plan_chunk_output(loaded))
+    text = Untyped("chunk_output/triton/chunk_output.j2", context)
     return [
         Source(
             "triton.py",
-            "chunk_output/triton/chunk_output.j2",
-            _context(plan_chunk_output(loaded)),
+            text,
             rank=1,
-            alone={},
-            docstring="chunk_output/triton/_docstring.j2",
+            alone=text,
+            signature=str(context["signature"]),
+            docstring=Untyped("chunk_output/triton/_docstring.j2", context),
         )
     ]
 

@@ -17,7 +17,7 @@ from kgen.kernels.norm.targets.triton.launcher import (
     norm_divisors,
 )
 from kgen.targets import opening
-from kgen.targets.arguments import dense, number_fields
+from kgen.targets.arguments import dense, numbers_of
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
@@ -98,9 +98,9 @@ class LauncherFields:
             "eps_default": repr(spec.eps),
             "variance_words": "variance" if plan.layer else "mean of squares",
             "casts": norm_casts(plan),
-            **norm_derivatives(plan),
+            "derivatives": norm_derivatives(plan),
             "dense_check": dense(tensors),
-            **number_fields(self.runtime, divisors=norm_divisors(plan)),
+            "numbers": numbers_of(self.runtime, divisors=norm_divisors(plan)),
             **self._outputs(),
             **(self._backward() if plan.backward else {}),
         }

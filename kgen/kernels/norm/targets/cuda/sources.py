@@ -11,6 +11,7 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.cuda.elements import used
+from kgen.targets.template import Untyped
 
 SUMS = {
     "layer": [
@@ -31,14 +32,14 @@ def sources(loaded: Loaded) -> list[Source]:
     """`cuda.cu` with the kernels, `cuda.py` with the operators."""
     context = _context(plan_norm(loaded))
     return [
-        Source("cuda.cu", "norm/cuda/norm.cu.j2", context, comment="//", reserved=FUNCTIONS),
+        Source("cuda.cu", Untyped("norm/cuda/norm.cu.j2", context), comment="//", reserved=FUNCTIONS),
         Source(
             "cuda.py",
-            "norm/cuda/norm.py.j2",
-            context,
+            Untyped("norm/cuda/norm.py.j2", context),
             rank=2,
             needs="cuda.core",
-            docstring="norm/cuda/_docstring.j2",
+            signature=str(context["signature"]),
+            docstring=Untyped("norm/cuda/_docstring.j2", context),
         ),
     ]
 
@@ -54,10 +55,12 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "summary": opening(spec, in_comment=True),
         "formula": formula(plan),
         "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
-        "elements": used(dtypes)
-        | {"loaded_once": False, "rounded": kernels.rounds}
-        | {"stores_fp32": "fp32" in dtypes or bool(backward and backward["sums"])},
-        "rounds": True,
+        "elements": used(
+            dtypes,
+            rounds=True,
+            rounded=kernels.rounds,
+            stores_fp32="fp32" in dtypes or bool(backward and backward["sums"]),
+        ),
         "moments": plan.layer,
         "passes_words": ["mean and variance in two passes"] if plan.layer else [],
         "sums_of_rows": SUMS[spec.norm],

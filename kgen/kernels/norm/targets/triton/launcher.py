@@ -10,11 +10,12 @@ from kgen.targets.arguments import (
     NO_BACKWARD,
     NOT_ASKED_FOR,
     NOT_LEARNED,
+    Derivatives,
     cast_lines,
     dense,
-    derivative_fields,
+    derivatives_of,
     divisor_lines,
-    number_fields,
+    numbers_of,
 )
 from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
 
@@ -100,9 +101,9 @@ class NormLauncher:
             "save": needs_grad if plan.saves else "False",
             "flags": ["SAVE=save"] if plan.saves else [],
             "dh_out": False,
-            **norm_derivatives(plan),
+            "derivatives": norm_derivatives(plan),
             "dense_check": dense(tensors),
-            **number_fields(self.runtime, divisors=norm_divisors(plan)),
+            "numbers": numbers_of(self.runtime, divisors=norm_divisors(plan)),
         }
         stored = [n for n in ("h", "scale") if n in (*returned, *tensors)]
         pointers = [o.name for o in plan.forward.loads] + ["out", *stored, *plan.saves]
@@ -277,7 +278,7 @@ def norm_casts(plan: NormPlan) -> list[str]:
     return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})
 
 
-def norm_derivatives(plan: NormPlan) -> dict[str, object]:
+def norm_derivatives(plan: NormPlan) -> Derivatives:
     """Which arguments have a gradient, and why others have none."""
     spec = plan.spec
     real = {o.name: o.grad for o in plan.operands if o.type is Type.FLOAT}
@@ -287,7 +288,7 @@ def norm_derivatives(plan: NormPlan) -> dict[str, object]:
         refused = {n: NOT_LEARNED for n, grad in real.items() if not grad}
     else:
         refused = dict.fromkeys(real, NO_BACKWARD if spec.quantize else NOT_ASKED_FOR)
-    return derivative_fields(real, refused, derived=plan.backward is not None)
+    return derivatives_of(real, refused, derived=plan.backward is not None)
 
 
 def _output(name: str, shape: str, dtype: str, like: str) -> dict[str, str]:

@@ -27,6 +27,7 @@ from kgen.targets.code import (
     text,
     total,
 )
+from kgen.targets.template import Untyped
 from kgen.targets.triton import tables as by_chip
 from kgen.targets.triton.printer import BufferLayout, Printer, along_row, column
 from kgen.targets.triton.tritons import FIELDS
@@ -39,14 +40,16 @@ ROW_VALUES = ("mean", "rstd", "c1", "c2")
 def sources(loaded: Loaded) -> list[Source]:
     """The one file of this target."""
     plan = plan_norm(loaded)
+    fields = printed(_Fields(plan).context())
+    text = Untyped("norm/triton/norm.j2", fields)
     return [
         Source(
             "triton.py",
-            "norm/triton/norm.j2",
-            printed(_Fields(plan).context()),
+            text,
             rank=1,
-            alone={},
-            docstring="norm/triton/_docstring.j2",
+            alone=text,
+            signature=fields["signature"],
+            docstring=Untyped("norm/triton/_docstring.j2", fields),
         )
     ]
 
