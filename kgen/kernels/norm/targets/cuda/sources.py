@@ -11,6 +11,7 @@ from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.cuda.elements import used
+from kgen.targets.cuda.loader import Loader
 from kgen.targets.template import Untyped
 
 SUMS = {
@@ -78,11 +79,6 @@ def _context(plan: NormPlan) -> dict[str, object]:
         "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
         "per_tensor": bool(spec.quantize and spec.quantize.scale == "per_tensor"),
         "least_capability": 89 if spec.quantize else 80,
-        "least_major_minor": "8, 9" if spec.quantize else "8, 0",
-        "least_words": "8.9" if spec.quantize else "8.0",
-        "dynamic_shared": True,
-        "shared_argument": "shared",
-        "config_arguments": "grid, block, shared, cluster",
-        "launch_config": "grid=grid, cluster=cluster if cluster > 1 else None, block=block, shmem_size=shared",
+        "loader": Loader(spec.name, 8, 9 if spec.quantize else 0, dynamic_shared=True),
         **LauncherFields(kernels, forward, backward).fields(),
     }
