@@ -10,12 +10,7 @@ from kgen.expr.nodes import Type
 from kgen.kernels.norm.plan import planning
 from kgen.kernels.norm.plan.planning import Gradient, Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
-from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, Grid
-from kgen.kernels.norm.targets.cuda.forward import Forward
-from kgen.kernels.norm.targets.cuda.parts import Launch
-from kgen.kernels.norm.targets.cuda.spelled import Spelled
-from kgen.kernels.norm.targets.formula import formula
-from kgen.kernels.norm.targets.triton.launcher import (
+from kgen.kernels.norm.targets.arguments import (
     FP8,
     Check,
     meaning,
@@ -23,6 +18,11 @@ from kgen.kernels.norm.targets.triton.launcher import (
     norm_derivatives,
     norm_divisors,
 )
+from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, Grid
+from kgen.kernels.norm.targets.cuda.forward import Forward
+from kgen.kernels.norm.targets.cuda.parts import Launch
+from kgen.kernels.norm.targets.cuda.spelled import Spelled
+from kgen.kernels.norm.targets.formula import formula
 from kgen.targets import opening
 from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
 from kgen.targets.cuda.loader import Loader

@@ -9,7 +9,7 @@ from typing import ClassVar
 from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
 from kgen.kernels.norm.plan.tiles import norm_tiles
 from kgen.kernels.norm.spec import MAX_WIDTH
-from kgen.kernels.norm.targets.triton.launcher import HEADS_WIDTH
+from kgen.kernels.norm.targets.arguments import HEADS_WIDTH
 from kgen.kernels.norm.targets.triton.native_example import norm_example
 from kgen.kernels.norm.targets.triton.native_tensors import Argument, Arguments, arguments_of, taken
 from kgen.spec.load import Loaded
