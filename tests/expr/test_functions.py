@@ -28,7 +28,7 @@ from kgen.expr.show import show
 from kgen.expr.spelling import Accuracy
 from kgen.expr.text import ExpressionError
 from kgen.expr.type_rules import TypeRuleError
-from kgen.kernels.norm.targets.cuda.kernels import SCALARS
+from kgen.kernels.norm.targets.cuda.spelled import SCALARS
 from kgen.targets.code import CUDA, spell
 from kgen.targets.cuda.printer import Printer as CudaPrinter
 from kgen.targets.cuda.printer import literal

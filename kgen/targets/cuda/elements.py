@@ -1,17 +1,24 @@
-"""Element types as `templates/cuda/_elements.j2` names them."""
+"""Element types of emitted C++."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.targets.code import CUDA
+from kgen.targets.template import Template
 
 ELEMENTS = {"fp32": "float", "bf16": "bf16", "fp16": "fp16", "fp8_e4m3": "fp8_e4m3"}
 """By the name of the dtype in a spec."""
 
 
 @dataclass(frozen=True)
-class Elements:
-    """Which element types a file has to define, and what else of `_elements.j2` it needs."""
+class Elements(Template):
+    """The element types that a file defines, and what it does with them."""
+
+    template: ClassVar[str] = "cuda/_elements.j2"
+    language: ClassVar[str] = CUDA
 
     fp32: bool
     bf16: bool

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kgen.kernels.norm.plan.planning import plan_norm
 from kgen.kernels.norm.spec import RESERVED
-from kgen.kernels.norm.targets.cuda.kernels import KernelFields
 from kgen.kernels.norm.targets.cuda.names import given_way
+from kgen.kernels.norm.targets.cuda.spelled import Spelled
 from kgen.render import names
 from kgen.render.rendering import render_spec
 from kgen.spec.common import checked_name
@@ -66,7 +66,7 @@ def legal(name: str) -> bool:
 def in_the_way(loaded: Loaded) -> set[str]:
     """Names that a spec might have, of which something is made that the file has already."""
     other = names.apart(loaded)
-    fields, found = KernelFields(plan_norm(loaded)), set[str]()
+    spelled, found = Spelled(plan_norm(loaded)), set[str]()
     for words in definitions(render_spec(other, ["cuda"])["cuda.cu"]):
         # Constants are in capitals; what has both cases is made of no name.
         own = {w.lower() for w in words if not MARK.search(w) and w in (w.lower(), w.upper())}
@@ -75,7 +75,7 @@ def in_the_way(loaded: Loaded) -> set[str]:
                 before, after = word.split(name)
                 alike = (w for w in own if w.startswith(before) and w.endswith(after))
                 found |= {core for w in alike if legal(core := w[len(before) : len(w) - len(after)])}
-    return {name for name in found if given_way([name], fields.taken()) == {name: name}}
+    return {name for name in found if given_way([name], spelled.taken()) == {name: name}}
 
 
 def test_no_name_of_the_file_is_missing() -> None:

@@ -18,6 +18,7 @@ from kgen.targets.arguments import (
     derivatives_of,
 )
 from kgen.targets.cuda.elements import ELEMENTS, Elements, used
+from kgen.targets.cuda.loader import Loader
 from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
@@ -58,13 +59,8 @@ class Module(Template):
     casts: list[str]
     dense_check: str
     derivatives: Derivatives
+    loader: Loader
     numbers: Numbers = NO_NUMBERS
-    least_major_minor: str = "8, 0"
-    least_words: str = "8.0"
-    dynamic_shared: bool = False
-    shared_argument: str = "0"
-    config_arguments: str = "grid, block"
-    launch_config: str = "grid=grid, block=block"
 
 
 def sources(loaded: Loaded) -> list[Source]:
@@ -92,5 +88,6 @@ def sources(loaded: Loaded) -> list[Source]:
         casts=cast_lines({n: f"torch.{TORCH_DTYPES[d]}" for n, d in dtypes.items()}),
         dense_check=dense(TENSORS),
         derivatives=derivatives_of(TENSORS, dict.fromkeys(TENSORS, NO_BACKWARD), derived=False),
+        loader=Loader(name, 8, 0),
     )
     return [Source("cuda.cu", kernel, comment="//"), Source("cuda.py", module)]

@@ -1,219 +1,459 @@
-"""The launcher of norms in CUDA: what `norm.py.j2` says of arguments, of their checks and of those of kernels."""
+"""The launcher of a norm in CUDA: `cuda.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kgen.expr.nodes import Type
-from kgen.kernels.norm.plan.planning import Operand
+from kgen.kernels.norm.plan import planning
+from kgen.kernels.norm.plan.planning import Gradient, Operand
 from kgen.kernels.norm.spec import MAX_WIDTH
-from kgen.kernels.norm.targets.cuda.kernels import KernelFields
-from kgen.kernels.norm.targets.triton.launcher import (
+from kgen.kernels.norm.targets.arguments import (
     FP8,
+    Check,
     meaning,
     norm_casts,
     norm_derivatives,
     norm_divisors,
 )
+from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, Grid
+from kgen.kernels.norm.targets.cuda.forward import Forward
+from kgen.kernels.norm.targets.cuda.parts import Launch
+from kgen.kernels.norm.targets.cuda.spelled import Spelled
+from kgen.kernels.norm.targets.formula import formula
 from kgen.targets import opening
-from kgen.targets.arguments import dense, numbers_of
+from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
+from kgen.targets.cuda.loader import Loader
+from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
-def _prepared(loads: Sequence[Operand]) -> list[str]:
-    """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
-    made = (f"_flat({o.name})" if o.along == "element" else f"{o.name}.contiguous()" for o in loads)
-    return [f"{o.name} = {value}" for o, value in zip(loads, made, strict=True)]
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel of rows."""
+
+    launch: Launch
+    prepared: tuple[str, ...]
+    """Lines that make arguments what kernels take."""
+    elements: tuple[str, ...]
+    """The tensors whose rows the kernel reads."""
+    vectors: tuple[str, ...]
+    """Other tensors that have to be aligned."""
+    arguments: tuple[str, ...]
 
 
-def _along(loads: Sequence[Operand], along: str) -> list[str]:
-    return [o.name for o in loads if o.along == along]
+@dataclass(frozen=True)
+class ForwardOperator(Template):
+    """The operator of the forward pass."""
+
+    template: ClassVar[str] = "norm/cuda/_forward_operator.j2"
+
+    name: str
+    params: str
+    allocated: str
+    """The arguments of `_outputs`."""
+    names: tuple[str, ...]
+    save_words: str
+    outputs: tuple[str, ...]
+    """Allocations."""
+    sizes: str
+    sizes_at: str
+    call: Call
+
+    @property
+    def types(self) -> str:
+        """An operator with one output returns a tensor, not a tuple of one."""
+        if len(self.names) == 1:
+            return "Tensor"
+        return f"tuple[{', '.join('Tensor' for _ in self.names)}]"
+
+    @property
+    def first(self) -> str:
+        """The index of the output, if it is the only one."""
+        return "[0]" if len(self.names) == 1 else ""
 
 
-def _empty(shape: str, dtype: str, like: str) -> str:
-    return f"torch.empty({shape}, dtype=torch.{dtype}, device={like}.device)"
+@dataclass(frozen=True)
+class ColumnsCall:
+    """The calls of the kernels that sum over rows."""
+
+    names: tuple[str, ...]
+    """The partial sums."""
+    grid: Grid
+    scratch: int
+    """Numbers that a row leaves for the kernel of columns."""
+    arguments: tuple[str, ...]
+    finalize_arguments: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def heads(self) -> str:
+        return self.grid.heads or "1"
 
 
-class LauncherFields:
-    """What `norm.py.j2` says: arguments, their checks, and the arguments of the kernels."""
+@dataclass(frozen=True)
+class BackwardOperator(Template):
+    """The operator of the backward pass, and how autograd calls it."""
 
-    def __init__(
-        self, kernels: KernelFields, forward: dict[str, Any], backward: dict[str, Any] | None
-    ) -> None:
-        self.plan, self.spec, self.runtime = kernels.plan, kernels.spec, kernels.runtime
-        self.forward, self.backward = forward, backward
+    template: ClassVar[str] = "norm/cuda/_backward_operator.j2"
 
-    def fields(self) -> dict[str, object]:
-        """Every name of the template that kernels do not use."""
-        plan, spec = self.plan, self.spec
-        runtime = list(self.runtime)
-        positional = [o.name for o in plan.operands if o.name in ("x", "weight", "bias")]
-        keyword = [o.name for o in plan.operands if o.name not in positional]
+    name: str
+    params: str
+    arguments: str
+    """The arguments of the operator."""
+    gradient_words: str
+    names: tuple[str, ...]
+    gradients: tuple[str, ...]
+    """Allocations."""
+    sums: tuple[str, ...]
+    """The gradients that are sums over rows."""
+    sizes: str
+    sizes_at: str
+    call: Call
+    columns: ColumnsCall | None
+    inputs: str
+    """The arguments of the forward operator."""
+    outputs: tuple[str, ...]
+    saved: tuple[str, ...]
+    """The tensors that autograd keeps."""
+    scalars: tuple[str, ...]
+    """The numbers that it keeps."""
+    cotangents: tuple[str, ...]
+    shape_source: str
+    """A tensor that has the shape of x."""
+    out_dtype: str
+    stores_h: bool
+    returned: str
+
+    @property
+    def types(self) -> str:
+        return f"tuple[{', '.join('Tensor' for _ in self.names)}]"
+
+    @property
+    def first(self) -> str:
+        """The index of the gradient, if it is the only one."""
+        return "[0]" if len(self.names) == 1 else ""
+
+
+@dataclass(frozen=True)
+class Docstring(Template):
+    """The docstring of the spec's function, but for its first line."""
+
+    template: ClassVar[str] = "norm/cuda/_docstring.j2"
+
+    arguments: tuple[str, ...]
+    eps: str
+    variance: str
+    returned: str
+    derivatives: Derivatives
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A tensor whose dtype and shape are checked."""
+
+    name: str
+    dtype: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Function(Template):
+    """The spec's function."""
+
+    template: ClassVar[str] = "norm/cuda/_function.j2"
+
+    name: str
+    summary: str
+    signature: str
+    docstring: Docstring
+    dense_check: str
+    casts: tuple[str, ...]
+    x_dims: int
+    x_words: str
+    checks: tuple[Check, ...]
+    operands: tuple[Checked, ...]
+    numbers: Numbers
+    derivatives: Derivatives
+    learned: tuple[str, ...]
+    """The tensors whose gradients need statistics that forward saves."""
+    outputs: tuple[str, ...]
+    arguments: str
+    """The arguments of the operator."""
+    returned: str
+
+
+@dataclass(frozen=True)
+class Module(Template):
+    """`cuda.py`."""
+
+    template: ClassVar[str] = "norm/cuda/norm.py.j2"
+
+    name: str
+    summary: str
+    formula: tuple[str, ...]
+    x_words: str
+    dtype: str
+    """The dtype of x."""
+    passes_words: tuple[str, ...]
+    returned: str
+    usage: str
+    multiple: tuple[str, ...]
+    """A parameter, where rows of one thread lie apart by multiples of a number."""
+    apart_words: tuple[str, ...]
+    vector: int
+    launches: tuple[Launch, ...]
+    loader: Loader
+    derivatives: Derivatives
+    numbers: Numbers
+    forward: ForwardOperator
+    backward: BackwardOperator | None
+    function: Function
+
+
+def module_of(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
+    """`cuda.py` of a plan."""
+    return _Modules(spelled).module(loader, forward, backward)
+
+
+class _Modules:
+    """Spells one plan."""
+
+    def __init__(self, spelled: Spelled) -> None:
+        self.spelled = spelled
+        self.plan, self.spec, self.runtime = spelled.plan, spelled.spec, spelled.runtime
+        self.heads = bool(self.spec.heads)
+        quantize = self.spec.quantize.scale if self.spec.quantize else None
         # One number for the whole output; a scale for each row is an output itself.
-        scale = ["scale"] if spec.quantize and spec.quantize.scale == "per_tensor" else []
-        keyword += scale
-        tensors = [*(o.name for o in plan.operands), *scale]
-        scalars = [f"{n}: {'int' if p.scalar is Type.INT else 'float'}" for n, p in self.runtime.items()]
-        keywords = [*keyword, *runtime, f"eps={spec.eps!r}"]
-        save = ["save"] if plan.saves else []
-        return {
-            "summary_line": opening(spec),
-            "signature": ", ".join([*positional, "*", *keywords]),
-            "usage": ", ".join([*positional, *(f"{n}={n}" for n in (*keyword, *runtime))]),
-            "tensor_params": ", ".join(
-                [*(f"{n}: Tensor" for n in tensors), *scalars, "eps: float", *(f"{n}: bool" for n in save)]
-            ),
-            "call_names": ", ".join([*tensors, *runtime, "eps", *save]),
-            "input_names": ", ".join([*tensors, *runtime, "eps", *("_" for _ in save)]),
-            "output_arguments": ", ".join(["x", *save]),
-            "save_words": "; without `save` no statistics, which backward alone needs" if save else "",
-            "gradient_operands": [o.name for o in plan.operands if o.grad],
-            "operands": [
-                *((o.name, TORCH_DTYPES[o.dtype], self._shape(o)) for o in plan.operands),
-                *((n, "float32", "()") for n in scale),
-            ],
-            "argument_words": [
-                *(
-                    f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}."
-                    for o in plan.operands
-                ),
-                *(f"{n}: one float32, what the output is divided by." for n in scale),
-                *(f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()),
-            ],
-            "checks": self._checks(),
-            "x_words": "[..., H, width]" if spec.heads else "[..., width]",
-            "x_dims": 2 if spec.heads else 1,
-            "heads": bool(spec.heads),
-            "sizes": "heads, width" if spec.heads else "width",
-            "sizes_at": "-2:" if spec.heads else "-1",
-            "saves": bool(plan.saves),
-            "dtype_words": TORCH_DTYPES[spec.dtypes["input"]],
-            "out_dtype": (TORCH_DTYPES | FP8)[spec.dtypes["output"]],
-            "stores_h": plan.stores_h,
-            "has_backward": plan.backward is not None,
-            "forward_prepared": _prepared(self.forward["loads"]),
-            "forward_elements": _along(self.forward["loads"], "element"),
-            "forward_vectors": ["out", *_along(self.forward["loads"], "column")],
-            "eps_default": repr(spec.eps),
-            "variance_words": "variance" if plan.layer else "mean of squares",
-            "casts": norm_casts(plan),
-            "derivatives": norm_derivatives(plan),
-            "dense_check": dense(tensors),
-            "numbers": numbers_of(self.runtime, divisors=norm_divisors(plan)),
-            **self._outputs(),
-            **(self._backward() if plan.backward else {}),
+        self.scale = ["scale"] if quantize == "per_tensor" else []
+        self.tensors = [*(o.name for o in self.plan.operands), *self.scale]
+        self.returned = ["out"]
+        if quantize == "per_row":
+            self.returned.append("scale")
+        if self.plan.stores_h:
+            self.returned.append("h")
+        self.outputs = (*self.returned, *self.plan.saves)
+        self.kinds = {n: "int" if p.scalar is Type.INT else "float" for n, p in self.runtime.items()}
+        self.save = ["save"] if self.plan.saves else []
+        self.x_words = "[..., H, width]" if self.heads else "[..., width]"
+        self.sizes = ("heads, width", "-2:") if self.heads else ("width", "-1")
+        self.derivatives = norm_derivatives(self.plan)
+        self.checked = numbers_of(self.runtime, divisors=norm_divisors(self.plan))
+
+    def module(self, loader: Loader, forward: Forward, backward: Backward | None) -> Module:
+        spec, multiples = self.spec, self.spelled.multiples
+        positional, keywords = self._arguments()
+        apart = "rows of one thread a multiple of `multiple` apart"
+        return Module(
+            name=spec.name,
+            summary=opening(spec),
+            formula=tuple(formula(self.plan)),
+            x_words=self.x_words,
+            dtype=TORCH_DTYPES[spec.dtypes["input"]],
+            passes_words=passes_words(self.plan),
+            returned=", ".join(self.returned),
+            usage=", ".join([*positional, *(f"{n}={n}" for n in keywords)]),
+            multiple=("multiple",) if multiples else (),
+            apart_words=(apart,) if multiples else (),
+            vector=self.spelled.vector,
+            launches=(forward.launch, backward.launch) if backward else (forward.launch,),
+            loader=loader,
+            derivatives=self.derivatives,
+            numbers=self.checked,
+            forward=self._forward(forward),
+            backward=self._backward(backward) if backward else None,
+            function=self._function(),
+        )
+
+    def _arguments(self) -> tuple[list[str], list[str]]:
+        """The positional arguments of the function, and those by keyword but for eps."""
+        positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
+        return positional, [*(n for n in self.tensors if n not in positional), *self.runtime]
+
+    # --- the function ---
+
+    def _function(self) -> Function:
+        plan, spec = self.plan, self.spec
+        positional, keywords = self._arguments()
+        operands = [Checked(o.name, TORCH_DTYPES[o.dtype], self._shape(o)) for o in plan.operands]
+        return Function(
+            name=spec.name,
+            summary=opening(spec),
+            signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
+            docstring=self._docstring(),
+            dense_check=dense(self.tensors),
+            casts=tuple(norm_casts(plan)),
+            x_dims=2 if self.heads else 1,
+            x_words=self.x_words,
+            checks=tuple(self._checks()),
+            operands=(*operands, *(Checked(n, "float32", "()") for n in self.scale)),
+            numbers=self.checked,
+            derivatives=self.derivatives,
+            learned=tuple(o.name for o in plan.operands if o.grad) if plan.saves else (),
+            outputs=self.outputs,
+            arguments=", ".join([*self.tensors, *self.runtime, "eps", *self.save]),
+            returned=", ".join(self.returned),
+        )
+
+    def _docstring(self) -> Docstring:
+        words = [
+            f"{o.name}: {self._words(o)} {TORCH_DTYPES[o.dtype]}, {meaning(o)}." for o in self.plan.operands
+        ]
+        words += [f"{n}: one float32, what the output is divided by." for n in self.scale]
+        words += [f"{n}: {p.type}, a parameter of the expressions." for n, p in self.runtime.items()]
+        return Docstring(
+            arguments=tuple(words),
+            eps=repr(self.spec.eps),
+            variance="variance" if self.plan.layer else "mean of squares",
+            returned=self._returned(),
+            derivatives=self.derivatives,
+        )
+
+    def _returned(self) -> str:
+        said = {
+            "out": "out, shaped as x",
+            "scale": "scale [..., 1] float32, what out is to be multiplied by",
+            "h": "h, the normed sum, shaped as x",
         }
+        words = [said[name] for name in self.returned]
+        return words[0] if len(words) == 1 else f"({'; '.join(words)})"
 
     def _shape(self, operand: Operand) -> str:
         """The shape of an argument, in Python."""
-        dims = 2 if self.spec.heads else 1
+        dims = 2 if self.heads else 1
         return {"element": "x.shape", "row": "x.shape[:-1]", "column": f"x.shape[-{dims}:]"}[operand.along]
 
     def _words(self, operand: Operand) -> str:
         """The same in words."""
-        heads = "H, " if self.spec.heads else ""
+        heads = "H, " if self.heads else ""
         if operand.name == "x":
             return f"[..., {heads}width]"
         return {"element": "as x", "row": "[...]", "column": f"[{heads}width]"}[operand.along]
 
-    def _checks(self) -> list[dict[str, str]]:
-        """Of the shape of x: what would be wrong, and what it has to be."""
+    def _checks(self) -> Iterator[Check]:
+        """The checks of the shape of x."""
         width, heads = self.spec.width, self.spec.heads
         if width == "any":
             wrong, words = f"not 1 <= x.shape[-1] <= {MAX_WIDTH}", f"1 to {MAX_WIDTH}"
         else:
             widths = [width] if isinstance(width, int) else width
             wrong, words = f"x.shape[-1] not in {tuple(widths)}", " or ".join(map(str, widths))
-        checks = [{"wrong": wrong, "message": f"rows of x must have {words} elements, got {{x.shape[-1]}}"}]
+        yield Check(wrong, f"rows of x must have {words} elements, got {{x.shape[-1]}}")
         if isinstance(heads, int):
-            wrong, message = f"x.shape[-2] != {heads}", f"x must have {heads} heads, got {{x.shape[-2]}}"
-            checks.append({"wrong": wrong, "message": message})
-        return checks
+            yield Check(f"x.shape[-2] != {heads}", f"x must have {heads} heads, got {{x.shape[-2]}}")
 
-    def _outputs(self) -> dict[str, object]:
-        """An operator with one output returns a tensor, not a tuple of one."""
-        plan = self.plan
-        per_row = plan.spec.quantize is not None and plan.spec.quantize.scale == "per_row"
-        returned = ["out", *["scale"] * per_row, *["h"] * plan.stores_h]
-        names = [*returned, *plan.saves]
-        one = len(names) == 1
-        dtypes = TORCH_DTYPES | FP8
-        shapes = {
-            "out": ("x.shape", dtypes[plan.spec.dtypes["output"]]),
-            "scale": ("(*x.shape[:-1], 1)", "float32"),
-            "h": ("x.shape", dtypes[plan.spec.dtypes["residual"]]),
-            **dict.fromkeys(plan.saves, ("x.shape[:-1] if save else 0", "float32")),
-        }
-        return {
-            "output_names": names,
-            "outputs": [_empty(*shapes[n], "x") for n in names],
-            "forward_types": "Tensor" if one else f"tuple[{', '.join(['Tensor'] * len(names))}]",
-            "first_of_outputs": "[0]" if one else "",
-            "returned": ", ".join(returned),
-            "returns_words": self._returns(per_row),
-        }
+    # --- operators ---
 
-    def _returns(self, per_row: bool) -> str:
-        words = ["out, shaped as x"]
-        if per_row:
-            words.append("scale [..., 1] float32, what out is to be multiplied by")
-        if self.plan.stores_h:
-            words.append("h, the normed sum, shaped as x")
-        return words[0] if len(words) == 1 else f"({'; '.join(words)})"
+    def _forward(self, forward: Forward) -> ForwardOperator:
+        params = [f"{n}: Tensor" for n in self.tensors] + [f"{n}: {kind}" for n, kind in self.kinds.items()]
+        params += ["eps: float", *(f"{n}: bool" for n in self.save)]
+        sizes, sizes_at = self.sizes
+        words = "; without `save` no statistics, which backward alone needs"
+        return ForwardOperator(
+            name=self.spec.name,
+            params=", ".join(params),
+            allocated=", ".join(["x", *self.save]),
+            names=self.outputs,
+            save_words=words if self.save else "",
+            outputs=tuple(self._allocated(name) for name in self.outputs),
+            sizes=sizes,
+            sizes_at=sizes_at,
+            call=_call(forward, "out"),
+        )
 
-    def _backward(self) -> dict[str, object]:
-        plan, b, spec = self.plan, self.plan.backward, self.spec
+    def _allocated(self, output: str) -> str:
+        dtypes, spec = TORCH_DTYPES | FP8, self.spec
+        if output == "scale":
+            return _empty("(*x.shape[:-1], 1)", "float32", "x")
+        if output in self.plan.saves:
+            return _empty("x.shape[:-1] if save else 0", "float32", "x")
+        return _empty("x.shape", dtypes[spec.dtypes["output" if output == "out" else "residual"]], "x")
+
+    def _backward(self, backward: Backward) -> BackwardOperator:
+        plan, b = self.plan, self.plan.backward
         assert b is not None
-        assert self.backward is not None
-        fields = self.backward
-        loads: list[Operand] = fields["loads"]
-        names = [o.name for o in loads]
-        given = [n for n in names if n not in ("dout", "dh_out", "h")]
-        optional = [*(["h"] if plan.stores_h else []), *plan.saves]
-        tensors = ["dout", *(["dh_out"] if plan.stores_h else []), *optional, *given]
-        types = dict.fromkeys(tensors, "Tensor")
-        types |= {n: "int" if p.scalar is Type.INT else "float" for n, p in self.runtime.items()}
-        types |= {"eps": "float"} if fields["recomputes"] else {}
-        results = [*b.elements, *b.rows, *b.columns]
-        returned = {g.of: f"d_{g.of}" for g in results}
-        for g in b.gradients:
-            if g.same_as is not None:
-                returned[g.of] = f"d_{g.same_as}"
-        # Every gradient has the shape of dout, or of dout without what it is summed over.
-        dims = 2 if spec.heads else 1
+        given = [o.name for o in backward.loads if o.name not in ("dout", "dh_out", "h")]
+        saved = [*(["h"] if plan.stores_h else []), *plan.saves, *given]
+        upstream = [o.name for o in plan.upstream]
+        scalars = self.kinds if plan.saves else self.kinds | {"eps": "float"}
+        types = dict.fromkeys([*upstream, *saved], "Tensor") | scalars
+        results = (*b.elements, *b.rows, *b.columns)
+        of_shape = (o.name for o in backward.loads if o.along == "element" and o.name != "dout")
+        sizes, sizes_at = self.sizes
+        return BackwardOperator(
+            name=self.spec.name,
+            params=", ".join(f"{n}: {of}" for n, of in types.items()),
+            arguments=", ".join(types),
+            gradient_words=", ".join(g.of for g in results),
+            names=tuple(f"d_{g.of}" for g in results),
+            gradients=tuple(map(self._gradient, results)),
+            sums=tuple(f"d_{g.of}" for g in b.columns),
+            sizes=sizes,
+            sizes_at=sizes_at,
+            call=_call(backward),
+            columns=self._columns_call(b, backward),
+            inputs=", ".join([*self.tensors, *self.runtime, "eps", *("_" for _ in self.save)]),
+            outputs=self.outputs,
+            saved=tuple(saved),
+            scalars=tuple(scalars),
+            cotangents=(*upstream, *(f"_{s}" for s in plan.saves)),
+            shape_source="h" if plan.stores_h else next(of_shape),
+            out_dtype=(TORCH_DTYPES | FP8)[self.spec.dtypes["output"]],
+            stores_h=plan.stores_h,
+            returned=self._gradients(b),
+        )
+
+    def _gradient(self, gradient: Gradient) -> str:
+        """Every gradient has the shape of dout, or of dout without what it is summed over."""
+        dims = 2 if self.heads else 1
         shapes = {"element": "dout.shape", "row": "dout.shape[:-1]", "column": f"dout.shape[-{dims}:]"}
-        return {
-            "backward_params": ", ".join(f"{n}: {of}" for n, of in types.items()),
-            "backward_names": ", ".join(types),
-            "backward_saved": [*(["h"] if plan.stores_h else []), *plan.saves, *given],
-            "gradients": [_empty(shapes[g.along], TORCH_DTYPES[g.dtype], "dout") for g in results],
-            "backward_types": "tuple[" + ", ".join(["Tensor"] * len(results)) + "]",
-            "gradient_names": [f"d_{g.of}" for g in results],
-            "part_names": [f"d_{g.of}_part" for g in b.columns],
-            "cotangents": ["dout", *(["dh_out"] if plan.stores_h else []), *(f"_{s}" for s in plan.saves)],
-            "backward_prepared": _prepared(loads),
-            "backward_elements": _along(loads, "element"),
-            "backward_columns": _along(loads, "column"),
-            "column_results": [f"d_{g.of}" for g in b.columns],
-            "column_count": len(b.columns),
-            "has_columns": bool(b.columns),
-            "has_scratch": bool(fields["scratch"]),
-            "scratch_count": len(fields["scratch"]),
-            "backward_scalars": [*self.runtime, *["eps"] * fields["recomputes"]],
-            "gradient_words": ", ".join(g.of for g in results),
-            "first_of_gradients": "[0]" if len(results) == 1 else "",
-            "parts_factor": "shape.rows" if spec.heads else None,
-            "share_rows": "(64 * heads)" if spec.heads else "64",
-            "heads_factor": "heads" if spec.heads else None,
-            "heads_or_one": "heads" if spec.heads else "1",
-            "shape_source": "h"
-            if plan.stores_h
-            else next(o.name for o in loads if o.along == "element" and o.name != "dout"),
-            "returns": ", ".join(
-                [
-                    *(returned.get(o.name, "None") for o in plan.operands),
-                    *(["None"] * (len(self.runtime) + (2 if plan.saves else 1))),
-                ]
-            ),
-        }
+        return _empty(shapes[gradient.along], TORCH_DTYPES[gradient.dtype], "dout")
+
+    def _columns_call(self, b: planning.Backward, backward: Backward) -> ColumnsCall | None:
+        if not b.columns:
+            return None
+        return ColumnsCall(
+            names=tuple(f"d_{g.of}_part" for g in b.columns),
+            grid=OF_HEADS if self.heads else OF_ALL,
+            scratch=len(backward.kernel.scratch),
+            arguments=backward.columns_arguments,
+            finalize_arguments=backward.finalize_arguments,
+        )
+
+    def _gradients(self, b: planning.Backward) -> str:
+        """The gradient of each argument of the forward operator."""
+        found = {g.of: f"d_{g.of if g.same_as is None else g.same_as}" for g in b.gradients}
+        numbers = [*self.runtime, "eps", *self.save]
+        of_tensors = [found.get(o.name, "None") for o in self.plan.operands]
+        return ", ".join([*of_tensors, *("None" for _ in numbers)])
+
+
+def passes_words(plan: planning.NormPlan) -> tuple[str, ...]:
+    """What is computed in two passes over a row."""
+    return ("mean and variance in two passes",) if plan.layer else ()
+
+
+def _call(kernel: Forward | Backward, *outputs: str) -> Call:
+    loads = kernel.loads
+    return Call(
+        launch=kernel.launch,
+        prepared=tuple(_prepared(loads)),
+        elements=tuple(o.name for o in loads if o.along == "element"),
+        vectors=(*outputs, *(o.name for o in loads if o.along == "column")),
+        arguments=kernel.arguments,
+    )
+
+
+def _prepared(loads: Sequence[Operand]) -> Iterator[str]:
+    """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
+    for o in loads:
+        yield f"{o.name} = _flat({o.name})" if o.along == "element" else f"{o.name} = {o.name}.contiguous()"
+
+
+def _empty(shape: str, dtype: str, like: str) -> str:
+    return f"torch.empty({shape}, dtype=torch.{dtype}, device={like}.device)"

@@ -1,88 +1,98 @@
-"""The CUDA target of norms: a plan becomes the names that `templates/norm/cuda/norm.cu.j2` and `norm.py.j2` use."""
+"""The CUDA target of norms: `cuda.cu` with the kernels, `cuda.py` with the operators."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from kgen.expr.functions import in_order
-from kgen.kernels.norm.plan.planning import NormPlan, plan_norm
-from kgen.kernels.norm.targets.cuda.kernels import KernelFields
-from kgen.kernels.norm.targets.cuda.launcher import LauncherFields
+from kgen.kernels.norm.plan.planning import plan_norm
+from kgen.kernels.norm.targets.cuda.backward import Backward, BackwardKernel, backward_of
+from kgen.kernels.norm.targets.cuda.forward import Forward, ForwardKernel, forward_of
+from kgen.kernels.norm.targets.cuda.host import Host, host_of
+from kgen.kernels.norm.targets.cuda.launcher import module_of, passes_words
 from kgen.kernels.norm.targets.cuda.names import FUNCTIONS
+from kgen.kernels.norm.targets.cuda.spelled import Constant, Spelled
 from kgen.kernels.norm.targets.formula import formula
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.cuda.elements import used
-from kgen.targets.template import Untyped
+from kgen.targets.code import CUDA
+from kgen.targets.cuda.elements import Elements, used
+from kgen.targets.cuda.loader import Loader
+from kgen.targets.template import Template
 
-SUMS = {
-    "layer": [
-        {"name": "sums", "value": "h[i]", "total": "sum", "of_mean": True},
-        {
-            "name": "deviations",
-            "value": "(h[i] - mean) * (h[i] - mean)",
-            "total": "squares",
-            "of_mean": False,
-        },
-    ],
-    "rms": [{"name": "sums", "value": "h[i] * h[i]", "total": "squares", "of_mean": False}],
-}
-"""What a thread sums over its part of a row, by the norm."""
+
+@dataclass(frozen=True)
+class File(Template):
+    """`cuda.cu`."""
+
+    template: ClassVar[str] = "norm/cuda/norm.cu.j2"
+    language: ClassVar[str] = CUDA
+
+    name: str
+    summary: str
+    formula: tuple[str, ...]
+    heads_words: tuple[str, ...]
+    passes_words: tuple[str, ...]
+    least_capability: int
+    elements: Elements
+    row_gradients: bool
+    """True where a row stores single numbers in the dtype of a tensor."""
+    constants: tuple[Constant, ...]
+    helpers: tuple[str, ...]
+    per_row: bool
+    """True where rows have scales."""
+    moments: bool
+    """True where parts of a row have means of their own."""
+    forward: ForwardKernel
+    backward: BackwardKernel | None
+    host: Host
 
 
 def sources(loaded: Loaded) -> list[Source]:
-    """`cuda.cu` with the kernels, `cuda.py` with the operators."""
-    context = _context(plan_norm(loaded))
+    """Both files."""
+    spelled = Spelled(plan_norm(loaded))
+    forward, backward = forward_of(spelled), backward_of(spelled)
+    loader = Loader(loaded.spec.name, 8, 9 if loaded.spec.quantize else 0, dynamic_shared=True)
+    module = module_of(spelled, loader, forward, backward)
     return [
-        Source("cuda.cu", Untyped("norm/cuda/norm.cu.j2", context), comment="//", reserved=FUNCTIONS),
+        Source("cuda.cu", _file(spelled, loader, forward, backward), comment="//", reserved=FUNCTIONS),
         Source(
             "cuda.py",
-            Untyped("norm/cuda/norm.py.j2", context),
+            module,
             rank=2,
             needs="cuda.core",
-            signature=str(context["signature"]),
-            docstring=Untyped("norm/cuda/_docstring.j2", context),
+            signature=module.function.signature,
+            docstring=module.function.docstring,
         ),
     ]
 
 
-def _context(plan: NormPlan) -> dict[str, object]:
-    """Every name of the templates."""
-    spec, kernels = plan.spec, KernelFields(plan)
-    forward = kernels.forward()
-    backward = kernels.backward() if plan.backward else None
-    dtypes = {o.dtype for o in plan.operands} | set(spec.dtypes.values())
-    return {
-        "name": spec.name,
-        "summary": opening(spec, in_comment=True),
-        "formula": formula(plan),
-        "heads_words": ["rows of different heads one after the other"] if spec.heads else [],
-        "elements": used(
-            dtypes,
-            rounds=True,
-            rounded=kernels.rounds,
-            stores_fp32="fp32" in dtypes or bool(backward and backward["sums"]),
-        ),
-        "moments": plan.layer,
-        "passes_words": ["mean and variance in two passes"] if plan.layer else [],
-        "sums_of_rows": SUMS[spec.norm],
-        "multiples": kernels.multiples,
-        "multiple_name": ["multiple"] if kernels.multiples else [],
-        "apart_words": ["rows of one thread a multiple of `multiple` apart"] * kernels.multiples,
-        "multiple_param": ["long long multiple"] if kernels.multiples else [],
-        "constants": kernels.constants,
-        "forward": forward,
-        "backward": backward,
-        "helpers": in_order(kernels.printer.helpers),
-        "row_gradients": bool(backward and backward["row_sums"]),
-        "vector": kernels.vector,
-        "quantized": spec.quantize is not None,
-        "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
-        "per_tensor": bool(spec.quantize and spec.quantize.scale == "per_tensor"),
-        "least_capability": 89 if spec.quantize else 80,
-        "least_major_minor": "8, 9" if spec.quantize else "8, 0",
-        "least_words": "8.9" if spec.quantize else "8.0",
-        "dynamic_shared": True,
-        "shared_argument": "shared",
-        "config_arguments": "grid, block, shared, cluster",
-        "launch_config": "grid=grid, cluster=cluster if cluster > 1 else None, block=block, shmem_size=shared",
-        **LauncherFields(kernels, forward, backward).fields(),
-    }
+def _file(spelled: Spelled, loader: Loader, forward: Forward, backward: Backward | None) -> File:
+    plan, spec = spelled.plan, spelled.spec
+    least = 10 * loader.major + loader.minor
+    return File(
+        name=spec.name,
+        summary=opening(spec, in_comment=True),
+        formula=tuple(formula(plan)),
+        heads_words=("rows of different heads one after the other",) if spec.heads else (),
+        passes_words=passes_words(plan),
+        least_capability=least,
+        elements=_elements(spelled),
+        row_gradients=bool(plan.backward and plan.backward.rows),
+        constants=spelled.constants,
+        helpers=tuple(in_order(spelled.printer.helpers)),
+        per_row=bool(spec.quantize and spec.quantize.scale == "per_row"),
+        moments=plan.layer,
+        forward=forward.kernel,
+        backward=backward.kernel if backward else None,
+        host=host_of(spelled, least, forward, backward),
+    )
+
+
+def _elements(spelled: Spelled) -> Elements:
+    """The element types of all tensors; sums over rows are stored in parts of float32."""
+    plan = spelled.plan
+    dtypes = {o.dtype for o in plan.operands} | set(spelled.spec.dtypes.values())
+    sums = plan.backward is not None and bool(plan.backward.columns)
+    return used(dtypes, rounds=True, rounded=spelled.rounds, stores_fp32="fp32" in dtypes or sums)

@@ -1,53 +1,229 @@
-"""The launcher of a norm in Triton: what `_launcher.j2` names, from argument checks to gradients."""
+"""The launcher of a norm in Triton, from argument checks to gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
-from kgen.expr.nodes import Const, Node, Type, Var, substitute
-from kgen.kernels.norm.plan.planning import NormPlan, Operand
-from kgen.targets.arguments import (
-    NO_BACKWARD,
-    NOT_ASKED_FOR,
-    NOT_LEARNED,
-    Derivatives,
-    cast_lines,
-    dense,
-    derivatives_of,
-    divisor_lines,
-    numbers_of,
+from kgen.kernels.norm.plan.planning import Backward, NormPlan, Operand
+from kgen.kernels.norm.targets.arguments import (
+    FP8,
+    HEADS_WIDTH,
+    Check,
+    meaning,
+    norm_casts,
+    norm_derivatives,
+    norm_divisors,
 )
+from kgen.kernels.norm.targets.triton.kernels import stored
+from kgen.targets import opening
+from kgen.targets.arguments import Derivatives, Numbers, dense, numbers_of
+from kgen.targets.code import Assign, Statement, op, text
+from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES, other_dtype
 
-FP8 = {"fp8_e4m3": "float8_e4m3fn"}
-HEADS_WIDTH = 2**14
-"""The widest row with heads: it is never shared by programs."""
+
+@dataclass(frozen=True)
+class RowSchedule(Template):
+    """How rows become programs, several of which may share one."""
+
+    template: ClassVar[str] = "norm/triton/_row_schedule.j2"
+
+    name: str
 
 
-MEANINGS = {
-    "x": "the rows to norm",
-    "residual": "added to x before the norm",
-    "weight": "multiplies the normed rows",
-    "bias": "added to the normed rows",
-}
+@dataclass(frozen=True)
+class HeadSchedule(Template):
+    """How positions become programs, each of which has some heads."""
+
+    template: ClassVar[str] = "norm/triton/_head_schedule.j2"
 
 
-def meaning(operand: Operand) -> str:
-    """The use of a tensor, for docstrings."""
-    return MEANINGS.get(operand.name, "a buffer of the expressions")
+@dataclass(frozen=True)
+class Output:
+    """A tensor that a kernel writes."""
+
+    name: str
+    shape: str
+    dtype: str
+    like: str
+    """A tensor of the same device."""
+
+    @property
+    def narrow(self) -> bool:
+        """True where Triton's interpreter does not round to the dtype."""
+        return self.dtype in ("bfloat16", *FP8.values())
+
+    @property
+    def empty(self) -> str:
+        """The allocation."""
+        dtype = f"torch.{self.dtype}"
+        stored = f"_stored({dtype}, {self.like}.device)" if self.narrow else dtype
+        return f"{self.like}.new_empty({self.shape}, dtype={stored})"
+
+    @property
+    def rounded(self) -> str:
+        """The tensor in its dtype."""
+        return f"{self.name}.to(torch.{self.dtype})" if self.narrow else self.name
 
 
-def norm_divisors(plan: NormPlan) -> list[str]:
-    """The checks of divisors of both expressions."""
-    params = plan.spec.params
-    numbers: dict[Node, Node] = {
-        Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params.items() if p.value is not None
-    }
-    trees = [substitute(value.tree, numbers) for value in (plan.forward.h, plan.forward.out)]
-    return divisor_lines(plan.spec.name, trees, [n for n, p in params.items() if p.runtime])
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a kernel, in the order of its parameters."""
+
+    pointers: str
+    strides: str
+    scalars: str
 
 
-class NormLauncher:
+@dataclass(frozen=True)
+class ForwardOperator(Template):
+    """The operator of the forward pass."""
+
+    template: ClassVar[str] = "norm/triton/_forward_operator.j2"
+
+    name: str
+    params: str
+    outputs: tuple[Output, ...]
+    rows: tuple[str, ...]
+    """Lines that make arguments what kernels take."""
+    scheduled: str
+    """The names for what `_schedule` returns."""
+    call: Call
+    flags: tuple[str, ...]
+
+    @property
+    def types(self) -> str:
+        return ", ".join("Tensor" for _ in self.outputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(o.name for o in self.outputs)
+
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        return tuple(o.rounded for o in self.outputs)
+
+
+@dataclass(frozen=True)
+class BackwardOperator(Template):
+    """The operator of the backward pass, and how autograd calls it."""
+
+    template: ClassVar[str] = "norm/triton/_backward_operator.j2"
+
+    name: str
+    params: str
+    first: str
+    """A tensor that has the shape of x."""
+    gradients: tuple[Output, ...]
+    rows: tuple[str, ...]
+    programs: Statement
+    """Bounds numbers of programs from below."""
+    call: Call
+    sums: tuple[str, ...]
+    """The gradients that are sums over rows."""
+    inputs: str
+    """The arguments of the forward operator."""
+    outputs: tuple[str, ...]
+    saved: tuple[str, ...]
+    """The tensors that autograd keeps."""
+    scalars: str
+    """The numbers that it keeps."""
+    upstream: str
+    arguments: str
+    """The arguments of the operator."""
+    out_dtype: str
+    returned: str
+
+    @property
+    def types(self) -> str:
+        return ", ".join("Tensor" for _ in self.gradients)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(g.name for g in self.gradients)
+
+    @property
+    def rounded(self) -> tuple[str, ...]:
+        return tuple(g.rounded for g in self.gradients)
+
+    @property
+    def parts(self) -> str:
+        """The arguments of the kernel that sums parts."""
+        return ", ".join([*(f"{name}_parts" for name in self.sums), *self.sums])
+
+    @property
+    def size(self) -> str:
+        """A tensor with as many elements as each sum has."""
+        return self.sums[0] if self.sums else ""
+
+
+@dataclass(frozen=True)
+class Docstring(Template):
+    """The docstring of the spec's function, but for its first line."""
+
+    template: ClassVar[str] = "norm/triton/_docstring.j2"
+
+    arguments: tuple[str, ...]
+    eps: str
+    eps_words: str
+    returned: str
+    derivatives: Derivatives
+
+
+@dataclass(frozen=True)
+class Function(Template):
+    """The spec's function."""
+
+    template: ClassVar[str] = "norm/triton/_function.j2"
+
+    name: str
+    summary: str
+    signature: str
+    docstring: Docstring
+    dense_check: str
+    casts: tuple[str, ...]
+    x_dims: int
+    x_words: str
+    dtype: str
+    """The dtype of x."""
+    checks: tuple[Check, ...]
+    numbers: Numbers
+    derivatives: Derivatives
+    save: str
+    """The condition on which statistics are saved."""
+    outputs: tuple[str, ...]
+    arguments: str
+    """The arguments of the operator, but for `save`."""
+    returned: str
+
+
+@dataclass(frozen=True)
+class Launcher(Template):
+    """The launcher: schedules, operators and the spec's function."""
+
+    template: ClassVar[str] = "norm/triton/_launcher.j2"
+
+    name: str
+    fp8: bool
+    shared: bool
+    """True where several programs share a row."""
+    schedule: RowSchedule | HeadSchedule
+    rows: str
+    """The shape that kernels take x in, in words."""
+    reshaped: str
+    """The same in Python."""
+    rounds: bool
+    """True where Triton's interpreter does not round to a dtype."""
+    derivatives: Derivatives
+    numbers: Numbers
+    forward: ForwardOperator
+    backward: BackwardOperator | None
+    function: Function
+
+
+class Launchers:
     """Spells the launcher of one plan."""
 
     def __init__(self, plan: NormPlan) -> None:
@@ -55,73 +231,85 @@ class NormLauncher:
         self.heads = self.spec.heads is not None
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
         self.scale = bool(self.spec.quantize and self.spec.quantize.scale == "per_tensor")
+        self.tensors = [o.name for o in plan.operands] + ["scale"] * self.scale
+        self.numbers = {"eps": "float"} | {n: str(p.type) for n, p in self.runtime.items()}
+        self.outputs = self._outputs()
+        self.derivatives = norm_derivatives(plan)
+        self.checked = numbers_of(self.runtime, divisors=norm_divisors(plan))
 
-    def fields(self) -> dict[str, object]:
-        """The names that the template uses."""
+    def launcher(self) -> Launcher:
+        name, backward = self.spec.name, self._backward()
+        written = (*self.outputs, *(backward.gradients if backward else ()))
+        reshaped = "math.prod(x.shape[:-1]), x.shape[-1]"
+        if self.heads:
+            reshaped = "math.prod(x.shape[:-2]), *x.shape[-2:]"
+        return Launcher(
+            name=name,
+            fp8=self.spec.quantize is not None,
+            shared=not self.heads,
+            schedule=HeadSchedule() if self.heads else RowSchedule(name),
+            rows="[positions, heads, width]" if self.heads else "[rows, width]",
+            reshaped=reshaped,
+            rounds=any(o.narrow for o in written),
+            derivatives=self.derivatives,
+            numbers=self.checked,
+            forward=self._forward(),
+            backward=backward,
+            function=self._function(),
+        )
+
+    @property
+    def usage(self) -> str:
+        """The arguments of a call, for people."""
+        positional, keywords = self._arguments()
+        return ", ".join([*positional, *(f"{n}={n}" for n in keywords)])
+
+    @property
+    def returned(self) -> str:
+        """The names of what the function returns."""
+        return ", ".join(o.name for o in self.outputs if o.name not in self.plan.saves)
+
+    def _arguments(self) -> tuple[list[str], list[str]]:
+        """The positional arguments of the function, and those by keyword but for eps."""
+        positional = [n for n in self.tensors if n in ("x", "weight", "bias")]
+        return positional, [n for n in self.tensors if n not in positional] + [*self.runtime]
+
+    # --- the function ---
+
+    def _function(self) -> Function:
         spec, plan = self.spec, self.plan
-        tensors = [o.name for o in plan.operands] + ["scale"] * self.scale
-        scalars = ["eps", *self.runtime]
-        types: list[str] = ["float", *(p.type for p in self.runtime.values())]
-        positional = [n for n in ("x", "weight", "bias") if n in tensors]
-        keywords = [n for n in tensors if n not in positional] + [*self.runtime, f"eps={spec.eps!r}"]
-        outputs = self._outputs()
-        returned = [o["name"] for o in outputs if o["name"] not in plan.saves]
+        positional, keywords = self._arguments()
         learned = ", ".join(o.name for o in plan.operands if o.grad)
         needs_grad = (
             f"torch.is_grad_enabled() and (_transformed() or any(t.requires_grad for t in ({learned},)))"
         )
-        fields: dict[str, object] = {
-            "signature": ", ".join([*positional, "*", *keywords]),
-            "usage_args": ", ".join([*positional, *(f"{n}={n}" for n in keywords[:-1])]),
-            "op_params": ", ".join(
-                [f"{t}: Tensor" for t in tensors] + [f"{n}: {t}" for n, t in zip(scalars, types, strict=True)]
-            ),
-            "op_names": ", ".join(tensors + scalars),
-            "outputs": outputs,
-            "output_types": ", ".join(["Tensor"] * len(outputs)),
-            "output_names": ", ".join(o["name"] for o in outputs),
-            "output_list": [o["name"] for o in outputs],
-            "output_rounded": [o["rounded"] for o in outputs],
-            "rounds": any(o["rounded"] != o["name"] for o in outputs),
-            "returned": ", ".join(returned),
-            "returned_words": self._returned(),
-            "single": len(returned) == 1,
-            "argument_words": self._words(),
-            "casts": norm_casts(plan),
-            "checks": self._checks(),
-            "x_dims": 2 if self.heads else 1,
-            "x_words": "[..., H, D]" if self.heads else "[..., D]",
-            "input_dtype": TORCH_DTYPES[spec.dtypes["input"]],
-            "capability": 89 if spec.quantize else 0,
-            "fp8": bool(spec.quantize),
-            "forward_rows": self._prepare(plan.forward.loads),
-            "rows_words": "[positions, heads, width]" if self.heads else "[rows, width]",
-            "eps_default": repr(spec.eps),
-            "eps_words": "the variance" if plan.layer else "the mean of squares",
-            "save": needs_grad if plan.saves else "False",
-            "flags": ["SAVE=save"] if plan.saves else [],
-            "dh_out": False,
-            "derivatives": norm_derivatives(plan),
-            "dense_check": dense(tensors),
-            "numbers": numbers_of(self.runtime, divisors=norm_divisors(plan)),
-        }
-        stored = [n for n in ("h", "scale") if n in (*returned, *tensors)]
-        pointers = [o.name for o in plan.forward.loads] + ["out", *stored, *plan.saves]
-        fields |= self._call("forward", plan.forward.loads, pointers, "x", ["eps"])
-        if plan.backward:
-            fields |= self._backward(tensors, scalars, types)
-        return fields
+        return Function(
+            name=spec.name,
+            summary=opening(spec),
+            signature=", ".join([*positional, "*", *keywords, f"eps={spec.eps!r}"]),
+            docstring=self._docstring(),
+            dense_check=dense(self.tensors),
+            casts=tuple(norm_casts(plan)),
+            x_dims=2 if self.heads else 1,
+            x_words="[..., H, D]" if self.heads else "[..., D]",
+            dtype=TORCH_DTYPES[spec.dtypes["input"]],
+            checks=tuple(self._checks()),
+            numbers=self.checked,
+            derivatives=self.derivatives,
+            save=needs_grad if plan.saves else "False",
+            outputs=tuple(o.name for o in self.outputs),
+            arguments=", ".join([*self.tensors, *self.numbers]),
+            returned=self.returned,
+        )
 
-    def _outputs(self) -> list[dict[str, str]]:
-        """What the operator returns: name, shape, dtype, and whether it is only for backward."""
-        spec, plan = self.spec, self.plan
-        out = spec.dtypes["output"]
-        found = [_output("out", "x.shape", (TORCH_DTYPES | FP8)[out], "x")]
-        if spec.quantize and spec.quantize.scale == "per_row":
-            found.append(_output("scale", "(*x.shape[:-1], 1)", "float32", "x"))
-        if plan.stores_h:
-            found.append(_output("h", "x.shape", TORCH_DTYPES[spec.dtypes["residual"]], "x"))
-        return found + [_output(n, "x.shape[:-1] if save else (0,)", "float32", "x") for n in plan.saves]
+    def _docstring(self) -> Docstring:
+        return Docstring(
+            arguments=tuple(self._words()),
+            eps=repr(self.spec.eps),
+            eps_words="the variance" if self.plan.layer else "the mean of squares",
+            returned=self._returned(),
+            derivatives=self.derivatives,
+        )
 
     def _returned(self) -> str:
         """What the function returns, in words."""
@@ -161,144 +349,140 @@ class NormLauncher:
             return f"D at most {HEADS_WIDTH if self.heads else 2**18}"
         return f"D {width}" if isinstance(width, int) else f"D one of {', '.join(map(str, width))}"
 
-    def _checks(self) -> list[dict[str, str]]:
+    def _checks(self) -> Iterator[Check]:
         spec, width = self.spec, self.spec.width
-        checks = []
-
-        def check(wrong: str, message: str, error: str = "ValueError") -> None:
-            checks.append({"wrong": wrong, "message": message, "error": error})
-
         if width == "any":
             most = HEADS_WIDTH if self.heads else 2**18
-            check(f"not 1 <= x.shape[-1] <= {most}", f"rows have 1 to {most} elements, got {{x.shape[-1]}}")
+            yield Check(
+                f"not 1 <= x.shape[-1] <= {most}", f"rows have 1 to {most} elements, got {{x.shape[-1]}}"
+            )
         else:
             widths = (width,) if isinstance(width, int) else width
             words = " or ".join(map(str, widths))
             wrong = f"x.shape[-1] != {width}" if isinstance(width, int) else f"x.shape[-1] not in {widths}"
-            check(wrong, f"rows have {words} elements, got {{x.shape[-1]}}")
+            yield Check(wrong, f"rows have {words} elements, got {{x.shape[-1]}}")
         if isinstance(spec.heads, int):
-            check(f"x.shape[-2] != {spec.heads}", f"x must have {spec.heads} heads, got {{x.shape[-2]}}")
+            yield Check(
+                f"x.shape[-2] != {spec.heads}", f"x must have {spec.heads} heads, got {{x.shape[-2]}}"
+            )
         for o in self.plan.operands[1:]:
             shape, words = self._shape(o)
-            self._check_dtype(check, o.name, o.dtype)
+            yield self._dtype(o.name, o.dtype)
             got = f"got {{list({o.name}.shape)}} on {{{o.name}.device}}"
-            check(
+            yield Check(
                 f"{o.name}.shape != {shape} or {o.name}.device != x.device",
                 f"{o.name} must be {{list({shape})}} on {{x.device}}, {got}",
             )
         if self.scale:
-            self._check_dtype(check, "scale", "fp32")
-            check("scale.numel() != 1 or scale.device != x.device", "scale must be one number on {x.device}")
-        return checks
+            yield self._dtype("scale", "fp32")
+            yield Check(
+                "scale.numel() != 1 or scale.device != x.device", "scale must be one number on {x.device}"
+            )
 
-    def _check_dtype(self, check: Callable[..., None], name: str, dtype: str) -> None:
+    def _dtype(self, name: str, dtype: str) -> Check:
         words = f"{name} must be a tensor of {TORCH_DTYPES[dtype]}, got {{_dtype({name})}}"
-        check(other_dtype(name, [dtype]), words, "TypeError")
+        return Check(other_dtype(name, [dtype]), words, "TypeError")
 
-    # --- calls of kernels ---
+    # --- operators ---
 
-    def _prepare(self, loads: Iterable[Operand]) -> list[str]:
-        """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
-        lines = [f"{o.name} = _rows({o.name})" for o in loads if o.along == "element"]
-        return lines + [f"{o.name} = {o.name}.contiguous()" for o in loads if o.along != "element"]
+    def _outputs(self) -> tuple[Output, ...]:
+        """The tensors that the operator returns; `save` says whether backward needs the statistics."""
+        spec, plan = self.spec, self.plan
+        found = [Output("out", "x.shape", (TORCH_DTYPES | FP8)[spec.dtypes["output"]], "x")]
+        if spec.quantize and spec.quantize.scale == "per_row":
+            found.append(Output("scale", "(*x.shape[:-1], 1)", "float32", "x"))
+        if plan.stores_h:
+            found.append(Output("h", "x.shape", TORCH_DTYPES[spec.dtypes["residual"]], "x"))
+        saved = (Output(n, "x.shape[:-1] if save else (0,)", "float32", "x") for n in plan.saves)
+        return (*found, *saved)
 
-    def _call(
-        self, kernel: str, loads: tuple[Operand, ...], pointers: list[str], first: str, scalars: list[str]
-    ) -> dict[str, object]:
-        """Arguments of a kernel in the order of its parameters; `first` is a tensor of rows."""
-        dims = 2 if self.heads else 1
-        # A gradient that is not there has strides that nobody reads.
-        there = {"dh_out": "(dout if dh_out is None else dh_out)"}
-        strides = [f"*{there.get(o.name, o.name)}.stride()[:{dims}]" for o in loads if o.along == "element"]
-        sizes = (
-            [f"*{first}.shape[:2]"]
-            if self.heads
-            else [f"{first}.shape[0]", f"_slots(groups, constants, {first}.device)"]
+    def _forward(self) -> ForwardOperator:
+        plan = self.plan
+        # The kernel takes h before the scale.
+        others = [n for n in ("h", "scale") if n in (*self.tensors, *(o.name for o in self.outputs))]
+        pointers = [*(o.name for o in plan.forward.loads), "out", *others, *plan.saves]
+        types = [f"{n}: Tensor" for n in self.tensors] + [f"{n}: {kind}" for n, kind in self.numbers.items()]
+        return ForwardOperator(
+            name=self.spec.name,
+            params=", ".join(types),
+            outputs=self.outputs,
+            rows=tuple(self._rows(plan.forward.loads)),
+            scheduled="_, programs, constants" if self.heads else "groups, programs, constants",
+            call=self._call(plan.forward.loads, pointers, "x", ["eps"]),
+            flags=("SAVE=save",) if plan.saves else (),
         )
-        return {
-            f"{kernel}_pointers": ", ".join(pointers),
-            f"{kernel}_strides": ", ".join(strides),
-            f"{kernel}_scalars": ", ".join([*self.runtime, *scalars, *sizes]),
-        }
 
-    def _backward(self, tensors: list[str], scalars: list[str], types: list[str]) -> dict[str, object]:
+    def _backward(self) -> BackwardOperator | None:
         plan, backward = self.plan, self.plan.backward
-        assert backward is not None
-        saved = [o.name for o in backward.loads] + list(plan.saves)
+        if backward is None:
+            return None
         first = next(o.name for o in backward.loads if o.along == "element")
-        upstream = [o.name for o in plan.upstream]
         loads = (*backward.loads, *plan.upstream)
-        grads = [*backward.elements, *backward.rows, *backward.columns]
-        sums = [g.name for g in backward.columns]
+        pointers = [*(o.name for o in loads), *plan.saves, *stored(backward)]
+        saved = [*(o.name for o in backward.loads), *plan.saves]
+        upstream = [o.name for o in plan.upstream]
+        # Backward needs eps only to compute the statistics again.
+        kept = {n: kind for n, kind in self.numbers.items() if n != "eps" or not plan.saves}
+        params = ["dout: Tensor"] + ["dh_out: Optional[Tensor]"] * plan.stores_h
+        params += [f"{n}: Tensor" for n in saved] + [f"{n}: {kind}" for n, kind in kept.items()]
+        return BackwardOperator(
+            name=self.spec.name,
+            params=", ".join(params),
+            first=first,
+            gradients=self._gradients(backward, first),
+            rows=tuple(self._rows(loads)),
+            programs=self._programs(first),
+            call=self._call(loads, pointers, first, [] if plan.saves else ["eps"]),
+            sums=tuple(g.name for g in backward.columns),
+            inputs=", ".join([*self.tensors, *self.numbers]),
+            outputs=tuple(o.name for o in self.outputs),
+            saved=tuple(saved),
+            scalars=", ".join(kept),
+            upstream=", ".join([*upstream, "*_"] if plan.saves else upstream),
+            arguments=", ".join([*upstream, *saved, *kept]),
+            out_dtype=TORCH_DTYPES[self.spec.dtypes["output"]],
+            returned=self._given(backward),
+        )
+
+    def _programs(self, first: str) -> Statement:
+        least, note = text('constants["PARTS"]'), "no rows: sums of nothing are zeros"
+        if self.heads:
+            least, note = op('_cdiv({0}.shape[1], constants["ROWS"])', first), ""
+        values = (op("max({0}, 1)", "groups"), op("max({0}, {1})", "programs", least))
+        return Assign(("groups", "programs"), values, note=note)
+
+    def _gradients(self, backward: Backward, first: str) -> tuple[Output, ...]:
         shapes = {
             "element": "shape",
             "row": "shape[:-1]",
             "column": "shape[-2:]" if self.heads else "shape[-1:]",
         }
-        params = ["dout: Tensor"] + ["dh_out: Optional[Tensor]"] * plan.stores_h
-        # Backward needs eps only to compute the statistics again.
-        needed = [(n, t) for n, t in zip(scalars, types, strict=True) if n != "eps" or not plan.saves]
-        params += [f"{n}: Tensor" for n in saved] + [f"{n}: {t}" for n, t in needed]
+        grads = (*backward.elements, *backward.rows, *backward.columns)
+        return tuple(Output(g.name, shapes[g.along], TORCH_DTYPES[g.dtype], first) for g in grads)
+
+    def _given(self, backward: Backward) -> str:
+        """The gradient of each argument of the forward operator."""
         given = {g.of: g.name if g.same_as is None else f"d{g.same_as}" for g in backward.gradients}
-        rows = self._prepare([o for o in loads if o.name != "dh_out"])
-        if plan.stores_h:
-            rows.append("dh_out = None if dh_out is None else _rows(dh_out)")
-        pointers = [o.name for o in loads] + list(plan.saves)
-        pointers += [f"{g.name}_parts" if g.name in sums else g.name for g in grads]
-        return self._call("backward", loads, pointers, first, [] if plan.saves else ["eps"]) | {
-            "first": first,
-            "backward_params": ", ".join(params),
-            "backward_names": ", ".join([*upstream, *saved, *(n for n, _ in needed)]),
-            "saved_names": saved,
-            "upstream_names": ", ".join([*upstream, *(["*_"] if plan.saves else [])]),
-            "dh_out": plan.stores_h,
-            "kept_scalars": ", ".join(n for n, _ in needed),
-            "input_names": ", ".join([*tensors, *scalars]),
-            "gradients": [_output(g.name, shapes[g.along], TORCH_DTYPES[g.dtype], first) for g in grads],
-            "gradient_rounded": [_output(g.name, "", TORCH_DTYPES[g.dtype], first)["rounded"] for g in grads],
-            "rounds": "bf16" in [*self.spec.dtypes.values(), *(g.dtype for g in grads)],
-            "gradient_types": ", ".join(["Tensor"] * len(grads)),
-            "gradient_list": [g.name for g in grads],
-            "gradient_returns": ", ".join(
-                [*(given.get(n, "None") for n in tensors), *("None" for _ in scalars)]
-            ),
-            "backward_rows": rows,
-            "partial_sums": sums,
-            "finalize_size": sums[0] if sums else "",
-            "finalize_args": ", ".join([*(f"{n}_parts" for n in sums), *sums]),
-            "out_dtype": TORCH_DTYPES[self.spec.dtypes["output"]],
-        }
+        return ", ".join(given.get(n, "None") for n in (*self.tensors, *self.numbers))
 
+    # --- calls of kernels ---
 
-def norm_casts(plan: NormPlan) -> list[str]:
-    """The lines that cast arguments under autocast."""
-    dtypes = {o.name: o.dtype for o in plan.operands if o.type is Type.FLOAT}
-    if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
-        dtypes["scale"] = "fp32"
-    return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})
+    def _rows(self, loads: Iterable[Operand]) -> Iterator[str]:
+        """Lines that make arguments what kernels take: rows for elements, no gaps for the others."""
+        there = [o for o in loads if o.name != "dh_out"]
+        yield from (f"{o.name} = _rows({o.name})" for o in there if o.along == "element")
+        yield from (f"{o.name} = {o.name}.contiguous()" for o in there if o.along != "element")
+        yield from (
+            f"{o.name} = None if {o.name} is None else _rows({o.name})" for o in loads if o.name == "dh_out"
+        )
 
-
-def norm_derivatives(plan: NormPlan) -> Derivatives:
-    """Which arguments have a gradient, and why others have none."""
-    spec = plan.spec
-    real = {o.name: o.grad for o in plan.operands if o.type is Type.FLOAT}
-    if spec.quantize and spec.quantize.scale == "per_tensor":
-        real["scale"] = False
-    if plan.backward:
-        refused = {n: NOT_LEARNED for n, grad in real.items() if not grad}
-    else:
-        refused = dict.fromkeys(real, NO_BACKWARD if spec.quantize else NOT_ASKED_FOR)
-    return derivatives_of(real, refused, derived=plan.backward is not None)
-
-
-def _output(name: str, shape: str, dtype: str, like: str) -> dict[str, str]:
-    """A tensor that a kernel writes: its allocation, and what is returned of it."""
-    narrow = dtype in ("bfloat16", *FP8.values())
-    stored = f"_stored(torch.{dtype}, {like}.device)" if narrow else f"torch.{dtype}"
-    return {
-        "name": name,
-        "shape": shape,
-        "dtype": dtype,
-        "empty": f"{like}.new_empty({shape}, dtype={stored})",
-        "rounded": f"{name}.to(torch.{dtype})" if narrow else name,
-    }
+    def _call(self, loads: Iterable[Operand], pointers: list[str], first: str, scalars: list[str]) -> Call:
+        """The arguments of a kernel; `first` is a tensor of rows."""
+        dims = 2 if self.heads else 1
+        # A gradient that is not there has strides that nobody reads.
+        there = {"dh_out": "(dout if dh_out is None else dh_out)"}
+        strides = [f"*{there.get(o.name, o.name)}.stride()[:{dims}]" for o in loads if o.along == "element"]
+        sizes = [f"{first}.shape[0]", f"_slots(groups, constants, {first}.device)"]
+        if self.heads:
+            sizes = [f"*{first}.shape[:2]"]
+        return Call(", ".join(pointers), ", ".join(strides), ", ".join([*self.runtime, *scalars, *sizes]))

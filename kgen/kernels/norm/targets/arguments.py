@@ -1,0 +1,73 @@
+"""The arguments of a norm: what launchers of all targets say of them and check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.expr.nodes import Const, Node, Type, Var, substitute
+from kgen.kernels.norm.plan.planning import NormPlan, Operand
+from kgen.targets.arguments import (
+    NO_BACKWARD,
+    NOT_ASKED_FOR,
+    NOT_LEARNED,
+    Derivatives,
+    cast_lines,
+    derivatives_of,
+    divisor_lines,
+)
+from kgen.targets.triton.text import TORCH_DTYPES
+
+FP8 = {"fp8_e4m3": "float8_e4m3fn"}
+HEADS_WIDTH = 2**14
+"""The widest row with heads: it is never shared by programs."""
+MEANINGS = {
+    "x": "the rows to norm",
+    "residual": "added to x before the norm",
+    "weight": "multiplies the normed rows",
+    "bias": "added to the normed rows",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on which the function raises."""
+
+    wrong: str
+    message: str
+    error: str = "ValueError"
+
+
+def meaning(operand: Operand) -> str:
+    """The use of a tensor, for docstrings."""
+    return MEANINGS.get(operand.name, "a buffer of the expressions")
+
+
+def norm_divisors(plan: NormPlan) -> list[str]:
+    """The checks of divisors of both expressions."""
+    params = plan.spec.params
+    numbers: dict[Node, Node] = {
+        Var(n, p.scalar): Const(p.value, p.scalar) for n, p in params.items() if p.value is not None
+    }
+    trees = [substitute(value.tree, numbers) for value in (plan.forward.h, plan.forward.out)]
+    return divisor_lines(plan.spec.name, trees, [n for n, p in params.items() if p.runtime])
+
+
+def norm_casts(plan: NormPlan) -> list[str]:
+    """The lines that cast arguments under autocast."""
+    dtypes = {o.name: o.dtype for o in plan.operands if o.type is Type.FLOAT}
+    if plan.spec.quantize and plan.spec.quantize.scale == "per_tensor":
+        dtypes["scale"] = "fp32"
+    return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})
+
+
+def norm_derivatives(plan: NormPlan) -> Derivatives:
+    """Which arguments have a gradient, and why others have none."""
+    spec = plan.spec
+    real = {o.name: o.grad for o in plan.operands if o.type is Type.FLOAT}
+    if spec.quantize and spec.quantize.scale == "per_tensor":
+        real["scale"] = False
+    if plan.backward:
+        refused = {n: NOT_LEARNED for n, grad in real.items() if not grad}
+    else:
+        refused = dict.fromkeys(real, NO_BACKWARD if spec.quantize else NOT_ASKED_FOR)
+    return derivatives_of(real, refused, derived=plan.backward is not None)

@@ -1,0 +1,64 @@
+"""The launchers in C of a norm in CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kgen.kernels.norm.targets.cuda.backward import OF_ALL, OF_HEADS, Backward, ColumnLaunch, Grid
+from kgen.kernels.norm.targets.cuda.forward import Forward
+from kgen.kernels.norm.targets.cuda.parts import Launch
+from kgen.kernels.norm.targets.cuda.spelled import Spelled
+from kgen.targets.code import CUDA
+from kgen.targets.template import Template
+
+
+@dataclass(frozen=True)
+class HostBackward(Template):
+    """The function that launches the backward pass."""
+
+    template: ClassVar[str] = "norm/cuda/_host_backward.j2"
+    language: ClassVar[str] = CUDA
+
+    name: str
+    launch: Launch
+    grid: Grid
+    columns: ColumnLaunch | None
+
+
+@dataclass(frozen=True)
+class Host(Template):
+    """The tables of shapes, and the functions that launch kernels."""
+
+    template: ClassVar[str] = "norm/cuda/_host.j2"
+    language: ClassVar[str] = CUDA
+
+    name: str
+    least_capability: int
+    vector: int
+    multiple: tuple[str, ...]
+    """A parameter, where rows of one thread lie apart by multiples of a number."""
+    launches: tuple[Launch, ...]
+    forward: Launch
+    null_words: str
+    backward: HostBackward | None
+
+
+def host_of(spelled: Spelled, least_capability: int, forward: Forward, backward: Backward | None) -> Host:
+    """The launchers of a plan."""
+    name = spelled.spec.name
+    words = "; those of statistics, which backward alone needs, may be null"
+    called = None
+    if backward is not None:
+        grid = OF_HEADS if spelled.spec.heads else OF_ALL
+        called = HostBackward(name, backward.launch, grid, backward.column_launch)
+    return Host(
+        name=name,
+        least_capability=least_capability,
+        vector=spelled.vector,
+        multiple=("long long multiple",) if spelled.multiples else (),
+        launches=(forward.launch, backward.launch) if backward else (forward.launch,),
+        forward=forward.launch,
+        null_words=words if spelled.plan.saves else "",
+        backward=called,
+    )
