@@ -5,7 +5,7 @@ from __future__ import annotations
 from kgen.expr.nodes import variables
 from kgen.expr.show import show
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
-from kgen.kernels.chunk_output.targets.triton.launcher import chunk_casts
+from kgen.kernels.chunk_output.targets.interface import casts
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.arguments import (
@@ -104,7 +104,7 @@ def _context(plan: ChunkOutputPlan) -> dict[str, object]:
         "constant_words": ["a type of indices", *["given or not"] * spec.varlen],
         "index_type": "Int64 if cu_seqlens.dtype == torch.int64 else Int32" if spec.varlen else "Int32",
         "checked": _checked(plan),
-        "casts": chunk_casts(plan),
+        "casts": casts(plan),
         "wrong_heads": _wrong_heads(plan),
         "heads_words": _heads_words(plan),
         "signature": ", ".join(

@@ -8,12 +8,12 @@ from typing import Any
 
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, plan_chunk_output
 from kgen.kernels.chunk_output.plan.tiles import Tile, tile_tables
+from kgen.kernels.chunk_output.targets.interface import formula
+from kgen.kernels.chunk_output.targets.triton.launcher import head_words
 from kgen.kernels.chunk_output.targets.triton.native_example import chunk_output_example
-from kgen.kernels.chunk_output.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import WORDS, Native, Tiles, prefix_of, tensor, unique
-from kgen.targets.template import names
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -43,8 +43,6 @@ class _Fields:
         self.K, self.V, self.BT = head.qk, head.v, self.spec.chunk_size
         self.tables = tile_tables(plan.spec)
         self.has_dg = plan.slope is not None
-        (source,) = sources(loaded)
-        self.emitted = names(source.text)
 
     def native(self) -> Native:
         named = {"forward": self.tables.forward}
@@ -94,8 +92,8 @@ class _Fields:
             "chunks": "the chunks of all sequences"
             if spec.varlen
             else f"the ceil(T / {self.BT}) chunks of a row",
-            # As the emitted file says it.
-            **{name: self.emitted[name] for name in ("before", "between", "formula", "head_words")},
+            "formula": formula(plan),
+            "head_words": head_words(spec),
             "inputs": inputs,
             "packing": [cu_seqlens, chunk_indices] if spec.varlen else [],
             "cu_seqlens": cu_seqlens,
