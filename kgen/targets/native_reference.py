@@ -9,7 +9,7 @@ from typing import Any
 
 from kgen.expr.nodes import Call, Const, Node, Read, Type, Var
 from kgen.spec.load import Loaded
-from kgen.targets.native import refuse
+from kgen.targets.native import Tensor, refuse
 
 INFIX = {
     "add": "+",
@@ -104,8 +104,8 @@ def spelled(loaded: Loaded) -> Iterator[None]:
         refuse(loaded, f"its example has no `{error.args[0]}` in C++", "add it to `native_reference.py`")
 
 
-def dtype_of(tensor: Mapping[str, Any]) -> str:
-    """What the example calls the dtype of a tensor (`kgen.targets.native.tensor`)."""
+def dtype_of(tensor: Tensor | Mapping[str, Any]) -> str:
+    """The dtype of a tensor in the example."""
     names = {
         "KGEN_I32": "INT32",
         "KGEN_I64": "INT64",
@@ -113,7 +113,7 @@ def dtype_of(tensor: Mapping[str, Any]) -> str:
         "KGEN_I1": "BOOL",
         "KGEN_FP8E4NV": "FP8",
     }
-    kind = str(tensor["dtype"])
+    kind = tensor.dtype if isinstance(tensor, Tensor) else str(tensor["dtype"])
     return names.get(kind, kind.removeprefix("KGEN_"))
 
 

@@ -1,97 +1,202 @@
-"""The example of a norm from C++: what `templates/norm/c/example.cpp.j2` names."""
+"""Norms from C: the example in C++."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kgen.expr.nodes import variables
-from kgen.kernels.norm.plan.planning import NormPlan
+from kgen.kernels.norm.plan.planning import Gradient, NormPlan
+from kgen.kernels.norm.targets.triton.native_tensors import Argument, Arguments
 from kgen.spec.load import Loaded
+from kgen.targets.native import File, Parameter, prefix_of
 from kgen.targets.native_reference import dtype_of, in_cpp, spelled
 
-Fields = dict[str, Any]
 ROWS, INTEGER, REAL = 37, 3, 0.5
 """Rows and run-time params that the example takes."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 1e-4, "fp8_e4m3": 7e-2}
-"""Of the largest number."""
+"""Tolerances, as fractions of the largest number."""
+AFFINE = {"weight": "dy * x_hat[size_t(d)]", "bias": "dy"}
+"""The terms of the gradients of what norms multiply by and add, in C++."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A tensor of the example."""
+
+    member: str
+    sizes: tuple[str, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor that the example fills."""
+
+    member: str
+    draw: str
+    """The argument of `Tensor::draw`."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor whose elements expressions read."""
+
+    value: str
+    """The member of `Values`."""
+    member: str
+    along: str
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A gradient that the example computes itself; `value` is the member of `Values` that it belongs to."""
+
+    member: str
+    along: str
+    value: str
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The gradient of a weight or a bias: each element adds its `term`."""
+
+    member: str
+    term: str
+
+
+@dataclass(frozen=True)
+class Given:
+    """A run-time parameter and its value."""
+
+    member: str
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormExample(File):
+    """`example.cpp`."""
+
+    template: ClassVar[str] = "norm/c/example.cpp.j2"
+
+    rows: int
+    heads: int
+    width: int
+    eps: str
+    tensors: tuple[Sized, ...]
+    drawn: tuple[Drawn, ...]
+    params: tuple[Given, ...]
+    values: tuple[str, ...]
+    """The members of `Values`."""
+    read: tuple[Read, ...]
+    input_mod: str
+    output_mod: str
+    mean: str
+    """The term of an element in the mean of its row."""
+    weight: str
+    bias: str
+    backward: bool
+    gradients: tuple[Compared, ...]
+    of_input: tuple[Compared, ...]
+    """The gradients of operands of input_mod."""
+    of_output: tuple[Compared, ...]
+    of_affine: tuple[Affine, ...]
+    c2: str
+    """The term of an element in the mean of dx_hat."""
+    dh_out: str
+    per_row: bool
+    """True where rows have scales."""
+    allowed: str
+    """The tolerance."""
 
 
 def norm_example(
-    loaded: Loaded, plan: NormPlan, context: Mapping[str, Any], sizes: Mapping[str, Sequence[int]]
-) -> Fields:
-    """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
-    C++ has no spelling of here."""
-    spec = loaded.spec
-    width = (
-        spec.width
-        if isinstance(spec.width, int)
-        else (sizes["width"] if spec.width == "any" else spec.width)[0]
-    )
-    heads = sizes["heads"][0] if spec.heads == "any" else spec.heads or 1
+    loaded: Loaded,
+    plan: NormPlan,
+    arguments: Arguments,
+    params: Sequence[Parameter],
+    sizes: Mapping[str, Sequence[int]],
+) -> NormExample:
+    """The example of a spec; `sizes` are those of what it leaves open. Raises `KgenError` for a function that C++ has
+    no spelling of here."""
+    spec = plan.spec
     along = {o.name: o.along for o in plan.operands}
-    called = {t["name"]: t["member"] for t in context["inputs"]}
-    values = [*along, "y"]
-    names = {name: f"at.{name}_" for name in values}
-    for name, param in spec.params.items():
+    inputs = [t for t in arguments.inputs if t.name in along or t.name == "scale"]
+    others = (*arguments.outputs, *arguments.upstream, *arguments.gradients)
+    members = {t.name: t.member for t in arguments.all}
+    stored = [g for g in plan.backward.gradients if g.same_as is None] if plan.backward else []
+    gradients = [Compared(members[g.name], g.along, f"{g.of}_") for g in stored]
+    used = _used(loaded, plan)
+    input_mod, output_mod = _expressions(loaded, plan)
+    return NormExample(
+        name=prefix_of(loaded),
+        license=spec.license.in_comment(),
+        rows=ROWS,
+        heads=sizes["heads"][0] if spec.heads == "any" else spec.heads or 1,
+        width=_width(plan, sizes),
+        eps=repr(float(spec.eps)),
+        tensors=tuple(map(_sized, (*inputs, *others))),
+        drawn=tuple(Drawn(t.member, _draw(t)) for t in (*inputs, *arguments.upstream)),
+        params=tuple(Given(p.member, REAL if p.real else INTEGER) for p in params),
+        values=tuple(f"{name}_" for name in (*along, "y")),
+        read=tuple(Read(f"{n}_", members[n], a) for n, a in along.items()),
+        input_mod=input_mod,
+        output_mod=output_mod,
+        mean="h[size_t(d)] / D" if plan.layer else "0.0",
+        weight=f"({spec.weight_offset!r} + v.weight_)" if "weight" in along else "1.0",
+        bias="v.bias_" if "bias" in along else "0.0",
+        backward=plan.backward is not None,
+        gradients=tuple(gradients),
+        of_input=tuple(c for c, g in zip(gradients, stored, strict=True) if g.of in used["input_mod"]),
+        of_output=tuple(c for c, g in zip(gradients, stored, strict=True) if g.of in used["output_mod"]),
+        of_affine=tuple(Affine(members[g.name], AFFINE[g.of]) for g in stored if g.of in AFFINE),
+        c2="dx_hat[size_t(d)] / D" if plan.layer else "0.0",
+        dh_out="tensors.dh_out.numbers[of_element(row, d)]" if plan.stores_h and plan.backward else "0.0",
+        per_row=bool(spec.quantize and spec.quantize.scale == "per_row"),
+        allowed=repr(_allowed(plan, stored)),
+    )
+
+
+def _width(plan: NormPlan, sizes: Mapping[str, Sequence[int]]) -> int:
+    width = plan.spec.width
+    if isinstance(width, int):
+        return width
+    return (sizes["width"] if width == "any" else width)[0]
+
+
+def _used(loaded: Loaded, plan: NormPlan) -> Mapping[str, frozenset[str]]:
+    """The variables of both expressions."""
+    added = {o.name for o in plan.operands} & {"x", "residual"}
+    plain = {"input_mod": frozenset(added), "output_mod": frozenset({"y"})}
+    return plain | {name: variables(tree) for name, tree in loaded.trees.items()}
+
+
+def _expressions(loaded: Loaded, plan: NormPlan) -> tuple[str, str]:
+    """Both expressions in C++."""
+    operands = [o.name for o in plan.operands]
+    names = {name: f"at.{name}_" for name in (*operands, "y")}
+    for name, param in plan.spec.params.items():
         value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
         names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
     with spelled(loaded):
         trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
-    plain = "at.x_ + at.residual_" if "residual" in along else "at.x_"
-    backward = plan.backward is not None
-    used = {name: variables(tree) for name, tree in loaded.trees.items()}
-    of_input = used.get("input_mod", {"x", *(["residual"] if "residual" in along else [])})
-    of_output = used.get("output_mod", {"y"})
-    inputs = [t for t in context["inputs"] if t["name"] in along or t["name"] == "scale"]
-    written = [*context["outputs"], *context["upstream"], *context["gradients"]]
-    grads = [g for g in plan.backward.gradients if g.same_as is None] if plan.backward else []
-    members = {t["name"]: t["member"] for t in context["gradients"]}
-    gradients = [
-        {"member": members[g.name], "of": g.of, "along": g.along, "value": f"{g.of}_"} for g in grads
-    ]
-    affine = {"weight": "dy * x_hat[size_t(d)]", "bias": "dy"}
-    low = max((*spec.dtypes.values(), *(g.dtype for g in grads)), key=lambda d: ERRORS[d])
-    weight = f"({spec.weight_offset!r} + {_column('weight')})" if "weight" in along else "1.0"
-    return {
-        "rows": ROWS,
-        "heads": heads,
-        "width": width,
-        "tensors": [_sized(t, spec.heads is not None) for t in (*inputs, *written)],
-        "drawn": [{"member": t["member"], "draw": _draw(t)} for t in (*inputs, *context["upstream"])],
-        "at_element": [f"{name}_" for name in values],
-        "input_mod": trees.get("input_mod", plain),
-        "output_mod": trees.get("output_mod", "at.y_"),
-        "read": [{"value": f"{n}_", "member": called[n], "along": a} for n, a in along.items()],
-        "mean": "h[size_t(d)] / D" if plan.layer else "0.0",
-        "c2": "dx_hat[size_t(d)] / D" if plan.layer else "0.0",
-        "weight": weight,
-        "bias": _column("bias") if "bias" in along else "0.0",
-        "gradients": gradients if backward else [],
-        "of_input": [g for g in gradients if g["of"] in of_input],
-        "of_output": [g for g in gradients if g["of"] in of_output],
-        "of_affine": [g | {"value": affine[g["of"]]} for g in gradients if g["of"] in affine],
-        "dh_out": "tensors.dh_out.numbers[of_element(row, d)]" if plan.stores_h and backward else "0.0",
-        "per_row": bool(spec.quantize and spec.quantize.scale == "per_row"),
-        "allowed": repr(ERRORS[low]),
-        "params": [
-            {"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in context["params"]
-        ],
-    }
+    plain = "at.x_ + at.residual_" if "residual" in operands else "at.x_"
+    return trees.get("input_mod", plain), trees.get("output_mod", "at.y_")
 
 
-def _column(name: str) -> str:
-    return f"v.{name}_"
+def _allowed(plan: NormPlan, gradients: Sequence[Gradient]) -> float:
+    return max(ERRORS[dtype] for dtype in (*plan.spec.dtypes.values(), *(g.dtype for g in gradients)))
 
 
-def _sized(of: Fields, heads: bool) -> Fields:
-    sizes = [{"p->rows": "N", "p->heads": "H", "p->width": "D"}.get(s, s) for s in of["sizes"]]
-    return {"member": of["member"], "sizes": sizes, "dtype": dtype_of(of)}
+def _sized(tensor: Argument) -> Sized:
+    names = {"p->rows": "N", "p->heads": "H", "p->width": "D"}
+    return Sized(tensor.member, tuple(names.get(s, s) for s in tensor.sizes), dtype_of(tensor))
 
 
-def _draw(of: Fields) -> str:
-    if of["name"] == "scale":
+def _draw(tensor: Argument) -> str:
+    if tensor.name == "scale":
         return "[](int64_t) { return 0.05; }"
-    if dtype_of(of) in ("INT32", "INT64", "BOOL"):
+    if dtype_of(tensor) in ("INT32", "INT64", "BOOL"):
         return "[](int64_t i) { return double(i % 2); }"
     return "1.0"
