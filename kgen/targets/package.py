@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kgen.family import family
 from kgen.targets import Source, callable_files, opening
-from kgen.targets.template import Untyped
+from kgen.targets.template import Printable, Template
 
 if TYPE_CHECKING:
     from kgen.spec.load import Loaded
@@ -22,41 +23,112 @@ LEAST = (8, 0)
 """The compute capability that files need which are for every architecture of a CUDA device."""
 
 
+@dataclass(frozen=True)
+class Branch:
+    """A module that has the function, and the condition of the `if` or `elif` that takes it."""
+
+    keyword: str
+    condition: str
+    module: str
+
+
+@dataclass(frozen=True)
+class Candidate(Branch):
+    """A file of the folder that cannot serve every call."""
+
+    package: str
+    """The package that it cannot be imported without."""
+    runs: str
+    """The condition that it can run on a `device`."""
+
+
+@dataclass(frozen=True)
+class OneFile(Template):
+    """`__init__.py` of a folder in which one file serves every call."""
+
+    template: ClassVar[str] = "package.j2"
+
+    name: str
+    summary: str
+    file: str
+    offers: list[str]
+    """The names that the file has for users."""
+
+
+@dataclass(frozen=True)
+class Files(Template):
+    """`__init__.py` of a folder in which the function comes from one of several files."""
+
+    template: ClassVar[str] = "package_of_files.j2"
+
+    name: str
+    summary: str
+    words: list[str]
+    """Every file, and when it runs."""
+    docstring: Printable | None
+    signature: str
+    tensors: list[str]
+    """The positional parameters."""
+    arguments: list[str]
+    """Every parameter, as an argument of the function that was chosen."""
+    choices: list[Candidate]
+    last: str | None
+    """The file that serves what no other one does; None where there is none."""
+    otherwise: str
+    """The statement for such a call: an import, or the error."""
+    gradients: bool
+    """True if files without a backward pass have to know whether a gradient is asked for."""
+
+
+@dataclass(frozen=True)
+class Variants(Template):
+    """`__init__.py` of a folder whose folders are the variants of a spec."""
+
+    template: ClassVar[str] = "variants.j2"
+
+    name: str
+    summary: str
+    words: list[str]
+    """Every variant, and which tensors it takes."""
+    docstring: Printable | None
+    signature: str
+    arguments: list[str]
+    """Every parameter, as an argument of the function that was chosen."""
+    dtypes: list[str]
+    """The dtypes of all variants in Python; none where they have one dtype."""
+    choices: list[Branch]
+    refusal: str
+
+    @property
+    def first(self) -> str:
+        """The variant whose arguments stand for those of all."""
+        return self.choices[0].module
+
+
 def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
     """The source of `__init__.py`, given those of all targets of a spec; None where no file has the function."""
     spec, files = loaded.spec, callable_files(sources)
     if not files:
         return None
     tried = list(_tried(files))
-    last = tried[-1] if _runs_anywhere(tried[-1]) else None
-    choices = [file for file in tried if file is not last]
-    offers = [spec.name, *(last.offers if last else ())]
-    fields: dict[str, object] = {
-        "name": spec.name,
-        "summary": opening(spec),
-        "file": last and _stem(last),
-        "offers": offers,
-        "quoted": [f'"{offered}"' for offered in offers],
-        "words": [_words(file, gradients=False) for file in tried],
-        "choices": [],
-    }
-    if choices:
-        # The last file serves everything that the others do, so its words hold for the whole folder.
-        fields |= {"argument_lines": tried[-1].docstring} | _choice(spec, choices, last)
-    return Source("__init__.py", Untyped("package.j2", fields))
+    if _runs_anywhere(tried[0]):
+        text: Template = OneFile(spec.name, opening(spec), _stem(tried[0]), [spec.name, *tried[0].offers])
+    else:
+        text = _of_files(spec, tried)
+    return Source("__init__.py", text)
 
 
 def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | None:
     """The source of `__init__.py` of a folder whose folders are the variants of a spec, given each with its sources;
-    None where no file has the function."""
-    (first, _), files = variants[0], [callable_files(sources)[:1] for _, sources in variants]
+    None where one has no file with the function."""
+    first = variants[0][0]
+    files = [callable_files(sources)[:1] for _, sources in variants]
     if not all(files):
         return None
     spec, varies = first.spec, family(first.spec.kernel).varies
     (signature,) = {file.signature for (file,) in files}
-    positional, keywords = _parameters(signature)
     fields = first.listed
-    tests = [
+    conditions = [
         " and ".join(f"{varies[f].told} == {varies[f].literal(one.spec)}" for f in fields)
         for one, _ in variants
     ]
@@ -64,23 +136,19 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
     there = ", ".join(one.variant for one, _ in variants)
     return Source(
         "__init__.py",
-        Untyped(
-            "variants.j2",
-            {
-                "name": spec.name,
-                "argument_lines": files[0][0].docstring,
-                "summary": opening(spec),
-                "words": [f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
-                "dtypes": _dtypes(variants) if "dtype" in fields else [],
-                "choices": [
-                    {"word": "elif" if number else "if", "variant": one.variant, "test": tests[number]}
-                    for number, (one, _) in enumerate(variants)
-                ],
-                "refusal": f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
-                "signature": signature,
-                "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
-                "first": variants[0][0].variant,
-            },
+        Variants(
+            name=spec.name,
+            summary=opening(spec),
+            words=[f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
+            docstring=files[0][0].docstring,
+            signature=signature,
+            arguments=_arguments(signature),
+            dtypes=_dtypes(variants) if "dtype" in fields else [],
+            choices=[
+                Branch(_keyword(number), condition, one.variant)
+                for number, ((one, _), condition) in enumerate(zip(variants, conditions, strict=True))
+            ],
+            refusal=f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
         ),
     )
 
@@ -97,33 +165,41 @@ def _of_variant(one: Loaded, fields: Iterable[str]) -> str:
     return ", ".join(f"{varies[f].words} {varies[f].literal(one.spec)}" for f in fields)
 
 
-def _choice(spec: Any, choices: Sequence[Source], last: Source | None) -> dict[str, object]:
-    """How one of several files is chosen, `last` where none of the others runs."""
-    files = [*choices, *([last] if last else [])]
-    gradients = "backward" in spec.passes and any(file.forward_only for file in files)
-    (signature,) = {file.signature for file in files}
-    positional, keywords = _parameters(signature)
-    refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{positional[0]}.device}}")'
-    return {
-        "words": [_words(file, gradients) for file in files],
-        "choices": [
-            {
-                "word": "elif" if number else "if",
-                "file": _stem(file),
-                "needs": file.needs or "torch",
-                "runs": _runs(file),
-                "test": "not gradients and " * (gradients and file.forward_only)
-                + f"_runs_{_stem(file)}({positional[0]}.device)",
-            }
-            for number, file in enumerate(choices)
-        ],
-        "last": last and _stem(last),
-        "otherwise": f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
-        "gradients": gradients,
-        "signature": signature,
-        "tensors": ", ".join(positional),
-        "arguments": ", ".join([*positional, *(f"{name}={name}" for name in keywords)]),
-    }
+def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
+    """The template that takes the first of some files that can run. The last may be one that serves every call."""
+    last = tried[-1] if _runs_anywhere(tried[-1]) else None
+    choices = [file for file in tried if file is not last]
+    gradients = "backward" in spec.passes and any(file.forward_only for file in tried)
+    (signature,) = {file.signature for file in tried}
+    tensors, _ = _parameters(signature)
+    refusal = f'raise ValueError(f"{spec.name}: no file of this folder runs on {{{tensors[0]}.device}}")'
+    return Files(
+        name=spec.name,
+        summary=opening(spec),
+        words=[_words(file, gradients) for file in tried],
+        # The last file serves everything that the others do, so its words hold for the whole folder.
+        docstring=tried[-1].docstring,
+        signature=signature,
+        tensors=tensors,
+        arguments=_arguments(signature),
+        choices=[_candidate(file, number, gradients, tensors[0]) for number, file in enumerate(choices)],
+        last=_stem(last) if last else None,
+        otherwise=f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
+        gradients=gradients,
+    )
+
+
+def _candidate(file: Source, number: int, gradients: bool, tensor: str) -> Candidate:
+    """A file as one that is taken if it can run where a tensor is."""
+    condition = f"_runs_{_stem(file)}({tensor}.device)"
+    if gradients and file.forward_only:
+        condition = f"not gradients and {condition}"
+    return Candidate(_keyword(number), condition, _stem(file), file.needs or "torch", _runs(file))
+
+
+def _keyword(number: int) -> str:
+    """The keyword of the branch of that number, from 0."""
+    return "elif" if number else "if"
 
 
 def _stem(file: Source) -> str:
@@ -165,6 +241,12 @@ def _capability(arch: str) -> tuple[int, int]:
     """(9, 0) of sm_90a."""
     digits = arch.removeprefix("sm_").rstrip("af")
     return int(digits[:-1]), int(digits[-1])
+
+
+def _arguments(signature: str) -> list[str]:
+    """The arguments that pass on every parameter of a signature."""
+    positional, keywords = _parameters(signature)
+    return [*positional, *(f"{name}={name}" for name in keywords)]
 
 
 def _parameters(signature: str) -> tuple[list[str], list[str]]:

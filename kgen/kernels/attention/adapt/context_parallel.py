@@ -4,33 +4,129 @@ from __future__ import annotations
 
 import functools
 import symtable
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Type, Var, substitute, variables, walk
 from kgen.expr.show import show
 from kgen.family import family
 from kgen.kernels.attention.adapt.part import PartSpec, part_of
+from kgen.kernels.attention.adapt.shared import Head, Verbatim, head_of
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop, exact
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import AttentionSpec
-from kgen.kernels.attention.targets.triton.exact import exact_fields
+from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.launcher import real_dtypes
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
+from kgen.spec.common import ParamSpec
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
-from kgen.targets.arguments import Derivatives, Refused, cast_lines, numbers_of
-from kgen.targets.template import Untyped
+from kgen.targets.arguments import Derivatives, Numbers, Refused, cast_lines, numbers_of
+from kgen.targets.template import Template
 
 SHIPPED = Path(__file__).parents[1] / "parallel"
-TEMPLATE = "attention/adapters/context_parallel.j2"
 RUNS_BESIDE = (
     "sharding calls planning merging sums queries words peers transfers home exchange runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
 """What runs beside the kernels, the same for all specs."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The arguments of the docstring's example."""
+
+    length: str
+    plan: list[str]
+    call: list[str]
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """A function of the package: intervals over positions of the whole sequence."""
+
+    params: list[str]
+    ranges: list[tuple[str, str]]
+    """The first and the end of each, in Python."""
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The arguments of the runtime's `Kernels`, in Python."""
+
+    views: str
+    tensors: str
+    numbers: str
+    places: str
+    learned: str
+    packed: bool
+    listed: bool
+    reads: str
+    sinks: bool
+
+
+@dataclass(frozen=True)
+class Package(Template):
+    """`__init__.py`: the function over ranks, and the one that makes its plans."""
+
+    template: ClassVar[str] = "attention/adapters/context_parallel.j2"
+
+    name: str
+    package: str
+    summary: str
+    axis: int
+    """The dimension of positions."""
+    head: Head
+    usage: Usage
+    constants: list[str]
+    """Parameters that intervals read."""
+    keys: Intervals
+    queries: Intervals | None
+    modules: list[tuple[str, str]]
+    """Dtype and head in Python, and the module that has the kernels for them."""
+    kernels: Kernels
+    operands: list[str]
+    """The tensors of the operators behind q, k and v."""
+    runtime: list[str]
+    """The run-time parameters."""
+    runtime_params: list[str]
+    """The same with their types."""
+    reduce: list[str]
+    """The argument that says whether ranks sum gradients, where there are any but those of q, k and v."""
+    given: str
+    """All arguments of a call by name, as a dictionary in Python."""
+    alike: list[str]
+    """The arguments that the runtime takes apart."""
+    sinks: str
+    """The attention sinks, or None, in Python."""
+    lse_shape: str
+    lse_words: str
+    exact: Exact
+    derivatives: Derivatives
+    learned: list[str]
+    """The tensors with gradients behind q, k and v."""
+    gradient_returns: list[str]
+    """A gradient or None for each operand behind q, k and v."""
+    packed_operands: list[str]
+    keywords: list[str]
+    tensors_words: str
+    argument_words: list[str]
+    casts: list[str]
+    several_dtypes: bool
+    numbers: Numbers
+    plan_params: list[str]
+    plan_words: list[str]
+    plan_lengths: str
+    """The lengths of queries and keys."""
+    plan_given: str
+    """The tensors and numbers that masks read, as a dictionary in Python."""
+    plan_sizes: list[str]
+    """The sizes that masks read."""
 
 
 def adapter(variants: Sequence[Loaded]) -> Adapter:
@@ -43,23 +139,20 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     parts = loads_variants(text, path)
     name = f"{variants[0].spec.name}_context_parallel"
     _require_names(variants[0])
-    files = {"__init__.py": _package(variants[0], part, parts)}
+    files = {"__init__.py": _rendered(variants[0], part, parts)}
     for file in FILES:
         shipped = (SHIPPED / file).read_text(encoding="utf-8")
-        files[file] = render_source(
-            variants, Source(file, Untyped("attention/adapters/spec.j2", {"text": shipped}))
-        )
+        files[file] = render_source(variants, Source(file, Verbatim(shipped)))
     made = {name: files}
     made |= {f"{name}/{folder}": dict(texts) for folder, texts in render_variants(parts).items()}
-    said = Source("spec.yaml", Untyped("attention/adapters/spec.j2", {"text": text}))
+    said = Source("spec.yaml", Verbatim(text))
     made[f"{name}/{parts[0].spec.name}"]["spec.yaml"] = render_source(parts, said)
     return Adapter(made, specs=tuple(parts))
 
 
-def _package(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
+def _rendered(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded]) -> str:
     """`__init__.py`."""
-    context = _context(loaded, part, parts, f"{loaded.spec.name}_context_parallel")
-    return render_source([loaded], Source("__init__.py", Untyped(TEMPLATE, context)))
+    return render_source([loaded], Source("__init__.py", _package(_Facts(loaded, part, parts))))
 
 
 def _require_names(loaded: Loaded) -> None:
@@ -94,7 +187,7 @@ def _names(kind: str) -> frozenset[str]:
     for varlen in ("false", "true"):
         (loaded,) = loads_variants(PROBES.format(varlen=varlen), Path("own.yaml"))
         part = part_of(loaded)
-        text = _package(loaded, part, loads_variants(part.text(), loaded.path))
+        text = _rendered(loaded, part, loads_variants(part.text(), loaded.path))
         scopes = [symtable.symtable(text, "", "exec")]
         for scope in scopes:  # grows meanwhile
             scopes += scope.get_children()
@@ -103,94 +196,196 @@ def _names(kind: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: str) -> dict[str, object]:
-    spec: AttentionSpec = part.variant.spec
-    plan, own = plan_attention(parts[0]), plan_attention(loaded)
-    runtime = {n: p for n, p in spec.params.items() if p.runtime}
-    packed = ["cu_seqlens_q", "cu_seqlens_k"] * spec.varlen
-    sinks = ["sinks"] * spec.sinks
-    operands = [*packed, *spec.buffers, *sinks]
-    keys = _Ranges(own, own.forward)
-    queries = None if own.dkdv is None else _Ranges(own, own.dkdv)
-    reads = sorted({*keys.names, *(queries.names if queries else ())})
-    learned = _learned(plan)
-    buffers = {view.name: view.buffer for view in part.views}
-    learned_buffers = list(dict.fromkeys(buffers[name] for name in learned)) + (sinks if own.backward else [])
-    kinds = {"int": "int", "float": "float"}
-    asked = [n for n in (*packed, *spec.buffers, *runtime) if n in reads or n in packed]
-    varies = family("attention").varies
-    inside = f"{parts[0].spec.name}." * (len(parts) > 1 and parts[0].variant is None)
-    modules = [f"{inside}{one.folder}".replace("/", ".") for one in parts]
-    given = {n: n for n in ("scale", *runtime, *packed, *spec.buffers)}
-    sizes = {word: _size_of(spec, asked, size) for word, size in SIZES.items()}
-    refused = [] if own.backward else ["q", "k", "v", *sinks]
-    refused += [n for n, b in spec.buffers.items() if b.element is Type.FLOAT and n not in learned_buffers]
-    tensor = "[S, H, D]" if spec.varlen else "[B, H, S, D]"
-    return {
-        "name": spec.name,
-        "package": package,
-        "summary": opening(spec),
-        "axis": 0 if spec.varlen else 2,
-        "head": spec.head_dim,
-        "usage_length": ", ".join(packed) if spec.varlen else "length",
-        "usage_args": [f"{n}={n}" for n in asked if n not in packed],
-        "usage_call": [*packed, *(f"{n}={n}" for n in (*spec.buffers, *sinks, *runtime))],
-        "constants": [f"{n} = {p.value!r}" for n, p in spec.params.items() if not p.runtime and n in reads],
-        "key_params": keys.params,
-        "key_ranges": keys.texts,
-        "query_params": queries.params if queries else [],
-        "query_ranges": queries.texts if queries else [],
-        "queries": "_queries" if queries and queries.texts else "None",
-        "modules": [
-            (f"({varies['dtype'].literal(one.spec)}, {varies['head_dim'].literal(one.spec)})", module)
-            for one, module in zip(parts, modules, strict=True)
-        ],
-        "views": repr(tuple((v.name, v.buffer, v.sides) for v in part.views)),
-        "part_tensors": repr(tuple(parts[0].spec.buffers)),
-        "part_numbers": repr(tuple(n for n, p in parts[0].spec.params.items() if p.runtime)),
-        "places": repr(part.places),
-        "learned_views": repr(tuple(learned)),
-        "packed": spec.varlen,
-        "listed": plan.block_mask is not None,
-        "reads": repr(tuple(n for n in reads if n not in spec.params or n in runtime)),
-        "operands": operands,
-        "operand_params": [f"{n}: Tensor" for n in operands],
-        "runtime": list(runtime),
-        "runtime_params": [f"{n}: {kinds[p.type]}" for n, p in runtime.items()],
-        "given": "{" + ", ".join(f'"{n}": {x}' for n, x in given.items()) + "}",
-        "alike": [f"{n}={n}" for n in (*sinks, *["reduce_gradients"] * bool(learned_buffers))],
-        "sinks": "sinks" if spec.sinks else "None",
-        "has_sinks": bool(spec.sinks),
-        "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
-        "exact": exact_fields(exact(spec)),
-        "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
-        "derivatives": Derivatives("", _refused(refused), own.backward, ""),
-        "learned": learned_buffers,
-        "reduce": {
-            "name": ["reduce_gradients"] * bool(learned_buffers),
-            "param": ["reduce_gradients: bool"] * bool(learned_buffers),
-            "keyword": ["reduce_gradients=True"] * bool(learned_buffers),
-        },
-        "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned_buffers)))}]",
-        "gradient_returns": [
-            *(f"d{n}" if n in learned_buffers else "None" for n in operands), "None", "None",
-            *["None"] * (len(runtime) + 1 + bool(learned_buffers)),
-        ],
-        "packed_operands": packed,
-        "keywords": [*spec.buffers, *sinks, *runtime],
-        "tensors_words": tensor,
-        "argument_words": _words(spec, packed),
-        **_casts(parts, spec),
-        "numbers": numbers_of(runtime),
-        "plan_params": [*(packed or ["length", "kv_length=None"]), "*", *(n for n in asked if n not in packed),
-                        *(f"{word}={'None' if found else 1}" for word, found in sizes.items()),
-                        "ranks=None", 'sharding="auto"'],
-        "plan_sizes": [f"{found} if {word} is None else {word}" if found else word for word, found in sizes.items()],
-        "plan_words": _plan_words(spec, packed, asked),
-        "plan_lengths": "(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))" if spec.varlen
+@dataclass(frozen=True)
+class _Facts:
+    """A spec with its part, and the facts that several fields of the package follow from."""
+
+    loaded: Loaded
+    part: PartSpec
+    parts: Sequence[Loaded]
+
+    @property
+    def spec(self) -> AttentionSpec:
+        """The spec of the whole sequence."""
+        return self.part.variant.spec
+
+    @cached_property
+    def plan(self) -> AttentionPlan:
+        """The plan of the part."""
+        return plan_attention(self.parts[0])
+
+    @cached_property
+    def own(self) -> AttentionPlan:
+        """The plan of the whole sequence."""
+        return plan_attention(self.loaded)
+
+    @property
+    def runtime(self) -> Mapping[str, ParamSpec]:
+        """The run-time parameters."""
+        return {n: p for n, p in self.spec.params.items() if p.runtime}
+
+    @property
+    def packed(self) -> list[str]:
+        """The tensors that say where packed sequences are."""
+        return ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
+
+    @property
+    def sinks(self) -> list[str]:
+        """The attention sinks."""
+        return ["sinks"] if self.spec.sinks else []
+
+    @cached_property
+    def keys(self) -> _Ranges:
+        """The keys of a tile of queries."""
+        return _Ranges(self.own, self.own.forward)
+
+    @cached_property
+    def queries(self) -> _Ranges | None:
+        """The queries of a tile of keys."""
+        return None if self.own.dkdv is None else _Ranges(self.own, self.own.dkdv)
+
+    @property
+    def reads(self) -> list[str]:
+        """The names that these intervals read."""
+        return sorted({*self.keys.names, *(self.queries.names if self.queries else ())})
+
+    @property
+    def asked(self) -> list[str]:
+        """The arguments of a plan."""
+        reads = self.reads
+        return [
+            n for n in (*self.packed, *self.spec.buffers, *self.runtime) if n in reads or n in self.packed
+        ]
+
+    @cached_property
+    def learned(self) -> list[str]:
+        """The tensors with gradients behind q, k and v."""
+        buffers = {view.name: view.buffer for view in self.part.views}
+        found = list(dict.fromkeys(buffers[name] for name in _learned(self.plan)))
+        return found + self.sinks if self.own.backward else found
+
+
+def _package(facts: _Facts) -> Package:
+    spec, packed, sinks = facts.spec, facts.packed, facts.sinks
+    several, casts = _casts(facts.parts, spec)
+    reduce = ["reduce_gradients"] if facts.learned else []
+    given = {n: n for n in ("scale", *facts.runtime, *packed, *spec.buffers)}
+    sizes = {word: _size_of(spec, facts.asked, size) for word, size in SIZES.items()}
+    return Package(
+        name=spec.name,
+        package=f"{spec.name}_context_parallel",
+        summary=opening(spec),
+        axis=0 if packed else 2,
+        head=head_of(spec),
+        usage=_usage(facts),
+        constants=_constants(facts),
+        keys=_intervals(facts.keys),
+        queries=_intervals(facts.queries) if facts.queries and facts.queries.texts else None,
+        modules=_modules(facts.parts),
+        kernels=_kernels(facts),
+        operands=[*packed, *spec.buffers, *sinks],
+        runtime=list(facts.runtime),
+        runtime_params=[f"{n}: {p.type}" for n, p in facts.runtime.items()],
+        reduce=reduce,
+        given=_as_dict(given),
+        alike=[f"{n}={n}" for n in (*sinks, *reduce)],
+        sinks="sinks" if sinks else "None",
+        lse_shape="(q.shape[1], q.shape[0])" if packed else "q.shape[:-1]",
+        lse_words=" [H, S]" if packed else " [B, H, S]",
+        exact=Exact(exact(spec)),
+        derivatives=Derivatives("", _refused(_without_gradient(facts)), facts.own.backward, ""),
+        learned=facts.learned,
+        gradient_returns=_returned(facts),
+        packed_operands=packed,
+        keywords=[*spec.buffers, *sinks, *facts.runtime],
+        tensors_words="[S, H, D]" if packed else "[B, H, S, D]",
+        argument_words=_words(spec, packed),
+        casts=casts,
+        several_dtypes=several,
+        numbers=numbers_of(facts.runtime),
+        plan_params=_plan_params(facts, sizes),
+        plan_words=_plan_words(spec, packed, facts.asked),
+        plan_lengths="(int(cu_seqlens_q[-1]), int(cu_seqlens_k[-1]))"
+        if packed
         else "(length, length if kv_length is None else kv_length)",
-        "plan_given": "{" + ", ".join(f'"{n}": {n}' for n in asked) + "}",
-    }  # fmt: skip
+        plan_given=_as_dict({n: n for n in facts.asked}),
+        plan_sizes=[
+            f"{found} if {word} is None else {word}" if found else word for word, found in sizes.items()
+        ],
+    )
+
+
+def _usage(facts: _Facts) -> Usage:
+    packed = facts.packed
+    by_name = (*facts.spec.buffers, *facts.sinks, *facts.runtime)
+    return Usage(
+        length=", ".join(packed) if packed else "length",
+        plan=[f"{n}={n}" for n in facts.asked if n not in packed],
+        call=[*packed, *(f"{n}={n}" for n in by_name)],
+    )
+
+
+def _constants(facts: _Facts) -> list[str]:
+    params = facts.spec.params.items()
+    return [f"{n} = {p.value!r}" for n, p in params if not p.runtime and n in facts.reads]
+
+
+def _intervals(ranges: _Ranges) -> Intervals:
+    return Intervals(ranges.params, ranges.texts)
+
+
+def _modules(parts: Sequence[Loaded]) -> list[tuple[str, str]]:
+    varies = family("attention").varies
+    folder = f"{parts[0].spec.name}." if len(parts) > 1 and parts[0].variant is None else ""
+    return [
+        (
+            f"({varies['dtype'].literal(one.spec)}, {varies['head_dim'].literal(one.spec)})",
+            f"{folder}{one.folder}".replace("/", "."),
+        )
+        for one in parts
+    ]
+
+
+def _kernels(facts: _Facts) -> Kernels:
+    part, spec = facts.parts[0].spec, facts.spec
+    return Kernels(
+        views=repr(tuple((v.name, v.buffer, v.sides) for v in facts.part.views)),
+        tensors=repr(tuple(part.buffers)),
+        numbers=repr(tuple(n for n, p in part.params.items() if p.runtime)),
+        places=repr(facts.part.places),
+        learned=repr(tuple(_learned(facts.plan))),
+        packed=spec.varlen,
+        listed=facts.plan.block_mask is not None,
+        reads=repr(tuple(n for n in facts.reads if n not in spec.params or n in facts.runtime)),
+        sinks=bool(spec.sinks),
+    )
+
+
+def _without_gradient(facts: _Facts) -> list[str]:
+    """The tensors of real numbers that get no gradient."""
+    found = [] if facts.own.backward else ["q", "k", "v", *facts.sinks]
+    buffers = facts.spec.buffers.items()
+    return found + [n for n, b in buffers if b.element is Type.FLOAT and n not in facts.learned]
+
+
+def _returned(facts: _Facts) -> list[str]:
+    """The gradients of all operands behind q, k and v; a plan, the scale, numbers, a group and a flag have none."""
+    tensors = (*facts.packed, *facts.spec.buffers, *facts.sinks)
+    others = ("plan", "scale", *facts.runtime, "group", *(["reduce_gradients"] if facts.learned else []))
+    return [*(f"d{n}" if n in facts.learned else "None" for n in tensors), *("None" for _ in others)]
+
+
+def _plan_params(facts: _Facts, sizes: Mapping[str, str]) -> list[str]:
+    """The parameters of the function that makes a plan. Sizes that a buffer has are found there."""
+    lengths = facts.packed or ["length", "kv_length=None"]
+    by_name = [n for n in facts.asked if n not in facts.packed]
+    by_default = [f"{word}={'None' if found else 1}" for word, found in sizes.items()]
+    return [*lengths, "*", *by_name, *by_default, "ranks=None", 'sharding="auto"']
+
+
+def _as_dict(values: Mapping[str, str]) -> str:
+    """A dictionary in Python."""
+    return "{" + ", ".join(f'"{n}": {x}' for n, x in values.items()) + "}"
 
 
 def _refused(names: Sequence[str]) -> tuple[Refused, ...]:
@@ -199,13 +394,13 @@ def _refused(names: Sequence[str]) -> tuple[Refused, ...]:
     return (Refused(given, "but a function over ranks gives it none:"),) if given else ()
 
 
-def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> dict[str, object]:
-    """How operands are cast under autocast."""
+def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> tuple[bool, list[str]]:
+    """True if there are kernels for several dtypes; and how operands are cast under autocast."""
     dtypes = list(dict.fromkeys(family("attention").varies["dtype"].literal(one.spec) for one in parts))
     several = len(dtypes) > 1
     wanted = f"_wanted(q, ({', '.join(dtypes)}))" if several else dtypes[0]
     lines = cast_lines(dict.fromkeys(("q", "k", "v"), wanted)) + cast_lines(real_dtypes(spec.buffers))
-    return {"casts": lines, "several_dtypes": several}
+    return several, lines
 
 
 SIZES = {"batch": "B", "heads": "HQ", "kv_heads": "HKV"}
@@ -227,8 +422,8 @@ class _Ranges:
             for n, p in plan.spec.params.items()
             if p.value is not None
         }
-        bounds = [tuple(substitute(b, known) for b in (span.lo, span.hi)) for span in loop.spans]
-        self.texts = [tuple(map(show, pair)) for pair in bounds]
+        bounds = [(substitute(span.lo, known), substitute(span.hi, known)) for span in loop.spans]
+        self.texts = [(show(first), show(end)) for first, end in bounds]
         nodes = [node for pair in bounds for bound in pair for node in walk(bound)]
         read = {n.buffer.removesuffix(FIRST_AT_LEAST) for n in nodes if hasattr(n, "buffer")}
         tile = {loop.outer.start.name, loop.outer.last.name}
@@ -246,13 +441,16 @@ def _learned(plan: AttentionPlan) -> list[str]:
 
 
 def _words(spec: AttentionSpec, packed: Sequence[str]) -> list[str]:
-    words = [
-        "cu_seqlens_q, cu_seqlens_k: [N + 1] int32, of the whole sequence, the same on all ranks."
-    ] * bool(packed)
+    words = []
+    if packed:
+        words.append(
+            "cu_seqlens_q, cu_seqlens_k: [N + 1] int32, of the whole sequence, the same on all ranks."
+        )
     for name, buffer in spec.buffers.items():
         shape = ", ".join(map(str, buffer.shape))
         words.append(f"{name}: [{shape}] {buffer.dtype_words}, of the whole sequence, the same on all ranks.")
-    words += ["sinks: [HQ], logits that join the softmax without a value."] * spec.sinks
+    if spec.sinks:
+        words.append("sinks: [HQ], logits that join the softmax without a value.")
     return words + [f"{n}: {p.type}." for n, p in spec.params.items() if p.runtime]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.expr.algebra import call
@@ -12,6 +13,7 @@ from kgen.expr.nodes import Call, Const, Type, Var
 from kgen.expr.softmax_form import KV_IDX, Q_IDX
 from kgen.flex.flexcode import mod_functions
 from kgen.kernels.attention.adapt.derived import Variant
+from kgen.kernels.attention.adapt.shared import Head, head_of
 from kgen.kernels.attention.spec import ANY, AttentionSpec, Buffer
 from kgen.pages.markdown import fenced
 from kgen.render.adapters import Adapter
@@ -19,14 +21,13 @@ from kgen.render.rendering import render_source, render_text, render_variants
 from kgen.spec.load import Loaded
 from kgen.spec.user_text import UserText
 from kgen.targets import Source, opening, opening_in_markdown
-from kgen.targets.template import Untyped
+from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
 SQ, SK = Var("SQ", Type.INT), Var("SK", Type.INT)
 LAST_AT_LAST = call("ge", call("sub", call("add", Q_IDX, SK), SQ), KV_IDX)
 """A causal mask as flash-attn has it: the last query sees the last key."""
 DISTANCE = call("sub", call("sub", call("add", Q_IDX, SK), KV_IDX), SQ)
-TEMPLATES = "attention/adapters/"
 LENGTH = 256
 """Queries and keys of the tests that a repository starts with: a multiple of what specs promise."""
 
@@ -42,6 +43,116 @@ class Flash:
     sinks: bool
 
 
+@dataclass(frozen=True)
+class FlashFunctions:
+    """The functions of flash-attn that a package has: what they do, and the arguments that they refuse."""
+
+    words: str
+    causal: bool
+    mask: str
+    softcaps: str
+    """A tuple in Python."""
+    window: str
+    """The condition of another window."""
+    short: int | None
+    """Keys up to which a window leaves out none."""
+    sinks: list[str]
+    """The name of attention sinks, where there are any."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """An argument of a test, and the Python that makes it."""
+
+    name: str
+    made: str
+
+
+@dataclass(frozen=True)
+class Package(Template):
+    """`__init__.py` of the package."""
+
+    template: ClassVar[str] = "attention/adapters/hub.j2"
+
+    name: str
+    summary: str
+    repository: str
+    call: str
+    flash: FlashFunctions | None
+    head: Head
+
+
+@dataclass(frozen=True)
+class BuildFile(Template):
+    """`build.toml`."""
+
+    template: ClassVar[str] = "attention/adapters/build.toml.j2"
+
+    repository: str
+    license: str
+
+
+@dataclass(frozen=True)
+class Card(Template):
+    """`README.md`."""
+
+    template: ClassVar[str] = "attention/adapters/card.md.j2"
+
+    name: str
+    paragraph: str
+    repository: str
+    license_id: str
+    call: str
+    flash: FlashFunctions | None
+    gradients: bool
+    yaml: str
+    """The spec as a block of code."""
+
+
+@dataclass(frozen=True)
+class TestFile(Template):
+    """`tests/test_<name>.py`."""
+
+    template: ClassVar[str] = "attention/adapters/hub_test.py.j2"
+
+    name: str
+    tested: str
+    """The names that it imports of the package."""
+    pytest: str | None
+    """The import of pytest."""
+    length: int
+    group: int
+    """Query heads for each head of keys."""
+    head: Head
+    dtype: str
+    mods: list[str]
+    """Functions that score and mask pairs in PyTorch."""
+    given: str
+    """The names that these functions take, as a list in Python."""
+    given_tensors: list[Given]
+    varlen: bool
+    gradients: bool
+    learned: str
+    """The tensors with gradients, as a list in Python."""
+    flash: FlashFunctions | None
+
+
+@dataclass(frozen=True)
+class BenchmarkFile(Template):
+    """`benchmarks/benchmark.py`."""
+
+    template: ClassVar[str] = "attention/adapters/hub_benchmark.py.j2"
+
+    name: str
+    repository: str
+    group: int
+    """Query heads for each head of keys."""
+    head: Head
+    dtype: str
+    given_tensors: list[Given]
+    varlen: bool
+
+
 def adapter(variants: Sequence[Loaded]) -> Adapter:
     """`<name>_hub`: the package under `torch-ext`, which kgen keeps, and the rest of a repository to start from.
 
@@ -53,20 +164,16 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
         message, hint = "a spec of a cache has no adapter for hub", "leave out `per_batch` and `paged_kv`"
         raise KgenError(Diagnostic("no-adapter", message, variants[0].path.as_posix(), 1, 1, hint=hint))
     root, package = f"{name}_hub", f"{name}_hub/torch-ext/{name}"
-    context = _context(variant)
-    init = Source("__init__.py", Untyped(f"{TEMPLATES}hub.j2", context))
+    init = Source("__init__.py", _package(variant))
     made = {package: {"__init__.py": render_source(variants, init)}}
     made |= {f"{package}/{folder}": files for folder, files in render_variants(variants).items()}
-    started = {
-        f"{root}/build.toml": "build.toml.j2",
-        f"{root}/README.md": "card.md.j2",
-        f"{root}/tests/test_{name}.py": "hub_test.py.j2",
-        f"{root}/benchmarks/benchmark.py": "hub_benchmark.py.j2",
+    started: dict[str, Template] = {
+        f"{root}/build.toml": BuildFile(_repository(spec), spec.license.in_comment()),
+        f"{root}/README.md": _card(variant),
+        f"{root}/tests/test_{name}.py": _test(variant),
+        f"{root}/benchmarks/benchmark.py": _benchmark(variant),
     }
-    texts = {
-        path: render_text(variants[0], Untyped(TEMPLATES + template, context))
-        for path, template in started.items()
-    }
+    texts = {path: render_text(variants[0], template) for path, template in started.items()}
     return Adapter(made, texts, tuple(variants))
 
 
@@ -89,70 +196,128 @@ def flash(variant: Variant) -> Flash | None:
     return Flash(causal, window, variant.softcap, spec.sinks) if causal or window is None else None
 
 
-def _context(variant: Variant) -> dict[str, object]:
+def _package(variant: Variant) -> Package:
     spec = variant.spec
-    operands = ["q", "k", "v", *["cu_seqlens_q", "cu_seqlens_k"] * spec.varlen]
-    keywords = [*spec.buffers, *["sinks"] * spec.sinks, *(n for n, p in spec.params.items() if p.runtime)]
-    said = flash(variant)
-    mods, given = mod_functions(variant.loaded)
-    tensors = {n: _tensor(b) for n, b in spec.buffers.items()}
-    tensors |= {n: "100" if p.type == "int" else "0.5" for n, p in spec.params.items() if p.runtime}
-    tensors |= {"sinks": "torch.randn(HQ, device=DEVICE)"} if spec.sinks else {}
-    learned = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.grad), *["sinks"] * spec.sinks]
-    return {
-        "name": spec.name,
-        "summary": opening(spec),
-        "paragraph": opening_in_markdown(spec),
-        "repository": spec.name.replace("_", "-"),
-        "license": spec.license.in_comment(),
-        "license_id": spec.license.in_comment().lower(),
-        "call": ", ".join([*operands, *(f"{n}={n}" for n in keywords)]),
-        "keywords": keywords,
-        "yaml": fenced(
-            "\n".join(line.in_comment() for line in UserText(variant.loaded.text).lines()), "yaml"
-        ),
-        "head": spec.head_dim,
-        "dtype": f"torch.{TORCH_DTYPES[spec.dtype]}",
-        "group": 1 if spec.gqa == "any" else spec.gqa,
-        "flash": said and _words(spec, said),
-        "mods": "\n".join(mods),
-        "given": json.dumps(given),
-        "given_tensors": [{"name": n, "made": made} for n, made in tensors.items()],
-        "varlen": spec.varlen,
-        "sinks": spec.sinks,
-        "gradients": "backward" in spec.passes,
-        "tested": ", ".join([*["flash_attn_func"] * bool(said), spec.name]),
-        "pytest": "import pytest" if said else None,
-        "learned": json.dumps(learned),
-        "length": LENGTH,
-    }
-
-
-def _words(spec: AttentionSpec, said: Flash) -> dict[str, object]:
-    """How flash-attn's functions are told apart from what the variant does."""
-    window, shape = said.window, "causal" if said.causal else "full"
-    seen = (
-        f"the last {window} keys up to its own"
-        if window
-        else "all keys up to its own"
-        if said.causal
-        else "all keys"
+    return Package(
+        name=spec.name,
+        summary=opening(spec),
+        repository=_repository(spec),
+        call=_call(spec),
+        flash=_functions(variant),
+        head=head_of(spec),
     )
+
+
+def _card(variant: Variant) -> Card:
+    spec = variant.spec
+    text = "\n".join(line.in_comment() for line in UserText(variant.loaded.text).lines())
+    return Card(
+        name=spec.name,
+        paragraph=opening_in_markdown(spec),
+        repository=_repository(spec),
+        license_id=spec.license.in_comment().lower(),
+        call=_call(spec),
+        flash=_functions(variant),
+        gradients="backward" in spec.passes,
+        yaml=fenced(text, "yaml"),
+    )
+
+
+def _test(variant: Variant) -> TestFile:
+    spec, flash = variant.spec, _functions(variant)
+    mods, given = mod_functions(variant.loaded)
+    learned = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.grad)]
+    if spec.sinks:
+        learned.append("sinks")
+    return TestFile(
+        name=spec.name,
+        tested=f"flash_attn_func, {spec.name}" if flash else spec.name,
+        pytest="import pytest" if flash else None,
+        length=LENGTH,
+        group=_group(spec),
+        head=head_of(spec),
+        dtype=f"torch.{TORCH_DTYPES[spec.dtype]}",
+        mods=list(mods),
+        given=json.dumps(given),
+        given_tensors=_given(spec),
+        varlen=spec.varlen,
+        gradients="backward" in spec.passes,
+        learned=json.dumps(learned),
+        flash=flash,
+    )
+
+
+def _benchmark(variant: Variant) -> BenchmarkFile:
+    spec = variant.spec
+    return BenchmarkFile(
+        name=spec.name,
+        repository=_repository(spec),
+        group=_group(spec),
+        head=head_of(spec),
+        dtype=f"torch.{TORCH_DTYPES[spec.dtype]}",
+        given_tensors=_given(spec),
+        varlen=spec.varlen,
+    )
+
+
+def _repository(spec: AttentionSpec) -> str:
+    return spec.name.replace("_", "-")
+
+
+def _group(spec: AttentionSpec) -> int:
+    return 1 if spec.gqa == "any" else spec.gqa
+
+
+def _call(spec: AttentionSpec) -> str:
+    """The arguments of a call."""
+    operands = ["q", "k", "v"]
+    if spec.varlen:
+        operands += ["cu_seqlens_q", "cu_seqlens_k"]
+    keywords = [*spec.buffers, *(["sinks"] if spec.sinks else []), *_runtime(spec)]
+    return ", ".join([*operands, *(f"{n}={n}" for n in keywords)])
+
+
+def _runtime(spec: AttentionSpec) -> list[str]:
+    return [n for n, p in spec.params.items() if p.runtime]
+
+
+def _given(spec: AttentionSpec) -> list[Given]:
+    """The keyword arguments of a call in tests."""
+    given = [Given(n, _tensor(b)) for n, b in spec.buffers.items()]
+    given += [Given(n, "100" if spec.params[n].type == "int" else "0.5") for n in _runtime(spec)]
+    return [*given, Given("sinks", "torch.randn(HQ, device=DEVICE)")] if spec.sinks else given
+
+
+def _functions(variant: Variant) -> FlashFunctions | None:
+    """The functions of flash-attn for a variant."""
+    said = flash(variant)
+    if said is None:
+        return None
     caps = "" if said.softcap is None else f" Scores are capped at {said.softcap}."
-    return {
-        "words": f"Each query sees {seen}; the last query stands at the last key.{caps}",
-        "causal": said.causal,
-        "mask": shape,
-        "softcaps": f"({said.softcap},)" if said.softcap is not None else "(None, 0.0)",
-        # A window is not said where no sequence is longer.
-        "window": f"(window_size[0] + 1 != {window} and not (window_size[0] < 0 and short))"
-        if window
-        else "window_size[0] >= 0 and not (isinstance(max_seqlen_k, int) and max_seqlen_k <= window_size[0] + 1)",
-        "short": window,
-        "sinks": ", s_aux=None" * said.sinks,
-        "given": "sinks=s_aux, " * said.sinks,
-        "passed": ", s_aux" * said.sinks,
-    }
+    return FlashFunctions(
+        words=f"Each query sees {_seen(said)}; the last query stands at the last key.{caps}",
+        causal=said.causal,
+        mask="causal" if said.causal else "full",
+        softcaps="(None, 0.0)" if said.softcap is None else f"({said.softcap},)",
+        window=_other_window(said.window),
+        short=said.window,
+        sinks=["s_aux"] if said.sinks else [],
+    )
+
+
+def _seen(said: Flash) -> str:
+    if said.window:
+        return f"the last {said.window} keys up to its own"
+    return "all keys up to its own" if said.causal else "all keys"
+
+
+def _other_window(window: int | None) -> str:
+    """The condition of another window. A window is not said where no sequence is longer."""
+    if window:
+        return f"(window_size[0] + 1 != {window} and not (window_size[0] < 0 and short))"
+    return (
+        "window_size[0] >= 0 and not (isinstance(max_seqlen_k, int) and max_seqlen_k <= window_size[0] + 1)"
+    )
 
 
 def _tensor(buffer: Buffer) -> str:

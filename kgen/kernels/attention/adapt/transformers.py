@@ -6,14 +6,16 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import ClassVar
 
 from kgen.kernels.attention.adapt.derived import PLACES, Variant, checked
-from kgen.kernels.attention.adapt.requests import BIDIRECTIONAL, CAUSAL, Request, own_request
+from kgen.kernels.attention.adapt.requests import BIDIRECTIONAL, Request, own_request
+from kgen.kernels.attention.adapt.shared import Head, Verbatim, head_of
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.load import Loaded, loads_variants
 from kgen.targets import Source, opening
-from kgen.targets.template import Untyped
+from kgen.targets.template import Template
 
 NO_WINDOW = "2**30"
 """The argument `sliding_window` of kernels for caches, in layers without a window."""
@@ -52,6 +54,45 @@ class Family:
     kernels: tuple[Kernels, ...]
 
 
+@dataclass(frozen=True)
+class Package(Template):
+    """`__init__.py`: the function that a layer calls, and the one that makes its masks."""
+
+    template: ClassVar[str] = "attention/adapters/transformers.j2"
+
+    name: str
+    summary: str
+    words: str
+    usage: list[str]
+    head: Head
+    window: int | None
+    """Keys that a query of a layer with a window sees."""
+    functions: list[str]
+    """The functions of all kernels."""
+    kernels: list[str]
+    """The rows of the table of kernels."""
+    answers: list[str]
+    """The rows of the table of masks."""
+    masks: str
+    """The masks of all kernels in words."""
+    bidirectional: str
+    """The function of transformers for a mask of all keys."""
+    softcaps: str
+    """The bounds of scores that a layer may ask for, as a tuple in Python."""
+    caps: str
+    """What the kernels do to scores, in words."""
+    sinks: bool
+    positions: bool
+    """True if it matters where queries and keys stand."""
+    given: list[str]
+    """The buffers and run-time parameters, which `register` takes."""
+    given_words: list[str]
+    given_dict: str
+    """The same as a dictionary in Python."""
+    registers: bool
+    """True if importing the package registers the kernels."""
+
+
 def adapter(variants: Sequence[Loaded]) -> Adapter:
     """`<name>_transformers`: a package that registers the kernels, with a folder for each spec that it calls.
 
@@ -60,12 +101,12 @@ def adapter(variants: Sequence[Loaded]) -> Adapter:
     variant = checked(variants[0])
     family = _family(variant, variants)
     name = f"{variant.spec.name}_transformers"
-    package = render_source(variants, _package(variant, family, name))
+    package = render_source(variants, Source("__init__.py", _package(variant, family, name)))
     made: dict[str, dict[str, str]] = {name: {"__init__.py": package}}
     for specs in (list(variants), *family.made.values()):
         made |= {f"{name}/{folder}": dict(files) for folder, files in render_variants(specs).items()}
     for text, specs in family.made.items():
-        source = Source("spec.yaml", Untyped("attention/adapters/spec.j2", {"text": text}))
+        source = Source("spec.yaml", Verbatim(text))
         made[f"{name}/{specs[0].spec.name}"]["spec.yaml"] = render_source(specs, source)
     heading, *lines = _fits(variant, family)
     fits = (f"{name} fits {heading}", *(f"  {line}" for line in lines))
@@ -96,44 +137,52 @@ def _family(variant: Variant, variants: Sequence[Loaded]) -> Family:
     return Family(variants, made, kernels)
 
 
-def _package(variant: Variant, family: Family, package: str) -> Source:
-    spec, softcap = variant.spec, variant.softcap
-    given = {n: f"{n}: {_shape(b.shape)} {b.dtype_words}" for n, b in spec.buffers.items()}
-    given |= {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
+def _package(variant: Variant, family: Family, package: str) -> Package:
+    spec, softcap, given = variant.spec, variant.softcap, _given(variant)
     asked = ", ".join(f"{n}=..." for n in given)
-    name = spec.name
-    heading, *lines = _fits(variant, family)
-    words = (
-        f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing is padding, "
-        f"{' or '.join(f'`{k.whole}`' for k in family.kernels)} runs. For caches and padded sequences "
-        f"{' or '.join(dict.fromkeys(f'`{k.cached}`' for k in family.kernels))} does, which takes the positions of "
-        "queries and keys: its spec is beside it."
-    )
-    context: dict[str, object] = {
-        "name": name,
-        "summary": opening(spec),
-        "words": textwrap.fill(words, 120, break_on_hyphens=False),
-        "usage": [f"import {package}", *([f"{package}.register({asked})"] if given else [])],
-        "window": variant.window,
-        "causal": CAUSAL,
-        "bidirectional": BIDIRECTIONAL,
-        "functions": sorted({f for k in family.kernels for f in (k.whole, k.cached)}),
-        "kernels": [k.row for k in family.kernels],
-        "answers": [_answer(i, k.request) for i, k in enumerate(family.kernels) if k.request],
-        "masks": "; ".join(_mask_words(k) for k in family.kernels),
-        "softcaps": f"(None, {softcap!r})" if softcap is not None else "(None,)",
-        "caps": f"at {softcap!r}" if softcap is not None else "do not",
-        "sinks": spec.sinks,
-        "given_keywords": "".join(f"{n}, " for n in given),
-        "given_words": [
+    register = [f"{package}.register({asked})"] if given else []
+    return Package(
+        name=spec.name,
+        summary=opening(spec),
+        words=textwrap.fill(_words(variant, family), 120, break_on_hyphens=False),
+        usage=[f"import {package}", *register],
+        head=head_of(spec),
+        window=variant.window,
+        functions=sorted({f for k in family.kernels for f in (k.whole, k.cached)}),
+        kernels=[k.row for k in family.kernels],
+        answers=[_answer(i, k.request) for i, k in enumerate(family.kernels) if k.request],
+        masks="; ".join(_mask_words(k) for k in family.kernels),
+        bidirectional=BIDIRECTIONAL,
+        softcaps=f"(None, {softcap!r})" if softcap is not None else "(None,)",
+        caps=f"at {softcap!r}" if softcap is not None else "do not",
+        sinks=spec.sinks,
+        positions=variant.sees_positions,
+        given=list(given),
+        given_words=[
             f"{said}, or a function of module, query and key that gives it." for said in given.values()
         ],
-        "given_dict": "{" + ", ".join(f'"{n}": {n}' for n in given) + "}",
-        "registers": not given,
-        "positions": variant.sees_positions,
-        "head": spec.head_dim,
-    }
-    return Source("__init__.py", Untyped("attention/adapters/transformers.j2", context))
+        given_dict="{" + ", ".join(f'"{n}": {n}' for n in given) + "}",
+        registers=not given,
+    )
+
+
+def _given(variant: Variant) -> dict[str, str]:
+    """What each buffer and each run-time parameter is, by name."""
+    spec = variant.spec
+    given = {n: f"{n}: {_shape(b.shape)} {b.dtype_words}" for n, b in spec.buffers.items()}
+    return given | {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
+
+
+def _words(variant: Variant, family: Family) -> str:
+    """Which layers the package is for, and which of its functions runs."""
+    heading, *lines = _fits(variant, family)
+    whole = " or ".join(f"`{k.whole}`" for k in family.kernels)
+    cached = " or ".join(dict.fromkeys(f"`{k.cached}`" for k in family.kernels))
+    return (
+        f"For {heading} {', or '.join(lines)}. Where queries and keys begin together and nothing is padding, "
+        f"{whole} runs. For caches and padded sequences {cached} does, which takes the positions of "
+        "queries and keys: its spec is beside it."
+    )
 
 
 def _answer(number: int, request: Request) -> str:

@@ -17,7 +17,7 @@ from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
-from kgen.kernels.attention.targets.triton.exact import exact_fields
+from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.hopper import hopper_fields
 from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
@@ -131,7 +131,7 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "no_specialize": f"do_not_specialize={json.dumps([*kernels.sizes, *kernels.open_sizes, *kernels.runtime])}",
         **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
         "sinks": sinks,
-        "exact": exact_fields(plan.exact),
+        "exact": Exact(plan.exact),
         "tile_tables": _tile_tables(plan, decode),
         "forward_kernel": decode is None or not decode.alone,
         "narrow_values": _narrow_values(plan),

@@ -1,171 +1,300 @@
-"""The launcher of chunk_output in Triton: what `_launcher.j2` names, from argument checks to gradients."""
+"""The launcher of chunk_output in Triton, from argument checks to gradients: a dataclass for each template."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
 from kgen.kernels.chunk_output.spec import ChunkOutputSpec
+from kgen.kernels.chunk_output.targets.interface import casts, inputs, packing, signature
+from kgen.kernels.chunk_output.targets.triton.kernels import problem
+from kgen.targets import opening
 from kgen.targets.arguments import (
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     Derivatives,
-    cast_lines,
+    Numbers,
     dense,
     derivatives_of,
     numbers_of,
 )
+from kgen.targets.template import Template
 from kgen.targets.triton.text import TORCH_DTYPES
 
 
-def layouts(spec: ChunkOutputSpec) -> dict[str, object]:
-    """How states and values lie in memory."""
-    sides = [f"stride_h{side}: tl.constexpr" for side in spec.state_layout]
-    state = "K, V" if spec.state_layout == "kv" else "V, K"
-    padded = spec.v_layout == "chunk_padded"
-    length = f"NT * {spec.chunk_size}" if padded else "T"
-    return {
-        "state_strides": {"h": ", ".join(sides)},
-        "h_shape": f"[B, NT, HV, {state}]",
-        "v_shape": f"[B, {length}, HV, V]",
-        "v_first": "number.to(tl.int64) * BT" if padded else "first",
-        "dv_mask": None if padded else "live[:, None]",
-        # Values that are padded to chunks have no row for a token of no chunk.
-        "values_follow": spec.varlen and not padded,
-        "v_words": ["padded to whole chunks; what is in the padding does not matter"] if padded else [],
-    }
+@dataclass(frozen=True)
+class Shapes:
+    """The shapes of the tensors whose layout the spec chooses, as docstrings say them."""
+
+    v: str
+    h: str
 
 
-def launcher_fields(plan: ChunkOutputPlan) -> dict[str, object]:
-    """Every name that the launcher uses beside those of the kernels."""
+@dataclass(frozen=True)
+class Docstring(Template):
+    """What the function's docstring says of arguments and results."""
+
+    template: ClassVar[str] = "chunk_output/triton/_docstring.j2"
+
+    K: int
+    V: int
+    BT: int
+    dtype: str
+    state_dtype: str
+    head_words: str
+    shapes: Shapes
+    v_words: list[str]
+    gate_words: list[str]
+    varlen: bool
+    grad_words: str | None
+    derivatives: Derivatives
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The operands of the operator."""
+
+    tensors: list[str]
+    """Their names; the last operand is `scale`."""
+    parameters: list[str]
+    """All of them, with their types."""
+    problem: list[str]
+    """The arguments that every launch passes behind tensors and strides."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition of the arguments that do not fit, and what is wrong then."""
+
+    wrong: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Gradients(Template):
+    """The operator of the backward pass."""
+
+    template: ClassVar[str] = "chunk_output/triton/_gradients.j2"
+
+    name: str
+    K: int
+    V: int
+    bf16: bool
+    varlen: bool
+    operands: Operands
+    derived: list[str]
+    """The inputs that have gradients."""
+    dg: list[str]
+    """The gradient of the gate, where it has one."""
+    returned: list[str]
+    """A gradient or None for each operand."""
+    new_like: str
+    """The call that allocates the gradient of `x`."""
+    new_dg: str
+    """The call that allocates the shares of dg."""
+
+
+@dataclass(frozen=True)
+class Launcher(Template):
+    """The tile tables' users, the operators, and the spec's function."""
+
+    template: ClassVar[str] = "chunk_output/triton/_launcher.j2"
+
+    name: str
+    summary: str
+    docstring: Docstring
+    signature: str
+    K: int
+    V: int
+    dtype: str
+    state_dtype: str
+    bf16: bool
+    varlen: bool
+    operands: Operands
+    new_o: str
+    """The call that allocates the output."""
+    gradients: Gradients | None
+    derivatives: Derivatives
+    numbers: Numbers
+    dense_check: str
+    casts: list[str]
+    gate_checks: list[str]
+    """Name, gate, dimensions and dtype of each gate, as a tuple in Python."""
+    checks: list[Check]
+
+
+def launcher(plan: ChunkOutputPlan) -> Launcher:
+    """The launcher of a plan."""
     spec = plan.spec
-    varlen = ["cu_seqlens", "chunk_indices"] if spec.varlen else []
-    tensors = ["q", "k", "v", "h", *plan.gates, *varlen]
-    sequences = ["len(cu_seqlens) - 1"] if spec.varlen else []
-    keywords = ["cu_seqlens", "chunk_indices=None", "scale=None"] if spec.varlen else ["scale=None"]
-    has_dg = plan.slope is not None
-    gate, state = TORCH_DTYPES[spec.gate_dtype], TORCH_DTYPES[spec.state]
-    arguments = ["g", "*g.stride()"] * ("g" in plan.gates)
-    arguments += ["g_gamma", "*g_gamma.stride()"] * ("g_gamma" in plan.gates)
-    gradients = ["dq", "dk", "dv", "dh", *(f"d{t}" if has_dg and t == "g" else "None" for t in tensors[4:])]
-    fakes = ["q", "k", "v", "h", *(["g"] if has_dg else [])]
+    gate = TORCH_DTYPES[spec.gate_dtype]
+    said, derivatives, operands = docstring(plan), _derivatives(plan), _operands(plan)
+    return Launcher(
+        name=spec.name,
+        summary=opening(spec),
+        docstring=said,
+        signature=signature(plan),
+        K=said.K,
+        V=said.V,
+        dtype=said.dtype,
+        state_dtype=said.state_dtype,
+        bf16=spec.dtype == "bf16",
+        varlen=spec.varlen,
+        operands=operands,
+        new_o=f"_new(q, NT, (B, T, HV, {said.V}))" if spec.varlen else f"q.new_empty(B, T, HV, {said.V})",
+        gradients=_gradients(plan, operands) if plan.backward else None,
+        derivatives=derivatives,
+        numbers=numbers_of({}),
+        dense_check=dense(operands.tensors),
+        casts=casts(plan),
+        gate_checks=[f'("{g}", {g}, {3 if g == "g" else 1}, torch.{gate})' for g in plan.gates],
+        checks=_checks(plan),
+    )
+
+
+def docstring(plan: ChunkOutputPlan) -> Docstring:
+    """What the docstring of a plan's function says of arguments and results."""
+    spec = plan.spec
+    gate = TORCH_DTYPES[spec.gate_dtype]
     words = {"g": f"g: [B, T, HV] {gate}, summed up inside each chunk.", "g_gamma": f"g_gamma: [HV] {gate}."}
-    return {
-        "torch_dtype": TORCH_DTYPES[spec.dtype],
-        "torch_state": state,
-        "usage": ", ".join(["q, k, v, h", *plan.gates, *(["cu_seqlens=cu_seqlens"] if spec.varlen else [])]),
-        "signature": ", ".join(["q, k, v, h", *plan.gates, "*", *keywords]),
-        "op_params": ", ".join([*(f"{t}: {_type(t)}" for t in tensors), "scale: float"]),
-        "op_names": ", ".join([*tensors, "scale"]),
-        "tensor_names": ", ".join(tensors),
-        "problem_args": ", ".join([*arguments, *varlen, *sequences, "T", "NT", "scale", "H=H", "HV=HV"]),
-        "sizes": '["N", "T", "NT"]' if spec.varlen else '["T", "NT"]',
-        "gate_shapes": [{"g": "g [B, T, HV]", "g_gamma": "g_gamma [HV]"}[gate] for gate in plan.gates],
-        "gate_words": [words[g] for g in plan.gates],
-        "gate_checks": [f'("{g}", {g}, {3 if g == "g" else 1}, torch.{gate})' for g in plan.gates],
-        "head_words": _head_words(spec),
-        "grad_words": (
-            f"Differentiable in q, k, v, h{' and g' if has_dg else ''}." if plan.backward else None
-        ),
-        "derivatives": _derivatives(plan),
-        "numbers": numbers_of({}),
-        "dense_check": dense(tensors),
-        "casts": chunk_casts(plan),
-        "checks": _checks(plan),
-        "varlen_lines": _varlen_lines() if spec.varlen else [],
-        "gradient_types": f"tuple[{', '.join(['Tensor'] * len(fakes))}]",
-        "gradient_fakes": ", ".join(f"{x}.new_empty({x}.shape)" for x in fakes),
-        "gradient_returns": ", ".join([*gradients, "None"]),
-        "dg_name": ["dg"] * has_dg,
-        "dg_params": ["dg_ptr", "stride_dg: tl.int64"] if has_dg else [],
-        "dg_args": ["dg", "dg.stride(0)"] if has_dg else [],
-        "dg_words": "dg has a share for each block of columns." if has_dg else None,
-    }
+    padding = ["padded to whole chunks; what is in the padding does not matter"]
+    learned = "q, k, v, h and g" if plan.slope is not None else "q, k, v, h"
+    return Docstring(
+        K=spec.head_dim.qk,
+        V=spec.head_dim.v,
+        BT=spec.chunk_size,
+        dtype=TORCH_DTYPES[spec.dtype],
+        state_dtype=TORCH_DTYPES[spec.state],
+        head_words=head_words(spec),
+        shapes=shapes(spec),
+        v_words=padding if spec.v_layout == "chunk_padded" else [],
+        gate_words=[words[g] for g in plan.gates],
+        varlen=spec.varlen,
+        grad_words=f"Differentiable in {learned}." if plan.backward else None,
+        derivatives=_derivatives(plan),
+    )
 
 
-def chunk_casts(plan: ChunkOutputPlan) -> list[str]:
-    """The lines that cast arguments under autocast."""
-    spec = plan.spec
-    dtypes = dict.fromkeys(("q", "k", "v"), spec.dtype) | {"h": spec.state}
-    dtypes |= dict.fromkeys(plan.gates, spec.gate_dtype)
-    return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})
+def shapes(spec: ChunkOutputSpec) -> Shapes:
+    """The shapes of values and states."""
+    length = f"NT * {spec.chunk_size}" if spec.v_layout == "chunk_padded" else "T"
+    state = "K, V" if spec.state_layout == "kv" else "V, K"
+    return Shapes(v=f"[B, {length}, HV, V]", h=f"[B, NT, HV, {state}]")
 
 
-def _type(tensor: str) -> str:
-    return "Optional[Tensor]" if tensor == "chunk_indices" else "Tensor"
-
-
-def _derivatives(plan: ChunkOutputPlan) -> Derivatives:
-    real = ["q", "k", "v", "h", *plan.gates]
-    if plan.backward:
-        derived = ["q", "k", "v", "h", *["g"] * (plan.slope is not None)]
-        refused = {n: NO_DERIVATIVE for n in real if n not in derived}
-    else:
-        refused = dict.fromkeys(real, NOT_ASKED_FOR)
-    return derivatives_of(real, refused, derived=plan.backward)
-
-
-def _head_words(spec: ChunkOutputSpec) -> str:
+def head_words(spec: ChunkOutputSpec) -> str:
+    """The numbers of heads."""
     heads = spec.heads
     if heads.qk:
         return f"H is {heads.qk}, HV {heads.v}"
     return f"HV is {heads.group} * H" if heads.group else "HV is a multiple of H"
 
 
-def _checks(plan: ChunkOutputPlan) -> list[dict[str, str]]:
-    spec, heads = plan.spec, plan.spec.heads
-    k, v, BT = spec.head_dim.qk, spec.head_dim.v, spec.chunk_size
-    checks: list[dict[str, str]] = []
+def _operands(plan: ChunkOutputPlan) -> Operands:
+    tensors = [*inputs(plan), *packing(plan.spec)]
+    return Operands(
+        tensors,
+        [*(f"{t}: {_type(t)}" for t in tensors), "scale: float"],
+        [argument for line in problem(plan) for argument in line.arguments],
+    )
 
-    def check(wrong: str, message: str) -> None:
-        checks.append({"wrong": wrong, "message": message})
 
+def _type(tensor: str) -> str:
+    return "Optional[Tensor]" if tensor == "chunk_indices" else "Tensor"
+
+
+def _gradients(plan: ChunkOutputPlan, operands: Operands) -> Gradients:
+    spec, tensors = plan.spec, operands.tensors
+    derived = _derived(plan)
+    packed = ("_new(x, NT, x.shape)", "_new(q, NT, (blocks, B, T, HV), torch.float32)")
+    in_rows = ("x.new_empty(x.shape)", "q.new_empty(blocks, B, T, HV, dtype=torch.float32)")
+    new_like, new_dg = packed if spec.varlen else in_rows
+    return Gradients(
+        name=spec.name,
+        K=spec.head_dim.qk,
+        V=spec.head_dim.v,
+        bf16=spec.dtype == "bf16",
+        varlen=spec.varlen,
+        operands=operands,
+        derived=derived,
+        dg=[] if plan.slope is None else ["dg"],
+        returned=[*(f"d{t}" if t in derived else "None" for t in tensors), "None"],
+        new_like=new_like,
+        new_dg=new_dg,
+    )
+
+
+def _derived(plan: ChunkOutputPlan) -> list[str]:
+    """The inputs that have gradients, in their order."""
+    return ["q", "k", "v", "h"] if plan.slope is None else ["q", "k", "v", "h", "g"]
+
+
+def _derivatives(plan: ChunkOutputPlan) -> Derivatives:
+    real = inputs(plan)
+    if plan.backward:
+        refused = {n: NO_DERIVATIVE for n in real if n not in _derived(plan)}
+    else:
+        refused = dict.fromkeys(real, NOT_ASKED_FOR)
+    return derivatives_of(real, refused, derived=plan.backward)
+
+
+def _checks(plan: ChunkOutputPlan) -> list[Check]:
+    """The checks of numbers of heads, of shapes, and of strides."""
+    return [_heads(plan.spec), *_shapes(plan), *_strides(plan), _chunks(plan.spec)]
+
+
+def _heads(spec: ChunkOutputSpec) -> Check:
+    heads = spec.heads
     if heads.qk:
-        check(
+        return Check(
             f"(H, HV) != ({heads.qk}, {heads.v})",
             f"expects {heads.qk} and {heads.v} heads, got {{H}} and {{HV}}",
         )
-    elif heads.group:
-        check(
+    if heads.group:
+        return Check(
             f"HV != {heads.group} * H",
             f"expects {heads.group} value heads for each head of q, got {{HV}} and {{H}}",
         )
-    else:
-        check("H == 0 or HV % H", "the {HV} value heads are not a multiple of the {H} heads of q")
-    length = f"NT * {BT}" if spec.v_layout == "chunk_padded" else "T"
+    return Check("H == 0 or HV % H", "the {HV} value heads are not a multiple of the {H} heads of q")
+
+
+def _shapes(plan: ChunkOutputPlan) -> list[Check]:
+    spec = plan.spec
+    k, v = spec.head_dim.qk, spec.head_dim.v
+    length = f"NT * {spec.chunk_size}" if spec.v_layout == "chunk_padded" else "T"
     state = f"{k}, {v}" if spec.state_layout == "kv" else f"{v}, {k}"
-    shapes = {"q": f"(B, T, H, {k})", "k": f"(B, T, H, {k})", "v": f"(B, {length}, HV, {v})"}
-    shapes |= {"h": f"(B, NT, HV, {state})", "g": "(B, T, HV)", "g_gamma": "(HV,)"}
-    for name in ("q", "k", "v", "h", *plan.gates):
-        check(
-            f"{name}.shape != {shapes[name]}",
-            f"{name} must be {{{shapes[name]}}}, got {{tuple({name}.shape)}}",
-        )
-    rows = ", ".join(["q", "k", "v", *(["g"] if "g" in plan.gates else [])])
-    check(f"max(x.stride(1) for x in ({rows})) >= 2**24", "tokens may not lie 2**24 elements apart")
-    columns = "*(x.stride(3) for x in (q, k, v, h)), h.stride(4)" + ", g_gamma.stride(0)" * (
-        "g_gamma" in plan.gates
-    )
-    check(f"max({columns}) >= 2**23", "elements of a row may not lie 2**23 apart")
-    if spec.varlen:
-        check("B != 1", "packed sequences are one row, B = 1, got {B}")
-    else:
-        check(
-            f"NT != -(-T // {BT})", f"{{T}} tokens are {{-(-T // {BT})}} chunks of {BT}, h has {{NT}} states"
-        )
-    return checks
-
-
-def _varlen_lines() -> list[str]:
+    wanted = {"q": f"(B, T, H, {k})", "k": f"(B, T, H, {k})", "v": f"(B, {length}, HV, {v})"}
+    wanted |= {"h": f"(B, NT, HV, {state})", "g": "(B, T, HV)", "g_gamma": "(HV,)"}
     return [
-        'for label, x in (("cu_seqlens", cu_seqlens), ("chunk_indices", chunk_indices)):\n'
-        "    integers = isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)\n"
-        '    if not integers and (x is not None or label == "cu_seqlens"):\n'
-        '        raise TypeError(f"{label} must be a tensor of int32 or int64")\n'
-        "    if integers and x.device != q.device:\n"
-        '        raise ValueError(f"{label} is on {x.device}, q on {q.device}")',
-        "if cu_seqlens.dim() != 1 or len(cu_seqlens) < 2:\n"
-        '    raise ValueError(f"cu_seqlens must be [N + 1], got {list(cu_seqlens.shape)}")',
-        "if chunk_indices is not None and tuple(chunk_indices.shape) != (NT, 2):\n"
-        '    raise ValueError(f"chunk_indices must be [{NT}, 2], got {list(chunk_indices.shape)}")',
-        "cu_seqlens = cu_seqlens.contiguous()",
-        "chunk_indices = None if chunk_indices is None else chunk_indices.contiguous()",
+        Check(
+            f"{name}.shape != {wanted[name]}",
+            f"{name} must be {{{wanted[name]}}}, got {{tuple({name}.shape)}}",
+        )
+        for name in inputs(plan)
     ]
+
+
+def _strides(plan: ChunkOutputPlan) -> list[Check]:
+    """Kernels multiply positions by strides in 32 bits."""
+    tokens = ["q", "k", "v"]
+    elements = ["*(x.stride(3) for x in (q, k, v, h))", "h.stride(4)"]
+    if "g" in plan.gates:
+        tokens.append("g")
+    if "g_gamma" in plan.gates:
+        elements.append("g_gamma.stride(0)")
+    return [
+        Check(
+            f"max(x.stride(1) for x in ({', '.join(tokens)})) >= 2**24",
+            "tokens may not lie 2**24 elements apart",
+        ),
+        Check(f"max({', '.join(elements)}) >= 2**23", "elements of a row may not lie 2**23 apart"),
+    ]
+
+
+def _chunks(spec: ChunkOutputSpec) -> Check:
+    BT = spec.chunk_size
+    if spec.varlen:
+        return Check("B != 1", "packed sequences are one row, B = 1, got {B}")
+    return Check(
+        f"NT != -(-T // {BT})", f"{{T}} tokens are {{-(-T // {BT})}} chunks of {BT}, h has {{NT}} states"
+    )

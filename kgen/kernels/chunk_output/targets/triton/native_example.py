@@ -1,16 +1,19 @@
-"""The example of chunk_output from C++: what `templates/chunk_output/c/example.cpp.j2` names."""
+"""The example of chunk_output from C++."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kgen.expr.nodes import substitute
 from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan, gate_values
+from kgen.kernels.chunk_output.spec import ChunkOutputSpec
+from kgen.kernels.chunk_output.targets.triton.native_tensors import Argument, Arguments
 from kgen.spec.load import Loaded
+from kgen.targets.native import File, prefix_of
 from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
 
-Fields = dict[str, Any]
 BATCH = 2
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
 """Of the largest number."""
@@ -18,61 +21,150 @@ VARYING = ("g", "g_gamma", "i", "h")
 """What a decay is made of, beside numbers of heads."""
 
 
+@dataclass(frozen=True)
+class Sized:
+    """A tensor of the example."""
+
+    member: str
+    sizes: tuple[str, ...]
+    """Expressions of C over the constants of the example."""
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A tensor with random numbers."""
+
+    member: str
+    draw: str
+    """The largest number, or a function that gives one."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A value of the decay, and where its tensor has it."""
+
+    name: str
+    at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkOutputExample(File):
+    """`example.cpp`: a call of both passes, compared with the same in double."""
+
+    template: ClassVar[str] = "chunk_output/c/example.cpp.j2"
+
+    K: int
+    V: int
+    BT: int
+    B: int
+    T: int
+    NT: int
+    H: int
+    HV: int
+    default_scale: str
+    ends: tuple[int, ...]
+    """Where sequences begin and end."""
+    packed: bool
+    tensors: tuple[Sized, ...]
+    drawn: tuple[Drawn, ...]
+    decay: str
+    """The exponent as it was written, in C++."""
+    gates: tuple[Gate, ...]
+    log_of_base: str
+    state: str
+    """The place of `x` and `y` in a state."""
+    v_rows: str
+    """The rows of v."""
+    v_of_j: str
+    """The row of v of token `j` of a chunk."""
+    do: str | None
+    """The member that has the gradient of o; None without backward."""
+    compared: tuple[str, ...]
+    """The gradients, but dg."""
+    has_dg: bool
+    allowed: str
+    """The tolerance."""
+
+
 def chunk_output_example(
-    loaded: Loaded, plan: ChunkOutputPlan, context: Mapping[str, Any], open_sizes: Mapping[str, Sequence[int]]
-) -> Fields:
-    """Sizes, what is drawn, and the decay as it was written. Raises `KgenError` for a function that C++ has no spelling
-    of here."""
-    spec = plan.spec
-    BT = spec.chunk_size
-    # Packed sequences: one of no tokens, and some that end inside a chunk. One sequence has such an end, too.
-    lengths = (BT + 6, 0, 2 * BT, 5) if spec.varlen else (2 * BT + 5,)
-    ends = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+    loaded: Loaded, plan: ChunkOutputPlan, arguments: Arguments, open_sizes: Mapping[str, Sequence[int]]
+) -> ChunkOutputExample:
+    """The example of a plan. Raises `KgenError` for a function of the decay that C++ has no spelling of here."""
+    spec, gradients = plan.spec, arguments.gradients
+    K, V, BT = spec.head_dim.qk, spec.head_dim.v, spec.chunk_size
+    lengths = _lengths(spec)
     heads = spec.heads.qk or open_sizes["heads"][0]
     group = spec.heads.ratio or two_of(open_sizes["gqa"])
-    decay = "0.0"
-    if plan.decay is not None:
-        with spelled(loaded):
-            tree = substitute(loaded.trees["decay"], gate_values())
-            decay = in_cpp(tree, {name: f"at.{name}" for name in VARYING} | {"H": "H", "HV": "HV"})
-    backward = context["of_backward"]
-    tensors = [*context["inputs"], *context["packing"][:1], context["o"]]
-    tensors += backward["tensors"] if plan.backward else []
-    sizes = {
-        "B": 1 if spec.varlen else BATCH,
-        "T": ends[-1],
-        "H": heads,
-        "HV": heads * group,
-        "NT": sum(-(-length // BT) for length in lengths),
-    }
-    members = {t["name"]: t["member"] for t in tensors}
-    drawn = {name: "1.0" for name in ("q", "k", "v", "h", "do") if name in members} | {
-        # Decays fall inside a chunk.
-        name: f"[](int64_t) {{ return {most} * std::fabs(example::random_number()); }}"
-        for name, most in (("g", -1.0), ("g_gamma", -1.0 / BT))
-        if name in members
-    }
-    return {
-        "sizes": sizes,
-        "ends": ends,
-        "tensors": [_sized(t) for t in tensors],
-        "drawn": [{"member": members[name], "draw": draw} for name, draw in drawn.items()],
-        "decay": decay,
-        "gates": [{"name": name, "at": _at(name)} for name in plan.gates],
-        "v_of_j": "chunk.number * BT + j" if spec.v_layout == "chunk_padded" else "chunk.first + j",
-        "v_rows": "NT * BT" if spec.v_layout == "chunk_padded" else "T",
-        "state": "x * V + y" if spec.state_layout == "kv" else "y * K + x",
-        "log_of_base": "1.0" if plan.natural else "std::log(2.0)",
-        "compared": ["dq", "dk", "dv", "dh"] if plan.backward else [],
-        "allowed": repr(max(ERRORS[d] for d in (spec.dtype, spec.state, spec.gate_dtype))),
-    }
+    padded = spec.v_layout == "chunk_padded"
+    tensors = _tensors(arguments)
+    return ChunkOutputExample(
+        name=prefix_of(loaded),
+        license=spec.license.in_comment(),
+        K=K,
+        V=V,
+        BT=BT,
+        B=1 if spec.varlen else BATCH,
+        T=sum(lengths),
+        NT=sum(-(-length // BT) for length in lengths),
+        H=heads,
+        HV=heads * group,
+        default_scale=repr(K**-0.5),
+        ends=tuple(sum(lengths[:i]) for i in range(len(lengths) + 1)),
+        packed=spec.varlen,
+        tensors=tuple(_sized(t) for t in tensors),
+        drawn=_drawn(tensors, BT),
+        decay=_decay(loaded, plan),
+        gates=tuple(_gate(name) for name in plan.gates),
+        log_of_base="1.0" if plan.natural else "std::log(2.0)",
+        state="x * V + y" if spec.state_layout == "kv" else "y * K + x",
+        v_rows="NT * BT" if padded else "T",
+        v_of_j="chunk.number * BT + j" if padded else "chunk.first + j",
+        do=gradients.do.member if gradients else None,
+        compared=("dq", "dk", "dv", "dh") if gradients else (),
+        has_dg=plan.slope is not None,
+        allowed=repr(max(ERRORS[d] for d in (spec.dtype, spec.state, spec.gate_dtype))),
+    )
 
 
-def _at(gate: str) -> str:
-    return {"g": "place_of_row(chunk.b, T, chunk.first + i, HV, h)", "g_gamma": "size_t(h)"}[gate]
+def _lengths(spec: ChunkOutputSpec) -> tuple[int, ...]:
+    """Packed sequences: one of no tokens, and some that end inside a chunk. One sequence has such an end, too."""
+    BT = spec.chunk_size
+    return (BT + 6, 0, 2 * BT, 5) if spec.varlen else (2 * BT + 5,)
 
 
-def _sized(of: Fields) -> Fields:
-    """Sizes in C, of the constants of the example."""
-    sizes = [size.removeprefix("p->").replace("N + 1", "int64_t(ends.size())") for size in of["sizes"]]
-    return {"member": of["member"], "sizes": sizes, "dtype": dtype_of(of)}
+def _decay(loaded: Loaded, plan: ChunkOutputPlan) -> str:
+    if plan.decay is None:
+        return "0.0"
+    with spelled(loaded):
+        tree = substitute(loaded.trees["decay"], gate_values())
+        return in_cpp(tree, {name: f"at.{name}" for name in VARYING} | {"H": "H", "HV": "HV"})
+
+
+def _tensors(arguments: Arguments) -> list[Argument]:
+    """The tensors of a call that finds the chunks itself."""
+    packing, gradients = arguments.packing, arguments.gradients
+    found = [*arguments.inputs]
+    if packing:
+        found.append(packing.cu_seqlens)
+    found.append(arguments.o)
+    return [*found, *gradients.tensors] if gradients else found
+
+
+def _drawn(tensors: Iterable[Argument], BT: int) -> tuple[Drawn, ...]:
+    """Numbers for the inputs. Decays fall inside a chunk."""
+    draws = dict.fromkeys(("q", "k", "v", "h", "do"), "1.0")
+    for name, most in (("g", -1.0), ("g_gamma", -1.0 / BT)):
+        draws[name] = f"[](int64_t) {{ return {most} * std::fabs(example::random_number()); }}"
+    members = {t.name: t.member for t in tensors}
+    return tuple(Drawn(members[name], draw) for name, draw in draws.items() if name in members)
+
+
+def _gate(name: str) -> Gate:
+    at = {"g": "place_of_row(chunk.b, T, chunk.first + i, HV, h)", "g_gamma": "size_t(h)"}
+    return Gate(name, at[name])
+
+
+def _sized(of: Argument) -> Sized:
+    sizes = (size.removeprefix("p->").replace("N + 1", "int64_t(ends.size())") for size in of.sizes)
+    return Sized(of.member, tuple(sizes), dtype_of(of))

@@ -1,0 +1,67 @@
+"""The sentences of chunk_output in CuTe DSL: the formula, and what is said of each argument."""
+
+from __future__ import annotations
+
+from kgen.expr.show import show
+from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
+
+
+def formula(plan: ChunkOutputPlan) -> list[str]:
+    """The formula, a line at a time."""
+    every = f"in every chunk of {plan.spec.chunk_size} tokens"
+    if plan.decay is None:
+        return [f"o_i = scale * (q_i @ h + sum over j <= i of (q_i . k_j) v_j), {every}"]
+    power = "e" if plan.natural else "2"
+    within = f"sum over j <= i of {power}**(c_i - c_j) (q_i . k_j) v_j"
+    return [f"o_i = scale * ({power}**c_i q_i @ h + {within}), {every}", f"c_i = {show(plan.decay)}"]
+
+
+def argument_words(plan: ChunkOutputPlan) -> list[str]:
+    """Sentences on each argument."""
+    spec = plan.spec
+    k = spec.head_dim.qk
+    return [*_tensors(plan), *_gates(plan), *_packing(plan), f"scale: 1 / sqrt({k}) by default."]
+
+
+def heads(plan: ChunkOutputPlan) -> str:
+    """The numbers of heads that a call has to have."""
+    own = plan.spec.heads
+    if own.qk:
+        return f"H = {own.qk}, HV = {own.v}"
+    return f"HV = {own.group} * H" if own.group else "HV a multiple of H"
+
+
+def _tensors(plan: ChunkOutputPlan) -> list[str]:
+    spec = plan.spec
+    k, v = spec.head_dim.qk, spec.head_dim.v
+    state = f"{v}, {k}" if spec.state_layout == "vk" else f"{k}, {v}"
+    v_tokens = f"NT * {spec.chunk_size}" if spec.v_layout == "chunk_padded" else "T"
+    chunks = "the NT chunks, those of all sequences" if spec.varlen else "the NT chunks"
+    return [
+        f"q, k [B, T, H, {k}], v [B, {v_tokens}, HV, {v}], {spec.dtype}; {heads(plan)}.",
+        "Value head h goes with head h // (HV / H) of q and k.",
+        f"h [B, NT, HV, {state}], {spec.dtype}: the state before each of {chunks}.",
+    ]
+
+
+def _gates(plan: ChunkOutputPlan) -> list[str]:
+    dtype = plan.spec.gate_dtype
+    words = {
+        "g": f"g [B, T, HV], {dtype}: the gate, summed from the start of the chunk.",
+        "g_gamma": f"g_gamma [HV], {dtype}: a constant of each head.",
+    }
+    return [words[gate] for gate in plan.gates]
+
+
+def _packing(plan: ChunkOutputPlan) -> list[str]:
+    words: list[str] = []
+    if plan.spec.v_layout == "chunk_padded":
+        words.append("What lies in the padding of v does not count, NaN neither.")
+    if plan.spec.varlen:
+        words += [
+            "cu_seqlens [N + 1], int32 or int64: where each sequence begins, 0 first, and the last one ends. B is 1.",
+            "Tokens after the last sequence give zeros.",
+            "chunk_indices [NT, 2]: the sequence of each chunk, and its place in it; computed if left out.",
+            "Both are on the device, and not checked: others give results that mean nothing, in their own memory.",
+        ]
+    return words

@@ -1,0 +1,63 @@
+"""The function of chunk_output, as every target offers it: tensors, signature, casts, and the formula."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.expr.show import show
+from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
+from kgen.kernels.chunk_output.spec import ChunkOutputSpec
+from kgen.targets.arguments import cast_lines
+from kgen.targets.triton.text import TORCH_DTYPES
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The factors of the formula `o[i] = scale * (q[i] @ state + sum over j of (q[i] . k[j]) * v[j])`.
+
+    All of them are None without decay.
+    """
+
+    before: str | None
+    """The decay since the start of the chunk."""
+    between: str | None
+    """The decay between two tokens."""
+    exponent: str | None
+    """The exponent c(i), as the user wrote it."""
+
+
+def formula(plan: ChunkOutputPlan) -> Formula:
+    """The factors of the formula of a plan."""
+    if plan.decay is None:
+        return Formula(None, None, None)
+    power = "exp({})" if plan.natural else "2**({})"
+    return Formula(power.format("c(i)"), power.format("c(i) - c(j)"), show(plan.decay))
+
+
+def inputs(plan: ChunkOutputPlan) -> list[str]:
+    """The floating-point tensors of a call, in their order."""
+    return ["q", "k", "v", "h", *plan.gates]
+
+
+def packing(spec: ChunkOutputSpec) -> list[str]:
+    """The tensors of integers of a call, in their order."""
+    return ["cu_seqlens", "chunk_indices"] if spec.varlen else []
+
+
+def signature(plan: ChunkOutputPlan) -> str:
+    """The parameters of the function."""
+    keywords = ["cu_seqlens", "chunk_indices=None"] if plan.spec.varlen else []
+    return ", ".join([*inputs(plan), "*", *keywords, "scale=None"])
+
+
+def usage(plan: ChunkOutputPlan) -> str:
+    """The arguments of a call with all defaults."""
+    return ", ".join([*inputs(plan), *(f"{name}={name}" for name in packing(plan.spec)[:1])])
+
+
+def casts(plan: ChunkOutputPlan) -> list[str]:
+    """The lines that cast arguments under autocast."""
+    spec = plan.spec
+    dtypes = dict.fromkeys(("q", "k", "v"), spec.dtype) | {"h": spec.state}
+    dtypes |= dict.fromkeys(plan.gates, spec.gate_dtype)
+    return cast_lines({name: f"torch.{TORCH_DTYPES[dtype]}" for name, dtype in dtypes.items()})

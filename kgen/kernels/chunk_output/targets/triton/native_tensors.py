@@ -1,0 +1,176 @@
+"""Chunk output from C: the tensors of a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kgen.kernels.chunk_output.plan.planning import ChunkOutputPlan
+from kgen.kernels.chunk_output.plan.tiles import tile_tables
+from kgen.targets.native import WORDS, Tensor, member
+
+FAR_COLUMNS = 23
+"""Kernels multiply positions by strides in 32 bits: elements of a row lie closer than this power of two."""
+
+
+@dataclass(frozen=True)
+class Argument(Tensor):
+    """A tensor among the arguments of a call."""
+
+    stride: str = ""
+    """The first of the names that kernels have for its strides."""
+
+    @property
+    def count(self) -> str:
+        """The number of elements in C."""
+        return " * ".join(self.sizes)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The tensors that say where packed sequences and their chunks are. There is machine code for int32."""
+
+    cu_seqlens: Argument
+    chunk_indices: Argument
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The tensors of backward alone."""
+
+    do: Argument
+    of_keys: tuple[Argument, ...]
+    of_values: tuple[Argument, ...]
+    """dv and dh."""
+    dg: tuple[Argument, ...]
+    """The gradient of the gate in parts, where it has one."""
+    of_tokens: tuple[Argument, ...]
+    """The gradients with rows for tokens of no chunk."""
+    parts: int
+    """Blocks of columns that leave a part of dg each, on the chip that has most."""
+
+    @property
+    def tensors(self) -> tuple[Argument, ...]:
+        """All of them, in the order of the struct."""
+        return (self.do, *self.of_keys, *self.of_values, *self.dg)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The tensors of both passes."""
+
+    inputs: tuple[Argument, ...]
+    packing: Packing | None
+    o: Argument
+    gradients: Gradients | None
+
+
+def arguments_of(plan: ChunkOutputPlan) -> Arguments:
+    """The tensors of a plan."""
+    spells = _Spelled(plan)
+    return Arguments(
+        spells.inputs(),
+        spells.packing() if plan.spec.varlen else None,
+        spells.of_tokens("o", "HV", plan.spec.head_dim.v, "written by forward", contiguous=True),
+        spells.gradients() if plan.backward else None,
+    )
+
+
+class _Spelled:
+    """Spells the tensors of one plan."""
+
+    def __init__(self, plan: ChunkOutputPlan) -> None:
+        self.plan, self.spec = plan, plan.spec
+        self.K, self.V, self.BT = plan.spec.head_dim.qk, plan.spec.head_dim.v, plan.spec.chunk_size
+        self.padded = plan.spec.v_layout == "chunk_padded"
+
+    def of_tokens(
+        self, name: str, heads: str, width: int, said: str = "", *, contiguous: bool = False, stride: str = ""
+    ) -> Argument:
+        """[B, T, heads, width], or as v is laid out."""
+        padded = self.padded and name in ("v", "dv")
+        length, rows = (f"p->NT * {self.BT}", f"NT * {self.BT}") if padded else ("p->T", "T")
+        sizes = ("p->B", length, f"p->{heads}", str(width))
+        shape = f"[B, {rows}, {heads}, {width}]"
+        return _argument(name, sizes, self.spec.dtype, shape, said, contiguous=contiguous, stride=stride)
+
+    def states(self, name: str, said: str, *, contiguous: bool = False) -> Argument:
+        """[B, NT, HV, K, V] or [B, NT, HV, V, K]."""
+        sides = {"k": self.K, "v": self.V}
+        state = [str(sides[side]) for side in self.spec.state_layout]
+        sizes = ("p->B", "p->NT", "p->HV", *state)
+        shape = f"[B, NT, HV, {', '.join(state)}]"
+        return _argument(name, sizes, self.spec.state, shape, said, contiguous=contiguous, stride="stride_hb")
+
+    def inputs(self) -> tuple[Argument, ...]:
+        """The tensors of real numbers that both passes read."""
+        padding = "padded to whole chunks; what is in the padding does not matter" if self.padded else ""
+        return (
+            self.of_tokens("q", "H", self.K, stride="stride_qb"),
+            self.of_tokens("k", "H", self.K, stride="stride_kb"),
+            self.of_tokens("v", "HV", self.V, padding, stride="stride_vb"),
+            self.states("h", "the state that each chunk begins with"),
+            *(self._gate(gate) for gate in self.plan.gates),
+        )
+
+    def _gate(self, gate: str) -> Argument:
+        dtype = self.spec.gate_dtype
+        if gate == "g_gamma":
+            return _argument(gate, ("p->HV",), dtype, "[HV]", stride="stride_gamma")
+        sizes, said = ("p->B", "p->T", "p->HV"), "summed up inside each chunk"
+        # Heads are reckoned in 64 bits.
+        return _argument(gate, sizes, dtype, "[B, T, HV]", said, widest="INT32_MAX", stride="stride_gb")
+
+    def packing(self) -> Packing:
+        """The tensors of packed sequences."""
+        ends = (
+            "where each sequence begins, from 0 on, and the last one ends; B is 1; tokens after it give zeros"
+        )
+        chunks = "(sequence, chunk inside it) of each chunk; NULL where the call is to find them"
+        return Packing(
+            _argument("cu_seqlens", ("p->N + 1",), "int32", "[N + 1]", ends, contiguous=True),
+            _argument("chunk_indices", ("p->NT", "2"), "int32", "[NT, 2]", chunks, contiguous=True),
+        )
+
+    def gradients(self) -> Gradients:
+        """The tensors of backward alone. Strides of its kernels have the names that gradients have here."""
+        of_keys = tuple(
+            self.of_tokens(name, "H", self.K, "written", contiguous=True, stride=stride)
+            for name, stride in (("dq", "stride_xb"), ("dk", "stride_yb"))
+        )
+        dv = self.of_tokens("dv", "HV", self.V, "written", contiguous=True, stride="stride_vb")
+        parts = max(self.K // tile.BLOCK_K for tile in tile_tables(self.spec).dqdk.values())
+        dg = () if self.plan.slope is None else (self._dg(parts),)
+        # Values that are padded to chunks have no row for a token of no chunk.
+        of_tokens = (*of_keys, *dg) if self.padded else (*of_keys, dv, *dg)
+        return Gradients(
+            do=self.of_tokens("do", "HV", self.V),
+            of_keys=of_keys,
+            of_values=(dv, self.states("dh", "written", contiguous=True)),
+            dg=dg,
+            of_tokens=of_tokens,
+            parts=parts,
+        )
+
+    def _dg(self, parts: int) -> Argument:
+        sizes = (str(parts), "p->B", "p->T", "p->HV")
+        sums = "parts whose sum is " if parts > 1 else ""
+        said = f"written, {sums}the gradient of g"
+        return _argument("dg", sizes, "fp32", f"[{parts}, B, T, HV]", said, contiguous=True)
+
+
+def _argument(
+    name: str,
+    sizes: tuple[str, ...],
+    dtype: str,
+    shape: str,
+    said: str = "",
+    *,
+    contiguous: bool = False,
+    widest: str = f"(INT64_C(1) << {FAR_COLUMNS}) - 1",
+    stride: str = "",
+) -> Argument:
+    """A tensor. `said` follows its shape and dtype in words."""
+    words = f"{shape} {WORDS.get(dtype, dtype)}"
+    words += ", contiguous" if contiguous else ""
+    words += f": {said}" if said else ""
+    return Argument(name, name, member(name, ()), sizes, dtype, words, contiguous, widest, stride)
