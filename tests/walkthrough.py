@@ -9,11 +9,11 @@ from pathlib import Path
 from kgen.expr.canonical import canonical
 from kgen.expr.nodes import Call, Const, Node, Read, Var
 from kgen.expr.show import show
+from kgen.kernels.attention.lowered.kernels import KernelFields
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import GLUON, TRITON, lines_of

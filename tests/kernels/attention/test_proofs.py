@@ -14,6 +14,7 @@ import z3
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Type, transform
 from kgen.expr.spans import Span
+from kgen.kernels.attention.lowered.kernels import KernelFields, accumulators
 from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
@@ -37,7 +38,6 @@ from kgen.kernels.attention.prove.setting import Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import Name, Statement, renamed, row

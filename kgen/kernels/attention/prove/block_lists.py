@@ -8,6 +8,7 @@ from typing import Any
 
 import z3
 
+from kgen.kernels.attention.lowered.kernels import KernelFields
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SKIPPED, WHOLE
@@ -15,7 +16,6 @@ from kgen.kernels.attention.prove.list_order import each_block_once
 from kgen.kernels.attention.prove.loops import in_32_bits, loads_inside
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
 from kgen.prove.trees import term

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from kgen.kernels.attention.lowered.kernels import KernelFields
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Q_AXIS
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
 from kgen.kernels.attention.targets.triton.decode import decode_fields
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Number, Offset, Pointer, Stride
 from kgen.prove.world import LONGEST, Buffer

@@ -9,6 +9,7 @@ from typing import Any
 
 import z3
 
+from kgen.kernels.attention.lowered.kernels import KernelFields, accumulators
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
@@ -19,7 +20,6 @@ from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.functions import Beyond, toward_zero
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Machine

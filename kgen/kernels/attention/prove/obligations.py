@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kgen.kernels.attention.lowered.kernels import KernelFields, accumulators
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
@@ -15,7 +16,6 @@ from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.own_names import apart
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
 

@@ -11,10 +11,10 @@ from kgen.expr.hoist import Binding, Program
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type, reads, variables
 from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.kernels import KernelFields, buffer_arguments
+from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, buffer_arguments
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
-from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.targets.arguments import dense, number_lines
 from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, printed, row, uses_of
 from kgen.targets.triton.printer import Printer

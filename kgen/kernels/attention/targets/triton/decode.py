@@ -10,12 +10,12 @@ from kgen.expr.hoist import hoist
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Const, Type
 from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.kernels import KernelFields
+from kgen.kernels.attention.lowered.loads import streamed_columns
+from kgen.kernels.attention.lowered.ranges import end_of
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.loads import streamed_columns
 from kgen.kernels.attention.targets.triton.placement import strides
-from kgen.kernels.attention.targets.triton.ranges import end_of
 from kgen.targets.code import (
     Assign,
     Code,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
+from kgen.kernels.attention.lowered.kernels import buffer_arguments
+from kgen.kernels.attention.lowered.ranges import lists_of
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
-from kgen.kernels.attention.targets.triton.kernels import buffer_arguments
-from kgen.kernels.attention.targets.triton.ranges import lists_of
 from kgen.kernels.attention.targets.triton.torch_indices import POSITIONS, torch_index
 from kgen.spec.common import REALS, differentiable
 from kgen.targets.arguments import (

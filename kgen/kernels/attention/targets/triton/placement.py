@@ -38,17 +38,6 @@ def programs(packed: bool, grouped: bool, side: str, block: str) -> str:
     return f"_cdiv(S{length}, {block}) * B * {heads}"
 
 
-def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
-    """Where a descriptor has the first row of a tile, all indices but the column; and the names in it.
-
-    `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launcher.j2`.
-    """
-    if not packed:
-        return f"b, {head}, {side}_start", ["b", head]
-    end, length = f"{side}_end", f"S{side[0].upper()}"
-    return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
-
-
 def in_tiles(packed: bool, kv_head: str, queries: int) -> dict[str, Any]:
     """The names by which the kernels for Hopper find rows: the coordinates of TMA, of a tile and up to a row of it, and
     what the kernel of dk and dv is given of log-sum-exp and delta, `queries` a tile."""

@@ -8,6 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.functions import in_order
+from kgen.kernels.attention.lowered.kernels import KernelFields, accumulators
+from kgen.kernels.attention.lowered.loads import block_of, columns_of, load_of
+from kgen.kernels.attention.lowered.recomputed import diagonal_fields, pair_fields
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
@@ -19,11 +22,8 @@ from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
 from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.exact import exact_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_fields
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
-from kgen.kernels.attention.targets.triton.loads import block_of, columns_of, load_of
 from kgen.kernels.attention.targets.triton.placement import placement
-from kgen.kernels.attention.targets.triton.recomputed import diagonal_fields, pair_fields
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
 from kgen.targets.code import as_type, load, op, printed, row

@@ -10,9 +10,9 @@ from kgen.expr.differentiate import is_one
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Type, Var
 from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.kernels import KernelFields
+from kgen.kernels.attention.lowered.loads import load_of, streamed_load
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.loads import load_of, streamed_load
 from kgen.targets.code import (
     Code,
     If,

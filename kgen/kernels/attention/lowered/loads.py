@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
-from kgen.kernels.attention.targets.triton.placement import tma_row
 from kgen.targets.code import Assign, Code, assign, conjunction, op
 
 # How strides of an operand are called, and along which positions its rows lie.
@@ -168,3 +167,14 @@ def _load(address: str, guard: Code | None) -> Code:
     if guard is None:
         return op("{tl}.load({0})", address, fn="load")
     return op("{tl}.load({0}, mask={1}, other=0.0)", address, guard, fn="load")
+
+
+def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
+    """Where a descriptor has the first row of a tile, all indices but the column; and the names in it.
+
+    `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launcher.j2`.
+    """
+    if not packed:
+        return f"b, {head}, {side}_start", ["b", head]
+    end, length = f"{side}_end", f"S{side[0].upper()}"
+    return f"FAR, {end}, {head}, FAR - {length} + {side}_start", [end, length, head]
