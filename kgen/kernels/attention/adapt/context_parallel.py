@@ -15,7 +15,7 @@ from kgen.kernels.attention.adapt.part import PartSpec, part_of
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop, exact
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import AttentionSpec
-from kgen.kernels.attention.targets.triton.exact import exact_fields
+from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.launcher import real_dtypes
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
@@ -162,7 +162,7 @@ def _context(loaded: Loaded, part: PartSpec, parts: Sequence[Loaded], package: s
         "sinks": "sinks" if spec.sinks else "None",
         "has_sinks": bool(spec.sinks),
         "lse_shape": "(q.shape[1], q.shape[0])" if spec.varlen else "q.shape[:-1]",
-        "exact": exact_fields(exact(spec)),
+        "exact": Exact(exact(spec)),
         "lse_words": " [H, S]" if spec.varlen else " [B, H, S]",
         "derivatives": Derivatives("", _refused(refused), own.backward, ""),
         "learned": learned_buffers,

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from kgen.kernels.attention.lowered.model import (
+    KEYS,
+    QUERIES,
+    Columns,
+    Descriptor,
+    Held,
+    Load,
+    Operands,
+    Stream,
+)
 from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
 from kgen.targets.code import Assign, Code, assign, conjunction, op
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
 SIDES = {"q": "q", "k": "kv", "v": "kv", "do": "q"}
-
-
-@dataclass(frozen=True)
-class Load:
-    """One block of columns in a load or store: its place, and what guards it."""
-
-    tag: str
-    columns: str
-    size: int
-    guard: Code | None = None
-    store_guard: Code | None = None
-    do_guard: Code | None = None
-    scaled: Code | None = None
-    """What is stored of a sum."""
 
 
 def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> Load:
@@ -54,10 +49,10 @@ def streamed_columns(chunk: Chunk) -> str:
     return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
 
 
-def block_of(chunk: Chunk, total: str) -> dict[str, Any]:
+def block_of(chunk: Chunk, total: str) -> Columns:
     """A block of columns, whose product is added to a `total`."""
     onto = [total] if chunk.start else []
-    return {"tag": chunk.tag, "streamed": streamed_columns(chunk), "size": chunk.size, "onto": onto}
+    return Columns(chunk.tag, streamed_columns(chunk), chunk.size, onto)
 
 
 def columns_of(chunks: Sequence[Chunk]) -> list[str]:
@@ -66,44 +61,38 @@ def columns_of(chunks: Sequence[Chunk]) -> list[str]:
     return [f"{c.columns} = {begin}tl.arange(0, {c.size})" for c, begin in zip(chunks, begins, strict=True)]
 
 
-def tile_loads(
+def operands_of(
     plan: AttentionPlan,
     kv_head: str,
-    streamed: tuple[str, ...],
-    held: tuple[str, ...],
-    guards: dict[str, Code | None],
-) -> dict[str, Any]:
-    """How a kernel loads the tiles that stream through its loop and those that it holds.
+    streamed: Sequence[Sequence[str]],
+    held: Sequence[str],
+    guards: Mapping[str, Code | None],
+) -> Operands:
+    """How a kernel loads the tiles that stream through its loop, those of each stream together, and what it holds.
 
     TMA reads zeros past the end of a tensor, or of a packed sequence. Rows that only the mask hides may hold NaN:
     pointers leave them out.
     """
     hidden = {"q": plan.q.live != plan.q.bound, "kv": plan.kv.live != plan.kv.bound}
-    tiles = {x: _tile(plan, kv_head, x, guards[SIDES[x]]) for x in (*streamed, *held)}
-    by_tma = [x for x in SIDES if x in streamed or (x in held and not hidden[SIDES[x]])]
-    blocks = [block for x in by_tma for block in tiles[x].blocks]
-    side = SIDES[streamed[0]]
+    streaming = [x for names in streamed for x in names]
+    tiles = {x: _tile(plan, kv_head, x, guards[SIDES[x]]) for x in (*streaming, *held)}
+    by_tma = [x for x in SIDES if x in streaming or (x in held and not hidden[SIDES[x]])]
+    side = SIDES[streaming[0]]
 
-    def stream(names: Sequence[str]) -> dict[str, Any]:
-        return {
-            "by_tma": "TMA and not MASKED" if hidden[side] else "TMA",
-            "guarded": guards[side] is not None,
-            "tma": [line for x in names for line in tiles[x].tma],
-            "masked": [line for x in names for line in tiles[x].streamed(guards[side])],
-            "whole": [line for x in names for line in tiles[x].streamed(None)],
-        }
+    def stream(names: Sequence[str]) -> Stream:
+        return Stream(
+            by_tma="TMA and not MASKED" if hidden[side] else "TMA",
+            guarded=guards[side] is not None,
+            tma=[line for x in names for line in tiles[x].tma],
+            masked=[line for x in names for line in tiles[x].streamed(guards[side])],
+            whole=[line for x in names for line in tiles[x].streamed(None)],
+        )
 
-    return {
-        "stream": stream(streamed),
-        **{f"{x}_stream": stream([x]) for x in streamed},
-        "held": [{"by_tma": x in by_tma, "tma": tiles[x].tma, "own": tiles[x].own} for x in held],
-        "desc_params": [block.desc for block in blocks],
-        "desc_names": ", ".join(block.desc for block in blocks),
-        "desc_blocks": ", ".join(
-            f'({block.tensor}, tile["{block.rows}"], {block.chunk.size})' for block in blocks
-        ),
-        "tma_tensors": list(dict.fromkeys(block.tensor for block in blocks)),
-    }
+    return Operands(
+        tuple(stream(names) for names in streamed),
+        tuple(Held(x in by_tma, tiles[x].tma, tiles[x].own) for x in held),
+        tuple(block.descriptor for x in by_tma for block in tiles[x].blocks),
+    )
 
 
 @dataclass(frozen=True)
@@ -120,12 +109,9 @@ class _Block:
         return f"{self.x}{self.chunk.tag}"
 
     @property
-    def tensor(self) -> str:
-        return "dout" if self.x == "do" else self.x
-
-    @property
-    def desc(self) -> str:
-        return f"{self.x}_desc{self.chunk.tag}"
+    def descriptor(self) -> Descriptor:
+        tensor = "dout" if self.x == "do" else self.x
+        return Descriptor(f"{self.x}_desc{self.chunk.tag}", tensor, self.rows, self.chunk.size)
 
 
 @dataclass(frozen=True)
@@ -146,11 +132,14 @@ class _Tile:
 
 def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Tile:
     side, stride = SIDES[x], f"stride_{LETTERS[x]}"
-    rows, offsets, head = ("BLOCK_M", "offs_m", "h") if side == "q" else ("BLOCK_N", "offs_n", kv_head)
+    of, head = (QUERIES, "h") if side == "q" else (KEYS, kv_head)
+    rows, offsets = of.block, of.offsets
     blocks = [_Block(x, c, rows) for c in (plan.qk_chunks if x in ("q", "k") else plan.v_chunks)]
     first, _ = tma_row(plan.spec.varlen, side, head)
     by_tma = [
-        op(f"{block.desc}.load([{first}, {block.chunk.start}]).reshape({rows}, {block.chunk.size})")
+        op(
+            f"{block.descriptor.name}.load([{first}, {block.chunk.start}]).reshape({rows}, {block.chunk.size})"
+        )
         for block in blocks
     ]
     address = f"{x}_ptr + {offsets}[:, None] * {stride}s + {{0}}[None, :] * {stride}d"

@@ -3,12 +3,15 @@ lists."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
+from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
 from kgen.expr.spans import Span
+from kgen.kernels.attention.lowered.model import KEYS, Param, Part, Ranges, SpanLoops, side_of
 from kgen.kernels.attention.plan.block_mask import BlockMask
-from kgen.kernels.attention.plan.model import TileLoop
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.targets.code import (
     Assign,
     Code,
@@ -26,8 +29,6 @@ from kgen.targets.code import (
     text,
 )
 from kgen.targets.triton.printer import Printer
-
-NO_LISTS: dict[str, Any] = {"list_params": [], "list_args": []}
 
 
 def lists_of(inner: str) -> tuple[str, str, str]:
@@ -56,12 +57,74 @@ def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list
     return lines, [span.over(found) for span in loop.spans]
 
 
+def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapping[Node, Node]) -> Ranges:
+    """The tiles that a loop visits; `known` is what its kernel has read before."""
+    searches = list[Statement]()
+    if loop.listed:
+        assert plan.block_mask is not None
+        spans = [listed_loops(plan.block_mask, loop)]
+    else:
+        searches, found = searches_of(loop, printer)
+        divisible = (plan.kv if side_of(loop.inner) is KEYS else plan.q).bound == TRUE
+        spans = [
+            span_loops(span.over(known), loop, printer, divisible, i == 0, i == len(found) - 1)
+            for i, span in enumerate(found)
+        ]
+    if side_of(loop.outer) is KEYS:
+        # What is searched for may depend on the query head.
+        spans[0] = replace(spans[0], bounds=[*searches, *spans[0].bounds])
+        searches = []
+    gapped = any(part.gap is not None for span in spans for part in span.loops)
+    return Ranges(
+        spans=tuple(
+            replace(span, loops=[_told(part, loop, gapped) for part in span.loops]) for span in spans
+        ),
+        searches=searches,
+        listed=loop.listed,
+        rotated=loop.rotated,
+        gapped=gapped,
+        params=_range_params(loop, gapped),
+        visited=_visited(loop),
+        lists=_lists(loop),
+    )
+
+
+def _told(part: Part, loop: TileLoop, gapped: bool) -> Part:
+    """A loop with what its function is told beside its ends: which tile comes first, and the gap."""
+    rotates = loop.rotated and (not part.masked or not any(s.has_full for s in loop.spans))
+    turn = [Name("tile" if rotates else "0")] if loop.rotated else []
+    gap = (part.gap or (text("0"), text("0"))) if gapped else ()
+    return replace(part, options=(*turn, *gap))
+
+
+def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
+    """What the function of a loop is told of the tiles to visit."""
+    inner = side_of(loop.inner).name
+    if loop.listed:
+        return [f"{inner}_blocks", "n_blocks"]
+    turn = ["turn"] if loop.rotated else []
+    gap = ["gap_lo", "gap"] if gapped else []
+    return [f"{inner}_lo", f"{inner}_hi", *turn, *gap]
+
+
+def _visited(loop: TileLoop) -> str:
+    inner = side_of(loop.inner)
+    of = "n_blocks listed blocks" if loop.listed else f"[{inner.name}_lo, {inner.name}_hi)"
+    return f"{inner.words} tiles of {of}"
+
+
+def _lists(loop: TileLoop) -> tuple[Param, ...]:
+    if not loop.listed:
+        return ()
+    return tuple(Param(f"{name}_ptr", name) for name in lists_of(side_of(loop.inner).name))
+
+
 def span_loops(
     span: Span, loop: TileLoop, printer: Printer, divisible: bool, first: bool, last: bool
-) -> dict[str, Any]:
+) -> SpanLoops:
     """Tile-aligned loop bounds of one span, and the loops between them; `divisible`: no tile is cut by the length."""
-    x = loop.inner.index.name.removesuffix("_idx")
-    block, size = Name("BLOCK_N" if x == "kv" else "BLOCK_M"), loop.inner.size
+    inner, size = side_of(loop.inner), loop.inner.size
+    x, block = inner.name, Name(inner.block)
     lo_name, hi, done = Name(f"{x}_lo"), Name(f"{x}_hi"), Name(f"{x}_done")
     lines: list[Statement] = []
 
@@ -82,7 +145,7 @@ def span_loops(
             behind = end_of(lo, hi, behind, text("0") if first else done)
         lines.append(assign(done.name, behind))
     if not span.has_full or not loop.masked:
-        return {"bounds": lines, "loops": [{"lo": lo, "hi": hi, "masked": loop.masked}]}
+        return SpanLoops(lines, [Part(lo, hi, loop.masked)])
     full_lo, full_hi = lo, Name(f"{x}_full_hi")
     from_start = span.full_lo == span.lo == Const(0, Type.INT) and first
     if not from_start:
@@ -90,17 +153,15 @@ def span_loops(
         full_lo = Name(f"{x}_full_lo")
         lines.append(assign(full_lo.name, maximum(aligned, lo) if lo == lo_name else aligned))
     if span.full_hi == span.hi == size and divisible:
-        head = {"lo": lo, "hi": minimum(full_lo, hi), "masked": True}
-        rest = {"lo": full_lo, "hi": hi, "masked": False}
-        return {"bounds": lines, "loops": [rest] if from_start else [head, rest]}
+        head, rest = Part(lo, minimum(full_lo, hi), True), Part(full_lo, hi, False)
+        return SpanLoops(lines, [rest] if from_start else [head, rest])
     lines.append(assign(full_hi.name, down(span.full_hi)))
-    full = {"lo": full_lo, "hi": full_hi, "masked": False}
+    full = Part(full_lo, full_hi, False)
     if from_start:
-        return {"bounds": lines, "loops": [full, {"lo": full_hi, "hi": hi, "masked": True}]}
+        return SpanLoops(lines, [full, Part(full_hi, hi, True)])
     gap = Name(f"{x}_gap")
     lines.append(assign(gap.name, maximum(row("sub", full_hi, full_lo), 0)))
-    ends = {"lo": lo, "hi": hi, "masked": True, "gap": (full_lo, gap)}
-    return {"bounds": lines, "loops": [ends, full]}
+    return SpanLoops(lines, [Part(lo, hi, True, gap=(full_lo, gap)), full])
 
 
 def end_of(lo: Code, hi: Code, end: Code, before: Code) -> Code:
@@ -116,25 +177,9 @@ def in_tiles(number: Code, block: Code) -> Code:
     return row("mul", number, block)
 
 
-def range_fields(loop: TileLoop, outer: str, inner: str, gapped: bool) -> dict[str, Any]:
-    """What a tile function is told of the tiles to visit, and the lists that its kernel takes."""
-    words = {"q": "query", "kv": "KV"}[inner]
-    if not loop.listed:
-        names = [f"{inner}_lo", f"{inner}_hi", *["turn"] * loop.rotated, *["gap_lo", "gap"] * gapped]
-        visited = f"{words} tiles of [{inner}_lo, {inner}_hi)"
-        return {"range_params": names, "visited": visited} | NO_LISTS
-    lists = lists_of(inner)
-    return {
-        "range_params": [f"{inner}_blocks", "n_blocks"],
-        "visited": f"{words} tiles of n_blocks listed blocks",
-        "list_params": [f"{n}_ptr" for n in lists],
-        "list_args": list(lists),
-    }
-
-
-def listed_loops(block_mask: BlockMask, loop: TileLoop) -> dict[str, Any]:
+def listed_loops(block_mask: BlockMask, loop: TileLoop) -> SpanLoops:
     """The loops over what the block mask lists for a tile: blocks with the mask, and blocks without it."""
-    outer, inner = (axis.index.name.removesuffix("_idx") for axis in (loop.outer, loop.inner))
+    outer, inner = side_of(loop.outer).name, side_of(loop.inner).name
     num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
     head = {
         (True, True): row("add", row("mul", "b", "HQ"), "h"),
@@ -148,7 +193,7 @@ def listed_loops(block_mask: BlockMask, loop: TileLoop) -> dict[str, Any]:
     if plane is not None:
         own = row("add", row("mul", plane, blocks[outer]), own)
     first = row("mul", as_type(Name("row"), "int64"), blocks[inner])
-    lines = [
+    lines: list[Statement] = [
         assign("row", own),
         Assign(
             ("n_partial", "n_full"), tuple(load(row("add", n, "row")) for n in (num_blocks, full_num_blocks))
@@ -156,10 +201,5 @@ def listed_loops(block_mask: BlockMask, loop: TileLoop) -> dict[str, Any]:
         assign(f"{inner}_blocks", row("add", indices, first)),
     ]
     listed = Name(f"{inner}_blocks")
-    return {
-        "bounds": lines,
-        "loops": [
-            {"lo": listed, "hi": Name("n_partial"), "masked": loop.masked},
-            {"lo": row("add", listed, "n_partial"), "hi": Name("n_full"), "masked": False},
-        ],
-    }
+    with_mask = Part(listed, Name("n_partial"), loop.masked)
+    return SpanLoops(lines, [with_mask, Part(row("add", listed, "n_partial"), Name("n_full"), False)])

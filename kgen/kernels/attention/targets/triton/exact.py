@@ -2,31 +2,90 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 
-def exact_fields(exact: bool) -> dict[str, object]:
-    """The names by which templates spell a log-sum-exp.
+
+@dataclass(frozen=True)
+class Exact:
+    """How templates spell a log-sum-exp.
 
     A float64 one is two numbers of float32 inside of a tile: `lse`, and `lse_low` that is left of it.
     """
-    narrow = (lambda difference: f"({difference}).to(tl.float32)") if exact else str
-    return {
-        "there": exact,
-        "dtype": "float64" if exact else "float32",
-        "type": "tl.float64" if exact else "tl.float32",
-        "words": ", in float64," * exact,
-        "maximum": "m_i.to(tl.float64)" if exact else "m_i",
-        "sink": narrow("sink - lse"),
-        "rescaling": narrow("m_i - m_ref"),
-        "weight": narrow("part_lse - m_ref"),
-        "low_of_rows": "lse_low[:, None]" if exact else None,
-        "low_of_columns": "lse_low[None, :]" if exact else None,
-        "of_delta": ["dtype=torch.float32"] * exact,
-        "of_dlse": ["dlse = None if dlse is None else dlse.float()"] * exact,
-        "natural": "(lse * math.log(2)).float()" if exact else "lse * math.log(2)",
-        "fusion": not exact,
-        "fusion_words": (
-            "A fused multiplication and addition would have other bits in one kernel than in another."
-            if exact
-            else "Triton 3.10 will fuse multiplications and additions only where that is asked for."
-        ),
-    }
+
+    there: bool
+    """True for float64."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of torch."""
+        return "float64" if self.there else "float32"
+
+    @property
+    def type(self) -> str:
+        """The type in a kernel."""
+        return f"tl.{self.dtype}"
+
+    @property
+    def words(self) -> str:
+        """The dtype behind what a docstring says of it."""
+        return ", in float64," if self.there else ""
+
+    @property
+    def maximum(self) -> str:
+        """The maximum of a row that the logarithm of its sum is added to."""
+        return "m_i.to(tl.float64)" if self.there else "m_i"
+
+    @property
+    def sink(self) -> str:
+        """The weight of a sink in base 2."""
+        return self._narrow("sink - lse")
+
+    @property
+    def rescaling(self) -> str:
+        """What a sum is rescaled by, in base 2."""
+        return self._narrow("m_i - m_ref")
+
+    @property
+    def weight(self) -> str:
+        """The weight of a share in base 2."""
+        return self._narrow("part_lse - m_ref")
+
+    @property
+    def low_of_rows(self) -> str | None:
+        """What is left of the log-sum-exp, along the rows of a tile."""
+        return "lse_low[:, None]" if self.there else None
+
+    @property
+    def low_of_columns(self) -> str | None:
+        """The same along its columns."""
+        return "lse_low[None, :]" if self.there else None
+
+    @property
+    def of_delta(self) -> list[str]:
+        """The dtype of delta where it is another."""
+        return ["dtype=torch.float32"] if self.there else []
+
+    @property
+    def of_dlse(self) -> list[str]:
+        """What makes float32 of a gradient."""
+        return ["dlse = None if dlse is None else dlse.float()"] if self.there else []
+
+    @property
+    def natural(self) -> str:
+        """The natural logarithm."""
+        return "(lse * math.log(2)).float()" if self.there else "lse * math.log(2)"
+
+    @property
+    def fusion(self) -> bool:
+        """True where the compiler may fuse a multiplication and an addition."""
+        return not self.there
+
+    @property
+    def fusion_words(self) -> str:
+        """Why it may, or may not."""
+        if self.there:
+            return "A fused multiplication and addition would have other bits in one kernel than in another."
+        return "Triton 3.10 will fuse multiplications and additions only where that is asked for."
+
+    def _narrow(self, difference: str) -> str:
+        return f"({difference}).to(tl.float32)" if self.there else difference

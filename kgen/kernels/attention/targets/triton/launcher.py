@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
-from kgen.kernels.attention.lowered.kernels import buffer_arguments
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import arguments
 from kgen.kernels.attention.lowered.ranges import lists_of
-from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
+from kgen.kernels.attention.plan.model import ReadGradient
 from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
 from kgen.kernels.attention.targets.triton.torch_indices import POSITIONS, torch_index
 from kgen.spec.common import REALS, differentiable
@@ -55,8 +56,9 @@ def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
 class LauncherFields:
     """Spells the launcher of one plan."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
-        self.plan = plan
+    def __init__(self, kernels: Lowering) -> None:
+        self.kernels = kernels
+        self.plan = plan = kernels.plan
         self.spec = plan.spec
         self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
@@ -98,9 +100,6 @@ class LauncherFields:
         sources_of_gradient = ["q", "k", "v", *learned]
         gradients = plan.gradients if plan.backward else ()
         scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
-        problem_args = [a for n, b in spec.buffers.items() for a in buffer_arguments(n, b.shape)]
-        problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
-        problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
         needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in sources_of_gradient)])
         return {
             "tensors": ", ".join(operands),
@@ -111,7 +110,7 @@ class LauncherFields:
             "tensor_names": ", ".join(tensors),
             "scalar_names": ", ".join(scalars),
             "gradient_buffer_names": list(self._gradient_buffers()),
-            "problem_args": ", ".join(problem_args),
+            "problem_args": ", ".join(arguments([*self.kernels.problem.values()])),
             "default_scale": f"{spec.head_dim.qk} ** -0.5",
             "needs_gradient": needs,
             "needs_lse": f"(torch.is_grad_enabled() and ({needs}))" if plan.backward else None,

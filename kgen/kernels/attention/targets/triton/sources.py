@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from kgen.expr.functions import in_order
-from kgen.kernels.attention.lowered.kernels import KernelFields, accumulators
-from kgen.kernels.attention.lowered.loads import block_of, columns_of, load_of
-from kgen.kernels.attention.lowered.recomputed import diagonal_fields, pair_fields
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import arguments, declared
+from kgen.kernels.attention.lowered.params import SINKS
 from kgen.kernels.attention.plan.decode import MOST_QUERIES, DecodePlan, DecodeTile, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
+from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.plan.tuned import Tile
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.block_mask import block_mask_fields
-from kgen.kernels.attention.targets.triton.decode import decode_fields
-from kgen.kernels.attention.targets.triton.exact import exact_fields
+from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.hopper import hopper_fields
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, fields_of
 from kgen.kernels.attention.targets.triton.launcher import LauncherFields
-from kgen.kernels.attention.targets.triton.placement import placement
+from kgen.kernels.attention.targets.triton.launches import launches_of
+from kgen.kernels.attention.targets.triton.placement import Placement, placement
+from kgen.kernels.attention.targets.triton.portable import (
+    PortableKernels,
+    dead_rows,
+    narrow_values,
+    portable_kernels,
+    sink_load,
+)
 from kgen.spec.load import Loaded
 from kgen.targets import Source, opening
-from kgen.targets.code import as_type, load, op, printed, row
 from kgen.targets.template import Untyped
 from kgen.targets.triton import tables
 from kgen.targets.triton.text import TORCH_DTYPES
@@ -86,9 +93,50 @@ def _overlaps(context: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan | None) -> dict[str, Any]:
     """Every name of the template, from the plan of the portable kernels and of those for Hopper."""
-    spec, kernels, sinks = plan.spec, KernelFields(plan), _sinks(plan.spec)
-    launcher = LauncherFields(plan)
-    context: dict[str, object] = {
+    spec, lowering, of_hopper = plan.spec, KernelFields(plan), plan_hopper(on_hopper)
+    launcher = LauncherFields(lowering)
+    at = placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes())
+    kernels = portable_kernels(lowering, at, decode, of_hopper)
+    context = _named(plan, lowering, launcher, at) | _beside(kernels)
+    free = lowering if on_hopper is plan else KernelFields(on_hopper)
+    loops = kernels.loops if free is lowering else portable_kernels(free, at, None, None).loops
+    hopper = hopper_fields(on_hopper, free, context | {name: fields_of(loop) for name, loop in loops.items()})
+    shares = spec.backward_in_parts and of_hopper is not None and of_hopper.fused is not None
+    context |= {
+        "kernels": kernels.emitted,
+        "launches": launches_of(kernels, at),
+        "tile_tables": _tile_tables(plan, decode),
+        "forward_kernel": kernels.many_queries,
+        "decode_always": decode is not None and decode.alone,
+        "decode_few": decode is not None and not decode.alone,
+        "decode_kernels": decode is not None,
+        "most_queries": MOST_QUERIES,
+        "hopper": hopper,
+        "hopper_forward": of_hopper is not None and of_hopper.forward is not None,
+        "hopper_dq": of_hopper is not None and of_hopper.dq is not None,
+        "hopper_backward": of_hopper is not None and of_hopper.dkdv is not None,
+        "shares": shares,
+        "of_gradients": "_gradients" if shares else "_backward_op",
+        "typing": ", ".join(
+            ["NamedTuple"] * (shares or plan.block_mask is not None) + ["Optional"] * plan.backward
+        ),
+        "multiprocessors": hopper is not None or decode is not None,
+        "many_queries": kernels.many_queries or hopper is not None,
+        "block_mask": plan.block_mask and block_mask_fields(plan.block_mask, lowering, launcher),
+        "asked": _asked(hopper, without_kernels(on_hopper), decode, plan),
+        "helpers": in_order(kernels.helpers | (free.helpers if hopper is not None else set())),
+        "tf32": lowering.tf32,
+    }
+    return context | launcher.fields() | FIELDS
+
+
+def _named(
+    plan: AttentionPlan, lowering: Lowering, launcher: LauncherFields, at: Placement
+) -> dict[str, Any]:
+    """What the file says of the spec, and what all kernels have in common."""
+    spec = plan.spec
+    of_gqa = {"any": "a multiple of", 1: "equal to"}
+    return {
         "name": spec.name,
         "summary": opening(spec),
         "formula": _formula(spec),
@@ -100,91 +148,38 @@ def _context(plan: AttentionPlan, on_hopper: AttentionPlan, decode: DecodePlan |
         "backward": plan.backward,
         "outside_delta": spec.targets.cuda is not None,
         "bf16": spec.dtype == "bf16",
-        "grouped": plan.grouped,
-        "kv_head": kernels.kv_head,
-        "kv_head_of_query": "h // GQA" if plan.grouped else "h",
-        "kv_heads": "HKV" if plan.grouped else "HQ",
-        "gqa_words": "a multiple of"
-        if spec.gqa == "any"
-        else "equal to"
-        if spec.gqa == 1
-        else f"{spec.gqa} times",
+        "gqa_words": of_gqa.get(spec.gqa, f"{spec.gqa} times"),
         "constants": [
             {"name": n.upper(), "value": repr(spec.params[n].value)}
             for n in spec.params
-            if n in kernels.constants
+            if n in lowering.constants
         ],
-        "dot": "_tf32_dot" if kernels.tf32 else "tl.dot",
-        "precision": [f'input_precision="{spec.precision}"']
-        if spec.dtype == "fp32" and not kernels.tf32
-        else [],
-        "qk_chunks": [block_of(c, "qk") for c in plan.qk_chunks],
-        "v_chunks": [block_of(c, "dp") for c in plan.v_chunks],
-        "columns": {
-            "both": columns_of([*plan.qk_chunks, *plan.v_chunks]),
-            "v": columns_of(plan.v_chunks),
-        },
-        # As rounded as in dP = dO @ V^T, from which delta is subtracted.
-        "delta_do": "_tf32(do)" if kernels.tf32 else "do.to(tl.float32)",
-        "delta_loads": [load_of(c, op("({0})[:, None]", row("lt", "q_idx", "SQ"))) for c in plan.v_chunks],
-        "problem_params": [f"{p}{t}" for p, t in kernels.problem.items()],
-        "no_specialize": f"do_not_specialize={json.dumps([*kernels.sizes, *kernels.open_sizes, *kernels.runtime])}",
-        **placement(spec.varlen, plan.grouped, spec.head_dim.v, launcher.kv_sizes()),
-        "sinks": sinks,
-        "exact": exact_fields(plan.exact),
-        "tile_tables": _tile_tables(plan, decode),
-        "forward_kernel": decode is None or not decode.alone,
-        "narrow_values": _narrow_values(plan),
-        "decode_always": decode is not None and decode.alone,
-        "decode_few": decode is not None and not decode.alone,
-        "decode": False,
+        "sinks": _sinks(spec),
+        "exact": Exact(plan.exact),
+        "narrow_values": narrow_values(plan),
+        "grouped": at.grouped,
+        "kv_head": at.kv_head,
+        "kv_heads": at.kv_heads,
+        "packed": at.packed,
+        "rows": at.of.rows,
+        "axes": at.of.axes,
+        "shape": at.of.shape,
+        "like": at.of.like,
+        "group": at.of.group,
+        "programs": at.programs,
+        "sizes": at.sizes,
+        "empty_out": at.empty_out,
     }
-    loops = _loops(plan, kernels)
-    context |= printed(loops)
-    free = kernels if on_hopper is plan else KernelFields(on_hopper)
-    of_hopper = loops if free is kernels else _loops(on_hopper, free)
-    hopper = hopper_fields(on_hopper, free, context | of_hopper)
-    shares = spec.backward_in_parts and hopper is not None and hopper["fused"] is not None
-    context |= {
-        "hopper": hopper,
-        "hopper_forward": hopper is not None and hopper["forward"] is not None,
-        "hopper_dq": hopper is not None and hopper["dq"] is not None,
-        "hopper_backward": hopper is not None and hopper["dkdv"] is not None,
-        "shares": shares,
-        "of_gradients": "_gradients" if shares else "_backward_op",
-        "typing": ", ".join(
-            ["NamedTuple"] * (shares or plan.block_mask is not None) + ["Optional"] * plan.backward
-        ),
-        "delta_before": _before(hopper),
-        "multiprocessors": hopper is not None or decode is not None,
-        "many_queries": context["forward_kernel"] or hopper is not None,
-    }
-    context["block_mask"] = plan.block_mask and block_mask_fields(plan.block_mask, kernels, launcher)
-    helpers = kernels.helpers | (free.helpers if hopper is not None else set())
-    if decode is not None:
-        packed = KernelFields(decode.attention)
-        context["decode"] = printed(decode_fields(decode, packed))
-        helpers = packed.helpers if not context["many_queries"] else helpers | packed.helpers
-    context |= launcher.fields() | FIELDS
-    context["decode_kernels"] = decode is not None
-    context["asked"] = _asked(hopper, without_kernels(on_hopper), decode, plan)
-    context["helpers"] = in_order(helpers)
-    context["tf32"] = kernels.tf32
-    return context
 
 
-def _loops(plan: AttentionPlan, kernels: KernelFields) -> dict[str, object]:
-    forward = kernels.loop(plan.forward, ["m_i", "l_i", *(f"acc{c.tag}" for c in plan.v_chunks)])
-    if plan.dq is None or plan.dkdv is None:
-        return {"forward": forward}
-    dq_state = [f"dq{c.tag}" for c in plan.qk_chunks]
-    dkdv_state = [f"dk{c.tag}" for c in plan.qk_chunks] + [f"dv{c.tag}" for c in plan.v_chunks]
+def _beside(kernels: PortableKernels) -> dict[str, Any]:
+    """What the templates of kernels for Hopper have from the portable ones."""
+    forward, dq = kernels.forward, kernels.dq
     return {
-        "forward": forward,
-        "dq": kernels.loop(plan.dq, dq_state + accumulators(plan.dq)),
-        "dkdv": kernels.loop(plan.dkdv, dkdv_state + accumulators(plan.dkdv)),
-        "pairs": [pair_fields(kernels, p) for p in plan.pairs],
-        "diagonals": [diagonal_fields(kernels, p) for p in plan.diagonals],
+        "problem_params": forward.params.problem_params,
+        "no_specialize": forward.no_specialize,
+        "strides": {"o": forward.params.stride_params[-1]},
+        "dq": dq and dq.kernel.gradients,
     }
 
 
@@ -220,43 +215,18 @@ def _asked(
     }
 
 
-def _before(hopper: Mapping[str, Any] | None) -> dict[str, list[str] | bool]:
-    """What the kernel of delta has where kernels for Hopper may follow: it tells them to begin, counters at zero."""
-    follow = hopper is not None and hopper["dkdv"] is not None
-    counted = hopper is not None and follow and hopper["dynamic"]
-    return {
-        "counts": counted,
-        "params": ["BEFORE_HOPPER: tl.constexpr"] * follow,
-        "args": ["BEFORE_HOPPER=on_hopper"] * follow,
-        "counter_ptr": ["counter_ptr"] * counted,
-        "counters": ["counters"] * counted,
-    }
-
-
 def _sinks(spec: AttentionSpec) -> dict[str, object]:
-    """What a sink adds to the forward kernel and to delta's."""
+    """What sinks add to the kernels for Hopper, and to calls that share what they have in common."""
     there = spec.sinks
     return {
         "there": there,
-        "load": row(
-            "mul", as_type(load(row("add", "sinks_ptr", row("mul", "h", "stride_sinks"))), "float32"), "LOG2E"
-        ),
-        "params": ["sinks_ptr", "stride_sinks"] if there else [],
-        "args": ["sinks", "*sinks.stride()"] if there else [],
-        "given": ["sinks"] * there,
-        "shared": ["d_sinks.sum((0, 2))"] * there,
-        "gradient_params": ["lse_ptr", "sinks_ptr", "stride_sinks", "d_sinks_ptr"] if there else [],
-        "gradient_args": ["lse", "sinks", "*sinks.stride()", "d_sinks"] if there else [],
-        "dead_rows": "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
-        if there
-        else "Rows that saw no key: zeros, and a log-sum-exp of -inf.",
+        "load": sink_load(),
+        "params": declared(SINKS) if there else [],
+        "args": arguments(SINKS) if there else [],
+        "given": ["sinks"] if there else [],
+        "shared": ["d_sinks.sum((0, 2))"] if there else [],
+        "dead_rows": dead_rows(there),
     }
-
-
-def _narrow_values(plan: AttentionPlan) -> bool:
-    """Whether heads of the values are one whole block of 16 or 32 columns, beside wider heads of the keys."""
-    (first, *rest), keys = plan.v_chunks, plan.qk_chunks[0]
-    return not rest and first.width == first.size < min(64, keys.size)
 
 
 def _tile_tables(plan: AttentionPlan, decode: DecodePlan | None) -> list[dict[str, Any]]:

@@ -1,0 +1,146 @@
+"""The kernels of attention for few queries."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kgen.expr.algebra import LOG2E, call
+from kgen.expr.hoist import hoist
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Const, Type
+from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.kernels import loop_kernel
+from kgen.kernels.attention.lowered.loads import streamed_columns
+from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
+from kgen.kernels.attention.lowered.model import DecodeKernel, KeyLoad, LiveSpan, Merged
+from kgen.kernels.attention.lowered.ranges import end_of
+from kgen.kernels.attention.plan.decode import DecodePlan
+from kgen.kernels.attention.plan.model import Chunk
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    cdiv,
+    load,
+    maximum,
+    minimum,
+    op,
+    over,
+    row,
+    uses_of,
+)
+from kgen.targets.triton.printer import column
+
+ZERO = Const(0, Type.INT)
+_SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
+
+
+def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
+    """The kernels of a plan. `lowering` is of `plan.attention`."""
+    attention = plan.attention
+    state = ["m_i", "l_i", *(f"acc{c.tag}" for c in attention.v_chunks)]
+    loop = loop_kernel(lowering, attention.forward, state, descriptors=False)
+    seen = plan.hidden_by_head
+    if seen:
+        loop = replace(loop, body=replace(loop.body, mask_lines=[*loop.body.mask_lines, _SEEN]))
+    guard = column("kv_live") if seen or attention.kv.live != TRUE else None
+    spans, lines = _live_tiles(plan, lowering)
+    used = uses_of(lines)
+    # Of pages [page, row, head, column].
+    order = "pshd" if plan.page_size is not None else "bhsd"
+    return DecodeKernel(
+        loop=loop,
+        page_size=plan.page_size,
+        rows_known=not plan.page_size or plan.page_per_tile,
+        page_lines=_page_lines(plan),
+        k_loads=_loads(plan, "k", attention.qk_chunks, guard),
+        v_loads=_loads(plan, "v", attention.v_chunks, guard),
+        k_strides=row_strides("k", order, "k"),
+        v_strides=row_strides("v", order, "v"),
+        balanced=plan.balanced,
+        spans=tuple(spans),
+        live_lines=lines,
+        live_names=[n for n in lowering.problem if n in used],
+        row_rest=_row_rest(plan, lowering),
+        merged=[_merged(c) for c in attention.v_chunks],
+    )
+
+
+def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], list[Statement]]:
+    """The spans of a row tile in whole KV tiles, ascending and apart, and the lines that find them."""
+    loop = plan.attention.forward
+    printer = lowering.printer(loop)
+    spans, lines = list[LiveSpan](), list[Statement]()
+    several = len(loop.spans) > 1
+    for number, span in enumerate(loop.spans, 1):
+        tag = f"_{number}" if several else ""
+        first, end, before = f"first{tag}", f"end{tag}", spans[-1].end if spans else "0"
+        start: Code = Name(before)
+        stop: Code = cdiv("kv_hi", "BLOCK_N")
+        if span.lo != ZERO:
+            lines.append(assign("kv_lo", printer.position(span.lo)))
+            start = over("kv_lo", "BLOCK_N")
+            start = maximum(start, before) if spans else start
+        lines.append(assign("kv_hi", printer.position(span.hi)))
+        if span.lo == ZERO or number == len(loop.spans):
+            lines += [assign(first, start), assign(end, maximum(stop, first))]
+        else:
+            lo, hi = Name("kv_lo"), Name("kv_hi")
+            lines.append(Assign((lo.name, hi.name), (start, stop), note="in tiles"))
+            lines += [assign(end, end_of(lo, hi, hi, Name(before))), assign(first, minimum(lo, end))]
+        tiles = f"{end} - {first}"
+        share = ("tl.maximum(begin, 0)", f"tl.minimum(stop, {tiles})") if several else ("begin", "stop")
+        rest = [] if number == len(loop.spans) else [f"begin, stop = begin - ({tiles}), stop - ({tiles})"]
+        begin, stop_at = (f"({first} + {at}) * BLOCK_N" for at in share)
+        spans.append(LiveSpan(first, end, begin, stop_at, rest))
+    return spans, lines
+
+
+def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
+    """What the log-sum-exp of a single row gets back."""
+    rest = plan.attention.form.row_rest
+    if rest is None:
+        return None
+    alone = lowering.printer(plan.attention.forward, hoist({}, {}))
+    return lowering.returned(call("mul", LOG2E, rest), alone)
+
+
+def _page_lines(plan: DecodePlan) -> list[Statement]:
+    """Where a tile of keys begins, or each of its keys where they are in several pages."""
+    if plan.page_size is None:
+        return []
+    at, size = "kv_start" if plan.page_per_tile else "kv_idx", plan.page_size
+    entry = row("add", "block_table_ptr", row("mul", over(at, size), "stride_tp"))
+    page = as_type(load(entry, None if plan.page_per_tile else Name("kv_live")), "int64")
+    slot = op("{0} % {1}", at, size, binds=MUL, operand=MUL)
+
+    def rows(x: str) -> Code:
+        return row("add", row("mul", "page", f"stride_{x}p"), row("mul", slot, f"stride_{x}s"))
+
+    return [assign("page", page), *(assign(f"{x}_page", rows(x)) for x in ("k", "v"))]
+
+
+def _loads(plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guard: Code | None) -> list[KeyLoad]:
+    """The addresses of a tile of K or V, one block of columns after the other, and what guards them."""
+    loads = []
+    for chunk in chunks:
+        if plan.page_size is None:
+            rows = f"{x}_rows{chunk.tag} + kv_start * stride_{x}s"
+        elif plan.page_per_tile:
+            rows = f"{x}_rows{chunk.tag} + {x}_page"
+        else:
+            rows = f"{x}_ptr + {x}_page[:, None] + {streamed_columns(chunk)}[None, :] * stride_{x}d"
+        loads.append(KeyLoad(chunk.tag, rows, guard))
+    return loads
+
+
+def _merged(chunk: Chunk) -> Merged:
+    exists = None
+    if chunk.width < chunk.size:
+        exists = row("lt", chunk.columns, chunk.start + chunk.width)
+    weighed = op("({0} > 0.0)[:, None]", "weight")
+    inside = weighed if exists is None else row("and", weighed, op("({0})[None, :]", exists))
+    return Merged(chunk.tag, chunk.columns, chunk.size, inside, exists)
