@@ -14,11 +14,11 @@ import z3
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Type, transform
 from kgen.expr.spans import Span
-from kgen.kernels.attention.lowered.block_mask import block_mask_kernel
-from kgen.kernels.attention.lowered.decode import decode_kernel
+from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
+from kgen.kernels.attention.lowered.decode import DecodeKernel, decode_kernel
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import BlockMaskKernel, DecodeKernel, LoopKernel, SpanLoops
+from kgen.kernels.attention.lowered.model import LoopKernel, SpanLoops
 from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value

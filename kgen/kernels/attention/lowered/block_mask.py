@@ -10,10 +10,48 @@ from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Node, Type
 from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import BlockMaskKernel
 from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, row, uses_of
 from kgen.targets.triton.printer import Printer
+
+
+@dataclass(frozen=True)
+class BlockMaskKernel:
+    """The kernel that decides what a mask leaves of each block: nothing, a part, or all of it."""
+
+    plane: list[Statement]
+    """Whose rows a program makes."""
+    rows: list[Statement]
+    """What is known of a block of queries."""
+    columns: list[Statement]
+    """What is known of a group of blocks of keys."""
+    possible: Code | bool
+    """Where the mask may leave something."""
+    certain: Code | bool
+    """Where it leaves everything that may be left."""
+    pair_lines: list[Statement]
+    """What the mask is made of for pairs of a block."""
+    mask: Code
+    passed: list[str]
+    """What the function for the pairs of a block is given beside the block."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the kernel uses."""
+        lines = [*self.plane, *self.rows, *self.columns, *self.pair_lines]
+        decided = [code for code in (self.possible, self.certain) if isinstance(code, Code)]
+        return uses_of([*lines, self.mask, *decided]) | {*self.passed}
+
+    @property
+    def pair_params(self) -> list[str]:
+        """The signature of that function."""
+        named = (f"{name}: tl.constexpr" if name == "GQA" else name for name in self.passed)
+        return ["q_start", "kv_start", *named]
+
+    @property
+    def pair_args(self) -> list[str]:
+        """Its call."""
+        return ["q_start", "(first + i) * BLOCK_SIZE", *self.passed]
 
 
 def block_mask_kernel(mask: BlockMask, lowering: Lowering) -> BlockMaskKernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kgen.expr.algebra import LOG2E, call
 from kgen.expr.hoist import hoist
@@ -12,7 +12,7 @@ from kgen.expr.spelling import MUL
 from kgen.kernels.attention.lowered.kernels import loop_kernel
 from kgen.kernels.attention.lowered.loads import streamed_columns
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
-from kgen.kernels.attention.lowered.model import DecodeKernel, KeyLoad, LiveSpan, Merged
+from kgen.kernels.attention.lowered.model import LoopKernel, Param
 from kgen.kernels.attention.lowered.ranges import end_of
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
@@ -36,6 +36,106 @@ from kgen.targets.triton.printer import column
 
 ZERO = Const(0, Type.INT)
 _SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
+
+
+@dataclass(frozen=True)
+class LiveSpan:
+    """A span of keys in whole tiles, of which a program has a share: how the kernel calls its ends."""
+
+    first: str
+    end: str
+    lo: str
+    """Where the share begins, as a position."""
+    hi: str
+    rest: list[str]
+    """What makes the share of the next span."""
+
+    @property
+    def tiles(self) -> str:
+        """How many there are."""
+        return f"{self.end} - {self.first}"
+
+
+@dataclass(frozen=True)
+class KeyLoad:
+    """A block of columns of a tile of keys or values, whose rows may be in pages."""
+
+    tag: str
+    rows: str
+    """The address."""
+    guard: Code | None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A block of columns of what splits have left of a row."""
+
+    tag: str
+    columns: str
+    size: int
+    load_guard: Code
+    store_guard: Code | None
+
+
+@dataclass(frozen=True)
+class DecodeKernel:
+    """The kernels for few queries: one for a share of the keys, and one that merges what shares have left."""
+
+    loop: LoopKernel
+    page_size: int | None
+    rows_known: bool
+    """True where the rows of a tile lie one behind the other."""
+    page_lines: list[Statement]
+    """Where a tile of keys begins, or each of its keys."""
+    k_loads: list[KeyLoad]
+    v_loads: list[KeyLoad]
+    k_strides: list[Param]
+    v_strides: list[Param]
+    balanced: bool
+    """True where sequences of different lengths share out the splits."""
+    spans: tuple[LiveSpan, ...]
+    live_lines: list[Statement]
+    """What finds the tiles that a tile of rows sees."""
+    live_names: list[str]
+    """What these lines use of the problem."""
+    row_rest: Code | None
+    """What the log-sum-exp of a single row gets back."""
+    merged: list[Merged]
+
+    @property
+    def paged(self) -> bool:
+        """True where keys are in pages."""
+        return self.page_size is not None
+
+    @property
+    def live_results(self) -> list[str]:
+        """The ends of all spans."""
+        return [name for span in self.spans for name in (span.first, span.end)]
+
+    @property
+    def live_params(self) -> list[str]:
+        """The signature of what finds them."""
+        return ["b", "q_start", "q_last", *self.live_names, "BLOCK_N: tl.constexpr"]
+
+    @property
+    def live_args(self) -> list[str]:
+        """Its call, but for the batch and the tile."""
+        return ["q_start", "q_last", *self.live_names]
+
+    @property
+    def balance_names(self) -> list[str]:
+        """What shares out the splits is given of the problem."""
+        return [name for name in self.live_names if name != "B"]
+
+    @property
+    def n_tiles(self) -> str:
+        """How many tiles of keys a tile of rows sees."""
+        return " + ".join(span.tiles for span in self.spans)
+
+    @property
+    def tile_of_row(self) -> bool:
+        """True where the merging of a row asks for the tile that it was in."""
+        return self.balanced or (self.row_rest is not None and "q_start" in self.row_rest.names)
 
 
 def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from kgen.kernels.attention.lowered.decode import DecodeKernel
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
-from kgen.kernels.attention.lowered.model import (
-    DecodeKernel,
-    KernelParams,
-    LoopKernel,
-    PairKernel,
-    Param,
-    Recomputed,
-)
+from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
+from kgen.kernels.attention.lowered.recomputed import PairKernel, Recomputed
 
 _QUERIES_AND_KEYS = ("q", "k", "v")
 SINKS = (Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()"))

@@ -12,14 +12,7 @@ from kgen.kernels.attention.lowered.bodies import body_of
 from kgen.kernels.attention.lowered.gradients import contribution
 from kgen.kernels.attention.lowered.loads import load_of, streamed_load
 from kgen.kernels.attention.lowered.lowering import Lowering, strides_of
-from kgen.kernels.attention.lowered.model import (
-    KEYS,
-    QUERIES,
-    DiagonalKernel,
-    PairKernel,
-    Recomputed,
-    Shared,
-)
+from kgen.kernels.attention.lowered.model import KEYS, QUERIES, Load, Param, TileBody
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.targets.code import (
     Code,
@@ -36,6 +29,69 @@ from kgen.targets.code import (
     row,
 )
 from kgen.targets.triton.printer import Printer, column
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
+
+    name: str
+    """What the launcher and the kernel call the gradient."""
+    body: TileBody
+    q_loads: list[Load]
+    k_loads: list[Load]
+    v_loads: list[tuple[Load, Load]]
+    """Each with that of dO."""
+    vector_guard: Code | None
+    """Which rows of log-sum-exp and delta are loaded."""
+    gradient_lines: list[Statement]
+    part: Code
+    """What the tile adds to the gradient."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The batches and heads that share an element of a gradient."""
+
+    count: str
+    """How many pairs of them there are."""
+    lines: list[str]
+    """What makes a batch and a head of the number of a pair."""
+    programs: str | None
+    """How many elements a pair of positions has; None for one."""
+
+
+@dataclass(frozen=True)
+class PairKernel:
+    """The kernel for a gradient with an element for each (query, key)."""
+
+    tile: Recomputed
+    shared: Shared
+    given: list[Statement]
+    """What makes the batch or the head of a program's number."""
+    prologue: list[Statement]
+    inside: Code | None
+    """That a tile is inside of both tensors; None where all are."""
+    value: Code
+    """What a tile of one batch and head adds."""
+    address: Code
+    store_guard: Code | None
+    strides: list[Param]
+    """Those of the gradient."""
+
+
+@dataclass(frozen=True)
+class DiagonalKernel:
+    """The kernel for a gradient with an element for each distance of each (b, h)."""
+
+    tile: Recomputed
+    prologue: list[Statement]
+    allowed: Code | None
+    """Which distances the mask allows; None for all."""
+    factor: Code | None
+    """What sums are multiplied by."""
+    selected: list[Statement]
+    """The same, where the factor may be infinite or NaN."""
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from kgen.expr.nodes import reads, variables
-from kgen.kernels.attention.lowered.block_mask import block_mask_kernel
-from kgen.kernels.attention.lowered.decode import decode_kernel
+from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
+from kgen.kernels.attention.lowered.decode import DecodeKernel, decode_kernel
 from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.lowered.loads import block_of, columns_of, load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import (
-    BlockMaskKernel,
     Columns,
-    DecodeKernel,
-    DiagonalKernel,
     KernelParams,
     Load,
     LoopKernel,
-    PairKernel,
     Param,
-    Recomputed,
     Stream,
     declared,
 )
@@ -39,7 +34,13 @@ from kgen.kernels.attention.lowered.params import (
     pair_params,
 )
 from kgen.kernels.attention.lowered.ranges import lists_of
-from kgen.kernels.attention.lowered.recomputed import diagonal_kernel, pair_kernel
+from kgen.kernels.attention.lowered.recomputed import (
+    DiagonalKernel,
+    PairKernel,
+    Recomputed,
+    diagonal_kernel,
+    pair_kernel,
+)
 from kgen.kernels.attention.plan.block_mask import BlockMask
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.hopper import HopperPlan
@@ -223,16 +224,11 @@ class BlockMaskKernels(Template):
     template: ClassVar[str] = "attention/triton/_block_mask.j2"
 
     kernel: BlockMaskKernel
-    given: tuple[Param, ...]
-    """What the kernel that decides is given of the problem."""
+    params: KernelParams
+    """What it is given."""
     no_specialize: str
     lists: list[str]
     backward: bool
-
-    @property
-    def params(self) -> list[str]:
-        """Its signature."""
-        return declared(self.given)
 
     @property
     def q_last(self) -> bool:
@@ -363,7 +359,7 @@ class _Portable:
         sides = ("kv", "q") if backward else ("kv",)
         return BlockMaskKernels(
             kernel=kernel,
-            given=tuple(given),
+            params=KernelParams((Param("kinds_ptr", "block_kinds"),), (), tuple(given)),
             no_specialize=not_specialized([*sizes, *open_sizes]),
             lists=[f"{name}_ptr" for side in sides for name in lists_of(side)],
             backward=backward,
