@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 OLDEST = (3, 4)
 """The oldest Triton that emitted files import with."""
 
@@ -12,8 +14,18 @@ GLUON = ((3, 6), (3, 7), (3, 8), (3, 9))
 """Those with which the kernels for Hopper were verified on one. `generated/verified.json` holds the proof, and a test
 compares the two, so that verifying does not change a file."""
 
-FIELDS: dict[str, object] = {
-    "oldest": {"version": OLDEST, "triton": ".".join(map(str, OLDEST)), "torch": TORCH_OF_OLDEST},
-    "gluon_tritons": GLUON,
-}
+
+@dataclass(frozen=True)
+class OldestTriton:
+    """The oldest Triton of a file, as templates name it."""
+
+    version: str
+    """A tuple in Python."""
+    triton: str
+    torch: str
+
+
+OLDEST_TRITON = OldestTriton(str(OLDEST), ".".join(map(str, OLDEST)), TORCH_OF_OLDEST)
+
+FIELDS: dict[str, object] = {"oldest": OLDEST_TRITON, "gluon_tritons": GLUON}
 """What templates of Triton files name of these."""

@@ -1,70 +1,99 @@
-"""Block masks in Triton: what `_block_mask.j2` and `_block_mask_launcher.j2` name."""
+"""The functions around the kernels that list blocks, in the launcher."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import dataclass
+from typing import ClassVar
 
 from kgen.expr.nodes import reads, variables
-from kgen.kernels.attention.lowered.block_mask import block_mask_kernel
-from kgen.kernels.attention.lowered.lowering import Lowering
-from kgen.kernels.attention.lowered.model import arguments, declared
+from kgen.kernels.attention.lowered.model import KernelParams
 from kgen.kernels.attention.lowered.ranges import lists_of
-from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.targets.triton.launcher import LauncherFields
+from kgen.kernels.attention.plan.block_mask import BlockMask
+from kgen.kernels.attention.targets.triton.interface import Check, Interface
+from kgen.kernels.attention.targets.triton.portable import BlockMaskKernels
 from kgen.targets.arguments import dense, number_lines
+from kgen.targets.template import Template
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 _TYPES = {"int": "int", "float": "float"}
 
 
-def block_mask_fields(mask: BlockMask, kernels: Lowering, launcher: LauncherFields) -> dict[str, object]:
-    """The names of the kernels that list blocks, and of the functions around them."""
-    kernel = block_mask_kernel(mask, kernels)
+@dataclass(frozen=True)
+class BlockMaskLauncher(Template):
+    """What builds the block mask of a spec."""
+
+    template: ClassVar[str] = "attention/triton/_block_mask_launcher.j2"
+
+    name: str
+    params: KernelParams
+    backward: bool
+    lists: list[str]
+    list_sizes: str
+    """Batches and heads of a list."""
+    planes: str
+    """How many there are."""
+    given: list[str]
+    """What the operator is given, but for the device."""
+    typed: list[str]
+    signature: list[str]
+    """The function's parameters behind the sizes."""
+    device: str
+    argument_words: list[str]
+    device_words: list[str]
+    sharing: list[str]
+    """What shares a list, in words."""
+    dense_check: list[str]
+    numbers: list[str]
+    casts: list[str]
+    checks: list[Check]
+
+    @property
+    def own_name(self) -> str:
+        """What the function is called."""
+        return f"{self.name}_block_mask"
+
+    @property
+    def directions(self) -> list[str]:
+        """Rows and columns of the lists."""
+        both = ["(q_blocks, kv_blocks)", "(kv_blocks, q_blocks)"]
+        return both if self.backward else both[:1]
+
+    @property
+    def op_type(self) -> str:
+        """What the operator returns."""
+        return f"tuple[{', '.join(['Tensor'] * len(self.lists))}]"
+
+
+def block_mask_launcher(
+    mask: BlockMask, interface: Interface, kernels: BlockMaskKernels
+) -> BlockMaskLauncher:
+    """What builds a block mask with these kernels."""
     buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
-    scalars = [n for n in kernels.runtime if n in variables(mask.condition)]
-    words = kernel.names | {"SQ", "SK"}
-    sizes = [n for n in (*kernels.sizes, *scalars) if n in words]
-    grouped = "GQA" in words
-    open_sizes = [size for b in buffers for size in kernels.open[b].values()]
-    params = [p for b in buffers for p in kernels.of_buffer(b)]
-    params += [kernels.problem[name] for name in (*sizes, *(("GQA",) if grouped else ()))]
-    lists = [n for inner in ("kv", "q")[: 1 + kernels.plan.backward] for n in lists_of(inner)]
+    scalars = [n for n in interface.runtime if n in variables(mask.condition)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"
     sharing = [w for w, own in (("batches", mask.by_batch), ("heads", mask.by_head)) if not own]
     device = f"{buffers[0]}.device" if buffers else "device"
-    directions = ["(q_blocks, kv_blocks)", "(kv_blocks, q_blocks)"][: 1 + kernels.plan.backward]
-    op_params = [f"{b}: Tensor" for b in buffers] + [f"{n}: int" for n in SIZES]
-    op_params += [f"{n}: {_TYPES[kernels.runtime[n].type]}" for n in scalars]
-    return {
-        "kernel": kernel,
-        "name": f"{kernels.spec.name}_block_mask",
-        "size": BLOCK_SIZE,
-        "no_specialize": f"do_not_specialize={json.dumps([*sizes, *open_sizes])}",
-        "kernel_params": declared(params),
-        "kernel_args": ", ".join(arguments(params)),
-        "q_last": "q_last" in words,
-        "planes": " * ".join(n for n in (batches, heads) if n != "1") or "1",
-        "list_sizes": f"{batches}, {heads}",
-        "lists": ", ".join(lists),
-        "list_params": ", ".join(f"{n}_ptr" for n in lists),
-        "directions": directions,
-        "op_params": ", ".join([*op_params, "device: torch.device"]),
-        "op_type": f"tuple[{', '.join(['Tensor'] * len(lists))}]",
-        "op_names": ", ".join([*buffers, *SIZES, *scalars]),
-        "signature": ["*", *map(launcher.called, [*buffers, *scalars]), *['device="cuda"'] * (not buffers)],
-        "device": device,
-        "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
-        "argument_words": launcher.argument_words(buffers, scalars),
-        "dense_check": [dense(map(launcher.called, buffers))] if buffers else [],
-        "numbers": [
-            *number_lines(
-                {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
-            ),
-            *launcher.divisor_lines(scalars),
-        ],
-        "casts": launcher.casts(buffers),
-        "checks": launcher.length_checks()
-        + launcher.scalar_checks(scalars)
-        + launcher.buffer_checks(buffers, device),
-        "sharing": [f"which {' and '.join(sharing)} share"] if sharing else [],
-    }
+    typed = [f"{b}: Tensor" for b in buffers] + [f"{n}: int" for n in SIZES]
+    typed += [f"{n}: {_TYPES[interface.runtime[n].type]}" for n in scalars]
+    names = [*buffers, *scalars]
+    numbers = number_lines({n: interface.runtime[n] for n in scalars}, interface.plan.called, names)
+    checks = [*interface.length_checks(), *interface.scalar_checks(scalars)]
+    return BlockMaskLauncher(
+        name=interface.spec.name,
+        params=kernels.params,
+        backward=kernels.backward,
+        lists=[name for side in (("kv", "q") if kernels.backward else ("kv",)) for name in lists_of(side)],
+        list_sizes=f"{batches}, {heads}",
+        planes=" * ".join(n for n in (batches, heads) if n != "1") or "1",
+        given=[*buffers, *SIZES, *scalars],
+        typed=[*typed, "device: torch.device"],
+        signature=["*", *map(interface.called, names), *([] if buffers else ['device="cuda"'])],
+        device=device,
+        argument_words=interface.argument_words(buffers, scalars),
+        device_words=[] if buffers else ["device: of the tensors that it will be used with."],
+        sharing=[f"which {' and '.join(sharing)} share"] if sharing else [],
+        dense_check=[dense(map(interface.called, buffers))] if buffers else [],
+        numbers=[*numbers, *interface.divisor_lines(scalars)],
+        casts=interface.casts(buffers),
+        checks=[*checks, *interface.buffer_checks(buffers, device)],
+    )

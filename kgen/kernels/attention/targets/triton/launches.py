@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kgen.kernels.attention.lowered.model import KernelParams, Operands, arguments
 from kgen.kernels.attention.lowered.params import PAGES
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.kernels.attention.targets.triton.portable import Decode, PortableKernels
+from kgen.kernels.attention.targets.triton.portable import BackwardKernels, Decode, PortableKernels
 
 
 @dataclass(frozen=True)
@@ -78,35 +78,39 @@ class DecodeLaunch:
 
 
 @dataclass(frozen=True)
+class BackwardLaunches:
+    """The launches of the backward pass."""
+
+    delta: DeltaLaunch
+    dq: Launch
+    dkdv: Launch
+    pairs: list[GradientLaunch]
+    diagonals: list[GradientLaunch]
+
+
+@dataclass(frozen=True)
 class Launches:
     """The launches of all kernels of a file."""
 
     forward: Launch
     decode: DecodeLaunch | None
-    delta: DeltaLaunch | None
-    """None without a backward pass, as dq and dkdv."""
-    dq: Launch | None
-    dkdv: Launch | None
-    pairs: list[GradientLaunch]
-    diagonals: list[GradientLaunch]
+    backward: BackwardLaunches | None
 
 
 def launches_of(kernels: PortableKernels, at: Placement) -> Launches:
     """The launches of kernels."""
-    forward, delta, dq, dkdv = kernels.forward, kernels.delta, kernels.dq, kernels.dkdv
-    by_query, by_key = at.programs.q, at.programs.kv
-    return Launches(
-        forward=Launch(
-            "_forward_kernel", "_FORWARD_TILES", by_query, forward.params, forward.kernel.operands
-        ),
-        decode=DecodeLaunch(kernels.decode) if kernels.decode else None,
-        delta=DeltaLaunch(delta.params, at.of.delta.programs, delta.begins_another, delta.counts)
-        if delta
-        else None,
-        dq=Launch("_dq_kernel", "_DQ_TILES", by_query, dq.params, dq.kernel.operands) if dq else None,
-        dkdv=Launch("_dkdv_kernel", "_DKDV_TILES", by_key, dkdv.params, dkdv.kernel.operands)
-        if dkdv
-        else None,
-        pairs=[GradientLaunch(of.tile.name, of.params, of.kernel.shared.programs) for of in kernels.pairs],
-        diagonals=[GradientLaunch(of.tile.name, of.params, None) for of in kernels.diagonals],
+    of = kernels.forward
+    forward = Launch("_forward_kernel", "_FORWARD_TILES", at.programs.q, of.params, of.kernel.operands)
+    backward = _backward(kernels.backward, at) if kernels.backward is not None else None
+    return Launches(forward, DecodeLaunch(kernels.decode) if kernels.decode else None, backward)
+
+
+def _backward(of: BackwardKernels, at: Placement) -> BackwardLaunches:
+    delta, dq, dkdv = of.delta, of.dq, of.dkdv
+    return BackwardLaunches(
+        delta=DeltaLaunch(delta.params, at.of.delta.programs, delta.begins_another, delta.counts),
+        dq=Launch("_dq_kernel", "_DQ_TILES", at.programs.q, dq.params, dq.kernel.operands),
+        dkdv=Launch("_dkdv_kernel", "_DKDV_TILES", at.programs.kv, dkdv.params, dkdv.kernel.operands),
+        pairs=[GradientLaunch(x.tile.name, x.params, x.kernel.shared.programs) for x in of.pairs],
+        diagonals=[GradientLaunch(x.tile.name, x.params, None) for x in of.diagonals],
     )

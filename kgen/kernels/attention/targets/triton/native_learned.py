@@ -32,15 +32,14 @@ def learned_fields(
     """Tensors that a call of backward fills, and launches. Members of the struct are called as none that is `taken`."""
     by_name = {b["name"]: b for b in buffers}
     parts = [_Part(plan, g, by_name[g.buffer]).fields(taken) for g in plan.gradients]
-    own = {
-        "pair": [_launch(of.tile.name, of.kernel.shared.programs) for of in kernels.pairs],
-        "diagonal": [_launch(of.tile.name, None) for of in kernels.diagonals],
-    }
+    of = kernels.backward
+    pairs = [_launch(x.tile.name, x.kernel.shared.programs) for x in of.pairs] if of is not None else []
+    diagonals = [_launch(x.tile.name, None) for x in of.diagonals] if of is not None else []
     return {
         "learned": parts,
-        "pairs": own["pair"],
-        "diagonals": own["diagonal"],
-        "recomputed": [*own["pair"], *own["diagonal"]],
+        "pairs": pairs,
+        "diagonals": diagonals,
+        "recomputed": [*pairs, *diagonals],
     }
 
 

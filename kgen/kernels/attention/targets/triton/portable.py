@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from kgen.expr.nodes import reads, variables
@@ -237,6 +237,17 @@ class BlockMaskKernels(Template):
 
 
 @dataclass(frozen=True)
+class BackwardKernels:
+    """The kernels of the backward pass."""
+
+    delta: Delta
+    dq: Dq
+    dkdv: DkDv
+    pairs: list[Pair]
+    diagonals: list[Diagonal]
+
+
+@dataclass(frozen=True)
 class PortableKernels:
     """All kernels that run on every chip."""
 
@@ -246,27 +257,24 @@ class PortableKernels:
     """True where calls take it."""
     decode: Decode | None
     block_mask: BlockMaskKernels | None
-    delta: Delta | None
-    """None without a backward pass, as dq, and dk and dv."""
-    dq: Dq | None
-    dkdv: DkDv | None
-    pairs: list[Pair]
-    diagonals: list[Diagonal]
+    backward: BackwardKernels | None
     helpers: frozenset[str]
     """The functions that they call."""
 
     @property
     def emitted(self) -> list[Template]:
         """The kernels of a file, in its order."""
-        forward = self.forward if self.many_queries else None
-        found = (self.block_mask, forward, self.decode, self.delta, self.dq, self.dkdv)
-        return [*(one for one in found if one is not None), *self.pairs, *self.diagonals]
+        forward, of = self.forward if self.many_queries else None, self.backward
+        found: list[Template] = [one for one in (self.block_mask, forward, self.decode) if one is not None]
+        return found if of is None else [*found, of.delta, of.dq, of.dkdv, *of.pairs, *of.diagonals]
 
     @property
     def loops(self) -> dict[str, LoopKernel]:
-        """The kernels that loop over tiles of a whole length, by pass."""
-        found = {"forward": self.forward, "dq": self.dq, "dkdv": self.dkdv}
-        return {name: of.kernel for name, of in found.items() if of is not None}
+        """The kernels that loop over tiles of a whole length, by what they compute."""
+        found = {"forward": self.forward.kernel}
+        if self.backward is not None:
+            found |= {"dq": self.backward.dq.kernel, "dkdv": self.backward.dkdv.kernel}
+        return found
 
 
 def portable_kernels(
@@ -275,23 +283,15 @@ def portable_kernels(
     """The kernels of a plan; those of `decode` are of a plan of their own, and those of `hopper` may follow delta's."""
     made, plan = _Portable(lowering, at), lowering.plan
     packed = Lowering(decode.attention) if decode is not None else None
-    backward = plan.backward
-    follows = hopper is not None and hopper.dkdv is not None
-    found = PortableKernels(
-        forward=made.forward(),
-        many_queries=decode is None or not decode.alone,
-        decode=_decode(decode, packed) if decode is not None and packed is not None else None,
-        block_mask=made.block_mask(plan.block_mask) if plan.block_mask is not None else None,
-        delta=made.delta(follows, follows and hopper is not None and hopper.dynamic) if backward else None,
-        dq=made.dq(plan.dq) if plan.dq is not None else None,
-        dkdv=made.dkdv(plan.dkdv) if plan.dkdv is not None else None,
-        pairs=[made.pair(loop) for loop in plan.pairs],
-        diagonals=[made.diagonal(loop) for loop in plan.diagonals],
-        helpers=frozenset(),
-    )
-    of_decode = packed.helpers if packed is not None else set[str]()
-    alone = not (found.many_queries or hopper is not None)
-    return replace(found, helpers=frozenset(of_decode if alone else lowering.helpers | of_decode))
+    forward = made.forward()
+    decoding = _decode(decode, packed) if decode is not None and packed is not None else None
+    mask = made.block_mask(plan.block_mask) if plan.block_mask is not None else None
+    backward = made.backward(hopper) if plan.backward else None
+    many_queries = decode is None or not decode.alone
+    helpers = frozenset(packed.helpers if packed is not None else ())
+    if many_queries or hopper is not None:
+        helpers |= lowering.helpers
+    return PortableKernels(forward, many_queries, decoding, mask, backward, helpers)
 
 
 class _Portable:
@@ -309,6 +309,18 @@ class _Portable:
         kernel = loop_kernel(self.lowering, self.plan.forward, state)
         params = forward_params(self.lowering, kernel)
         return Forward(kernel, params, self.head, self.at, self.exact, self.no_specialize, self.sink)
+
+    def backward(self, hopper: HopperPlan | None) -> BackwardKernels:
+        plan, follows = self.plan, hopper is not None and hopper.dkdv is not None
+        assert plan.dq is not None
+        assert plan.dkdv is not None
+        return BackwardKernels(
+            delta=self.delta(follows, follows and hopper is not None and hopper.dynamic),
+            dq=self.dq(plan.dq),
+            dkdv=self.dkdv(plan.dkdv),
+            pairs=[self.pair(loop) for loop in plan.pairs],
+            diagonals=[self.diagonal(loop) for loop in plan.diagonals],
+        )
 
     def delta(self, begins_another: bool, counts: bool) -> Delta:
         inside = op("({0})[:, None]", row("lt", "q_idx", "SQ"))
