@@ -13,7 +13,7 @@ from kgen.kernels.attention.lowered.kernels import loop_kernel
 from kgen.kernels.attention.lowered.loads import streamed_columns
 from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
 from kgen.kernels.attention.lowered.model import LoopKernel, Param
-from kgen.kernels.attention.lowered.ranges import end_of
+from kgen.kernels.attention.lowered.ranges import end_of, in_tiles
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Chunk
 from kgen.targets.code import (
@@ -30,9 +30,10 @@ from kgen.targets.code import (
     op,
     over,
     row,
+    total,
     uses_of,
 )
-from kgen.targets.triton.printer import column
+from kgen.targets.triton.printer import along_row, column
 
 ZERO = Const(0, Type.INT)
 _SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
@@ -44,10 +45,10 @@ class LiveSpan:
 
     first: str
     end: str
-    lo: str
+    lo: Code
     """Where the share begins, as a position."""
-    hi: str
-    rest: list[str]
+    hi: Code
+    rest: list[Statement]
     """What makes the share of the next span."""
 
     @property
@@ -61,7 +62,7 @@ class KeyLoad:
     """A block of columns of a tile of keys or values, whose rows may be in pages."""
 
     tag: str
-    rows: str
+    rows: Code
     """The address."""
     guard: Code | None
 
@@ -191,12 +192,17 @@ def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], l
             lo, hi = Name("kv_lo"), Name("kv_hi")
             lines.append(Assign((lo.name, hi.name), (start, stop), note="in tiles"))
             lines += [assign(end, end_of(lo, hi, hi, Name(before))), assign(first, minimum(lo, end))]
-        tiles = f"{end} - {first}"
-        share = ("tl.maximum(begin, 0)", f"tl.minimum(stop, {tiles})") if several else ("begin", "stop")
-        rest = [] if number == len(loop.spans) else [f"begin, stop = begin - ({tiles}), stop - ({tiles})"]
-        begin, stop_at = (f"({first} + {at}) * BLOCK_N" for at in share)
-        spans.append(LiveSpan(first, end, begin, stop_at, rest))
+        spans.append(_share(first, end, several, last=number == len(loop.spans)))
     return spans, lines
+
+
+def _share(first: str, end: str, several: bool, last: bool) -> LiveSpan:
+    """A span, and the share of it that goes from `begin` to `stop`, of `several` spans counted from its first tile."""
+    tiles, share = row("sub", end, first), [Name("begin"), Name("stop")]
+    own: list[Code] = [maximum("begin", 0), minimum("stop", tiles)] if several else [*share]
+    lo, hi = (in_tiles(row("add", first, at), Name("BLOCK_N")) for at in own)
+    rest = Assign(("begin", "stop"), tuple(row("sub", at, tiles) for at in share))
+    return LiveSpan(first, end, lo, hi, [] if last else [rest])
 
 
 def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
@@ -225,14 +231,15 @@ def _page_lines(plan: DecodePlan) -> list[Statement]:
 
 def _loads(plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guard: Code | None) -> list[KeyLoad]:
     """The addresses of a tile of K or V, one block of columns after the other, and what guards them."""
-    loads = []
+    loads = list[KeyLoad]()
     for chunk in chunks:
         if plan.page_size is None:
-            rows = f"{x}_rows{chunk.tag} + kv_start * stride_{x}s"
+            rows: Code = row("add", f"{x}_rows{chunk.tag}", row("mul", "kv_start", f"stride_{x}s"))
         elif plan.page_per_tile:
-            rows = f"{x}_rows{chunk.tag} + {x}_page"
+            rows = row("add", f"{x}_rows{chunk.tag}", f"{x}_page")
         else:
-            rows = f"{x}_ptr + {x}_page[:, None] + {streamed_columns(chunk)}[None, :] * stride_{x}d"
+            columns = row("mul", along_row(streamed_columns(chunk)), f"stride_{x}d")
+            rows = total(Name(f"{x}_ptr"), column(f"{x}_page"), columns)
         loads.append(KeyLoad(chunk.tag, rows, guard))
     return loads
 

@@ -16,7 +16,8 @@ from kgen.kernels.attention.lowered.model import (
     Stream,
 )
 from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
-from kgen.targets.code import Assign, Code, assign, conjunction, op
+from kgen.targets.code import Assign, Code, Name, assign, conjunction, minimum, op, row
+from kgen.targets.triton.printer import along_row, column
 
 # How strides of an operand are called, and along which positions its rows lie.
 LETTERS = {"k": "k", "v": "v", "q": "q", "do": "g"}
@@ -30,7 +31,7 @@ def load_of(chunk: Chunk, rows: Code | None, store_rows: Code | None = None) -> 
         exists = op("({0} < {1})[None, :]", chunk.columns, chunk.start + chunk.width)
     both = conjunction(x for x in (rows, exists) if x is not None)
     stored = conjunction(x for x in (store_rows, exists) if x is not None)
-    return Load(chunk.tag, chunk.columns, chunk.size, guard=both, store_guard=stored)
+    return Load(chunk.tag, Name(chunk.columns), chunk.size, guard=both, store_guard=stored)
 
 
 def streamed_load(chunk: Chunk, rows: Code | None) -> Load:
@@ -38,15 +39,15 @@ def streamed_load(chunk: Chunk, rows: Code | None) -> Load:
     return Load(chunk.tag, streamed_columns(chunk), chunk.size, rows)
 
 
-def streamed_columns(chunk: Chunk) -> str:
+def streamed_columns(chunk: Chunk) -> Code:
     """Columns of a load inside the loop, all of which exist.
 
     A padded block repeats its last column: the resident operand is zero there, or the product is not
     stored. (A mask would do, but Triton 3.6 reads outside of it where rows are not aligned.)
     """
     if chunk.width == chunk.size:
-        return chunk.columns
-    return f"tl.minimum({chunk.columns}, {chunk.start + chunk.width - 1})"
+        return Name(chunk.columns)
+    return minimum(chunk.columns, chunk.start + chunk.width - 1)
 
 
 def block_of(chunk: Chunk, total: str) -> Columns:
@@ -55,10 +56,14 @@ def block_of(chunk: Chunk, total: str) -> Columns:
     return Columns(chunk.tag, streamed_columns(chunk), chunk.size, onto)
 
 
-def columns_of(chunks: Sequence[Chunk]) -> list[str]:
-    """The columns of blocks."""
-    begins = [f"{c.start} + " if c.start else "" for c in chunks]
-    return [f"{c.columns} = {begin}tl.arange(0, {c.size})" for c, begin in zip(chunks, begins, strict=True)]
+def columns_of(chunks: Sequence[Chunk]) -> list[Assign]:
+    """The lines that make the columns of blocks."""
+    return [assign(c.columns, _columns(c)) for c in chunks]
+
+
+def _columns(chunk: Chunk) -> Code:
+    own = op("{tl}.arange(0, {0})", chunk.size)
+    return row("add", chunk.start, own) if chunk.start else own
 
 
 def operands_of(
@@ -120,12 +125,13 @@ class _Tile:
     tma: list[Assign]
     own: list[Assign]
     """Of a program that holds it."""
-    step: str
+    step: Code
+    """How far the rows of a tile of the loop are from the first."""
 
     def streamed(self, guard: Code | None) -> list[Assign]:
         """The loads of a loop, from addresses that are made ahead of it."""
         return [
-            assign(block.name, _load(f"{block.x}_rows{block.chunk.tag} + {self.step}", guard))
+            assign(block.name, _load(row("add", f"{block.x}_rows{block.chunk.tag}", self.step), guard))
             for block in self.blocks
         ]
 
@@ -134,7 +140,8 @@ def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Til
     side, stride = SIDES[x], f"stride_{LETTERS[x]}"
     of, head = (QUERIES, "h") if side == "q" else (KEYS, kv_head)
     rows, offsets = of.block, of.offsets
-    blocks = [_Block(x, c, rows) for c in (plan.qk_chunks if x in ("q", "k") else plan.v_chunks)]
+    chunks = plan.qk_chunks if x in ("q", "k") else plan.v_chunks
+    blocks = [_Block(x, c, rows) for c in chunks]
     first, _ = tma_row(plan.spec.varlen, side, head)
     by_tma = [
         op(
@@ -142,17 +149,18 @@ def _tile(plan: AttentionPlan, kv_head: str, x: str, guard: Code | None) -> _Til
         )
         for block in blocks
     ]
-    address = f"{x}_ptr + {offsets}[:, None] * {stride}s + {{0}}[None, :] * {stride}d"
-    own = [_load(address.format(block.chunk.columns), load_of(block.chunk, guard).guard) for block in blocks]
+    first_column = row("add", f"{x}_ptr", row("mul", column(offsets), f"{stride}s"))
+    addresses = [row("add", first_column, row("mul", along_row(c.columns), f"{stride}d")) for c in chunks]
+    own = [_load(at, load_of(c, guard).guard) for at, c in zip(addresses, chunks, strict=True)]
     return _Tile(
         blocks,
         [assign(block.name, value) for block, value in zip(blocks, by_tma, strict=True)],
         [assign(block.name, value) for block, value in zip(blocks, own, strict=True)],
-        f"{side}_start * {stride}s",
+        row("mul", f"{side}_start", f"{stride}s"),
     )
 
 
-def _load(address: str, guard: Code | None) -> Code:
+def _load(address: Code, guard: Code | None) -> Code:
     if guard is None:
         return op("{tl}.load({0})", address, fn="load")
     return op("{tl}.load({0}, mask={1}, other=0.0)", address, guard, fn="load")
@@ -161,7 +169,7 @@ def _load(address: str, guard: Code | None) -> Code:
 def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
     """Where a descriptor has the first row of a tile, all indices but the column; and the names in it.
 
-    `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launcher.j2`.
+    `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launch.j2`.
     """
     if not packed:
         return f"b, {head}, {side}_start", ["b", head]

@@ -105,7 +105,7 @@ class Load:
     """One block of columns in a load or store: its place, and what guards it."""
 
     tag: str
-    columns: str
+    columns: Code
     size: int
     guard: Code | None = None
     store_guard: Code | None = None
@@ -119,7 +119,7 @@ class Columns:
 
     tag: str
     """Tells its registers from other blocks'."""
-    streamed: str
+    streamed: Code
     """The columns of a load in the loop."""
     size: int
     onto: list[str]

@@ -15,6 +15,7 @@ from kgen.kernels.attention.lowered.lowering import Lowering, strides_of
 from kgen.kernels.attention.lowered.model import KEYS, QUERIES, Load, Param, TileBody
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.targets.code import (
+    Assign,
     Code,
     If,
     Name,
@@ -55,7 +56,7 @@ class Shared:
 
     count: str
     """How many pairs of them there are."""
-    lines: list[str]
+    lines: list[Statement]
     """What makes a batch and a head of the number of a pair."""
     programs: str | None
     """How many elements a pair of positions has; None for one."""
@@ -102,10 +103,11 @@ class _Bound:
     guard: Code
 
 
+_BOTH = Assign(("b", "h"), (over("inner", "HQ"), op("{0} % {1}", "inner", "HQ", binds=MUL, operand=MUL)))
 _SHARED = {
-    (): Shared("B * HQ", ["b, h = inner // HQ, inner % HQ"], None),
-    ("b",): Shared("HQ", ["h = inner"], "B"),
-    ("h",): Shared("B", ["b = inner"], "HQ"),
+    (): Shared("B * HQ", [_BOTH], None),
+    ("b",): Shared("HQ", [assign("h", "inner")], "B"),
+    ("h",): Shared("B", [assign("b", "inner")], "HQ"),
     ("b", "h"): Shared("1", [], "B * HQ"),
 }
 """By what a gradient has an element for, beside positions."""

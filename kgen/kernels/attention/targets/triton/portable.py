@@ -47,7 +47,7 @@ from kgen.kernels.attention.plan.hopper import HopperPlan
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.targets.triton.exact import Exact
 from kgen.kernels.attention.targets.triton.placement import Placement
-from kgen.targets.code import Code, as_type, load, op, row
+from kgen.targets.code import Assign, Code, as_type, load, op, row
 from kgen.targets.template import Template
 
 
@@ -57,9 +57,9 @@ class Head:
 
     qk: list[Columns]
     v: list[Columns]
-    columns: list[str]
+    columns: list[Assign]
     """The lines that make the columns of all blocks."""
-    v_columns: list[str]
+    v_columns: list[Assign]
     """Those of the values alone."""
     dot: str
     precision: list[str]
