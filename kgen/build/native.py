@@ -1,21 +1,22 @@
 """The folder `c/` of a package: its kernels called from C and C++, through the driver alone.
 
-What a family says of a spec (`kgen.targets.native`) and what the compiler says of machine code become the names of
-templates. Rows of machine code lie in the order in which they are tried, as in the runtime for Python.
+A family brings its files (`kgen.targets.native`); those that are alike in all packages, and what the compiler says of
+machine code, are here. Rows of machine code lie in the order in which they are tried, as in the runtime for Python.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from kgen.diagnostics import Diagnostic, KgenError
 from kgen.family import family
-from kgen.render.environment import environment, template_root
+from kgen.render.environment import rendered, template_root
 from kgen.spec.load import Loaded
-from kgen.targets.native import Native, Tiles, prefix_of
+from kgen.targets.native import File, Native, Table, Tiles, prefix_of, with_tables
 
 FOLDER = "c"
 AS_THEY_ARE = ("kgen.h", "kgen_driver.h", "kgen_runtime.h", "kgen_calls.h", "kgen_example.h")
@@ -27,7 +28,91 @@ ELEMENTS = {"u1": "I1"}
 INTEGERS = {"i8": 8, "u8": 8, "i16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64}
 
 Row = Mapping[str, Any]
-Fields = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Image:
+    """One file of machine code."""
+
+    file: str
+    name: str
+    words: str
+    """Numbers of 64 bits."""
+
+
+@dataclass(frozen=True)
+class Map:
+    """`kgen_map`: how TMA loads the tiles of a descriptor."""
+
+    type: int
+    bytes: int
+    swizzle: int
+    tile: tuple[str, ...]
+    """Sizes of a tile in Triton."""
+    block: tuple[int, ...]
+    """Sizes of what one copy loads."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.block)
+
+
+@dataclass(frozen=True)
+class Argument:
+    """`kgen_argument`: an argument of a kernel, or a constant that it was compiled with."""
+
+    name: str
+    kind: str
+    constant: int = 0
+    dtype: str = "0"
+    aligned: int = 0
+    bits: int = 0
+    map: int = 0
+    integer: int = 0
+    real: str = "0"
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """`kgen_cubin`: a kernel in machine code, and how it is launched."""
+
+    number: int
+    kernel: str
+    capability: int
+    image: str
+    symbol: str
+    threads: int
+    shared: int
+    programmatic: int
+    cooperative: int
+    arguments: tuple[Argument, ...]
+    maps: tuple[Map, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineCode(File):
+    """`_cubins.inc`: images, and rows that say which call takes which."""
+
+    template: ClassVar[str] = "c/_cubins.inc.j2"
+
+    hint: str
+    """What to do where no machine code fits a call."""
+    kernels: tuple[str, ...]
+    names: tuple[str, ...]
+    """The arguments of kernels."""
+    images: tuple[Image, ...]
+    cubins: tuple[Cubin, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build(File):
+    """`CMakeLists.txt`."""
+
+    template: ClassVar[str] = "c/CMakeLists.txt.j2"
 
 
 def native_of(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
@@ -49,38 +134,40 @@ def write_native(loaded: Loaded, native: Native, rows: Sequence[Row], package: P
     folder.mkdir()
     for file in AS_THEY_ARE:
         shutil.copyfile(root / "c" / file, folder / file)
-    context = {
-        **native.context,
-        **_machine_code(native, rows, package),
-        "hint": native.hint,
-        "tables": [_resolved(table, rows) for table in native.tables],
+    license = loaded.spec.license.in_comment()
+    tables = [_resolved(table, rows) for table in native.tiles]
+    files = {
+        f"{name}.h": native.header,
+        f"{name}.c": with_tables(native.program, tables),
+        "example.cpp": native.example,
+        f"{name}_cubins.inc": _machine_code(name, license, native, rows, package),
+        "CMakeLists.txt": Build(name=name, license=license),
     }
-    common = {"_cubins.inc": "c/_cubins.inc.j2", "CMakeLists.txt": "c/CMakeLists.txt.j2"}
-    for ending, template in {**native.templates, **common}.items():
-        file = f"{name}{ending}" if ending[0] in "._" else ending
-        text = environment(root).get_template(template).render(context)
-        (folder / file).write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+    for file, template in files.items():
+        (folder / file).write_text(rendered(template).rstrip("\n") + "\n", encoding="utf-8")
 
 
-def _machine_code(native: Native, rows: Sequence[Row], package: Path) -> Fields:
+def _machine_code(name: str, license: str, native: Native, rows: Sequence[Row], package: Path) -> MachineCode:
     """Images and rows, those of a kernel for a chip that ask for most first."""
-    numbers = {name: i for i, name in enumerate(native.names)}
-    unknown = {n for row in rows for n, *_ in row["arguments"] if n not in numbers}
-    unknown |= {n for row in rows for n in row["options"] if n not in numbers}
+    known = frozenset(native.names)
+    unknown = {n for row in rows for n, *_ in row["arguments"] if n not in known}
+    unknown |= {n for row in rows for n in row["options"] if n not in known}
     if unknown:
-        raise ValueError(f"nothing gives kernels of {native.context['name']} these: {sorted(unknown)}")
+        raise ValueError(f"nothing gives kernels of {name} these: {sorted(unknown)}")
     ordered = sorted(rows, key=lambda row: (row["kernel"], row["capability"], -_strictness(row)))
-    files = list(dict.fromkeys(row["file"] for row in ordered))
-    images = {file: f"image_{i}" for i, file in enumerate(files)}
-    return {
-        "kernels": sorted({row["kernel"] for row in rows}),
-        "names": list(native.names),
-        "images": [
-            {"file": file, "name": name, "words": _words((package / file).read_bytes())}
-            for file, name in images.items()
-        ],
-        "cubins": [_cubin(i, row, images[row["file"]]) for i, row in enumerate(ordered)],
+    files = dict.fromkeys(row["file"] for row in ordered)
+    images = {
+        file: Image(file, f"image_{i}", _words((package / file).read_bytes())) for i, file in enumerate(files)
     }
+    return MachineCode(
+        name=name,
+        license=license,
+        hint=native.hint,
+        kernels=tuple(sorted({row["kernel"] for row in rows})),
+        names=tuple(native.names),
+        images=tuple(images.values()),
+        cubins=tuple(_cubin(i, row, images[row["file"]].name) for i, row in enumerate(ordered)),
+    )
 
 
 def _strictness(row: Row) -> int:
@@ -97,66 +184,66 @@ def _words(image: bytes) -> str:
     )
 
 
-def _cubin(number: int, row: Row, image: str) -> Fields:
-    arguments = [*_arguments(row), *_options(row)]
+def _cubin(number: int, row: Row, image: str) -> Cubin:
     if len(row["parameters"]) > MOST_PARAMETERS or len(row["maps"]) > MOST_MAPS:
         raise ValueError(f"{row['kernel']} has more parameters than a launch from C holds")
+    return Cubin(
+        number=number,
+        kernel=row["kernel"],
+        capability=row["capability"],
+        image=image,
+        symbol=row["symbol"],
+        threads=32 * row["warps"],
+        shared=row["shared"],
+        programmatic=int(row["programmatic"]),
+        cooperative=int(row["cooperative"]),
+        arguments=(*_arguments(row), *_options(row)),
+        maps=tuple(_maps(row)),
+    )
+
+
+def _maps(row: Row) -> Iterator[Map]:
     described = [kind for _, kind, _ in row["arguments"] if kind.startswith("tensordesc<")]
-    name, maps = f"arguments_{number}", f"maps_{number}" if row["maps"] else "NULL"
-    fields = [f"K{row['kernel']}", row["capability"], image, f'"{row["symbol"]}"', 32 * row["warps"]]
-    fields += [row["shared"], int(row["programmatic"]), int(row["cooperative"]), len(arguments), name, maps]
-    return {
-        "arguments": name,
-        "rows": arguments,
-        "map_name": maps,
-        "maps": [
-            {
-                "numbers": [m["elem_type"], m["elem_size"], m["swizzle"], len(m["block_size"])],
-                "tile": kind.partition("[")[2].partition("]")[0].split(", "),
-                "block": m["block_size"],
-            }
-            for m, kind in zip(row["maps"], described, strict=True)
-        ],
-        "fields": fields,
-    }
+    for m, kind in zip(row["maps"], described, strict=True):
+        tile = kind.partition("[")[2].partition("]")[0].split(", ")
+        yield Map(m["elem_type"], m["elem_size"], m["swizzle"], tuple(tile), tuple(m["block_size"]))
 
 
-def _arguments(row: Row) -> Iterator[list[Any]]:
-    """Of `kgen_argument`: name, constant, kind, dtype, aligned, bits, map, integer, real."""
+def _arguments(row: Row) -> Iterator[Argument]:
     maps = 0
     for name, kind, value in row["arguments"]:
         if kind == "constexpr":
             yield _constant(name, value)
         elif kind.startswith("tensordesc<"):
             dtype = kind.partition("<")[2].partition("[")[0]
-            yield [f"A_{name}", 0, "KGEN_TILES", f"KGEN_{dtype.upper()}", 0, 0, maps, 0, 0]
+            yield Argument(name, "TILES", dtype=f"KGEN_{dtype.upper()}", map=maps)
             maps += 1
         elif kind.startswith("*"):
             dtype = ELEMENTS.get(kind[1:], kind[1:].upper())
-            yield [f"A_{name}", 0, "KGEN_POINTER", f"KGEN_{dtype}", int(value is True), 0, 0, 0, 0]
+            yield Argument(name, "POINTER", dtype=f"KGEN_{dtype}", aligned=int(value is True))
         elif kind == "fp32":
-            yield [f"A_{name}", 0, "KGEN_REAL", 0, 0, 0, 0, 0, 0]
+            yield Argument(name, "REAL")
         else:
-            yield [f"A_{name}", 0, "KGEN_INTEGER", 0, int(value is True), INTEGERS[kind], 0, 0, 0]
+            yield Argument(name, "INTEGER", aligned=int(value is True), bits=INTEGERS[kind])
 
 
-def _options(row: Row) -> Iterator[list[Any]]:
+def _options(row: Row) -> Iterator[Argument]:
     for name, value in row["options"].items():
         yield _constant(name, value)
 
 
-def _constant(name: str, value: Any) -> list[Any]:
+def _constant(name: str, value: Any) -> Argument:
     if value is None:
-        return [f"A_{name}", 1, "KGEN_NOTHING", 0, 0, 0, 0, 0, 0]
+        return Argument(name, "NOTHING", constant=1)
     if isinstance(value, float):
-        return [f"A_{name}", 1, "KGEN_REAL", 0, 0, 0, 0, 0, repr(value)]
-    return [f"A_{name}", 1, "KGEN_INTEGER", 0, 0, 0, 0, int(value), 0]
+        return Argument(name, "REAL", constant=1, real=repr(value))
+    return Argument(name, "INTEGER", constant=1, integer=int(value))
 
 
-def _resolved(table: Tiles, rows: Sequence[Row]) -> Fields:
+def _resolved(table: Tiles, rows: Sequence[Row]) -> Table:
     """The tiles of each chip that there is machine code for, in their order."""
     chips = sorted({row["capability"] for row in rows})
-    found = []
+    found = list[tuple[int, ...]]()
     for chip in chips:
         compiled = [
             {name: value for name, kind, value in row["arguments"] if kind == "constexpr"} | row["options"]
@@ -168,6 +255,6 @@ def _resolved(table: Tiles, rows: Sequence[Row]) -> Fields:
                 all(constants[n] == value for n, value in tile.items()) for constants in compiled
             )
             if there and (chip in names or not names):
-                found.append([chip, *map(int, tile.values())])
+                found.append((chip, *map(int, tile.values())))
     fields = max((len(tile) for _, tile in table.rows), default=0)
-    return {"name": table.name, "struct": table.struct, "rows": found, "end": [0] * (1 + fields)}
+    return Table(table.name, table.struct, tuple(found), (0,) * (1 + fields))

@@ -6,11 +6,13 @@ A family makes it of a spec. `kgen build` adds the machine code, and resolves th
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kgen.diagnostics import Diagnostic, KgenError
+from kgen.spec.common import ParamSpec
 from kgen.spec.load import Loaded
+from kgen.targets.template import Printable, Template, Untyped
 
 DTYPES = {
     "bf16": ("KGEN_BF16", 2),
@@ -70,16 +72,127 @@ class Tiles:
 
 
 @dataclass(frozen=True)
-class Native:
-    """How a spec is called from C: `templates` by what is behind the name in a file's."""
+class Table:
+    """A table of tiles, resolved for the chips of a package."""
 
-    templates: Mapping[str, str]
+    name: str
+    struct: str
+    rows: tuple[tuple[int, ...], ...]
+    """The chip and the fields of each row."""
+    end: tuple[int, ...]
+    """The row behind the last one: zeros."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor among the arguments of a call."""
+
+    name: str
+    """Its name in kernels."""
+    label: str
+    """Its name in messages."""
+    member: str
+    """Its name in the struct of arguments."""
+    sizes: tuple[str, ...]
+    """Expressions of C."""
+    element: str
+    """The dtype of an element in specs."""
+    words: str
+    contiguous: bool = False
+    widest: str = "INT32_MAX"
+    """The largest stride between elements of a row that kernels take."""
+
+    @property
+    def rank(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype in the runtime of C."""
+        return DTYPES[self.element][0]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.element][1]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A run-time parameter among the arguments of a call."""
+
+    name: str
+    label: str
+    member: str
+    real: bool
+    words: str
+
+    @property
+    def type(self) -> str:
+        return "double" if self.real else "int64_t"
+
+    @property
+    def value(self) -> str:
+        """The argument of a launch."""
+        return f"{'kgen_real' if self.real else 'kgen_integer'}(a->{self.member})"
+
+
+@dataclass(frozen=True)
+class Check:
+    """A condition on which a call fails, and its message with the numbers in it."""
+
+    wrong: str
+    message: str
+    given: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class File(Template):
+    """The base of all files in C of a spec."""
+
+    name: str
+    """The prefix of functions and files."""
+    license: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header(File):
+    """The base of headers."""
+
+    summary: str
+    passes: tuple[str, ...]
+
+    @property
+    def guard(self) -> str:
+        return f"{self.name.upper()}_H"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(File):
+    """The base of the files that have the functions. `kgen build` sets the tables."""
+
+    tables: tuple[Table, ...] = ()
+
+
+@dataclass(frozen=True)
+class Native:
+    """How a spec is called from C: the files of a family, and the names of all arguments of kernels."""
+
+    header: Printable
+    program: Program | Untyped
+    example: Printable
     names: Sequence[str]
-    """Of all arguments of kernels, strides of a tensor one behind the other."""
-    context: Mapping[str, object]
-    tables: Sequence[Tiles]
+    """Strides of a tensor are one behind the other."""
+    tiles: Sequence[Tiles]
     hint: str = "name the sizes of the call to `kgen build` (--gqa, --batch, --width, --heads)"
     """What to do where no machine code fits a call."""
+
+
+def with_tables(program: Program | Untyped, tables: Iterable[Table]) -> Printable:
+    """The file with the tables of a package."""
+    if isinstance(program, Untyped):
+        return replace(program, names={**program.names, "tables": tuple(tables)})
+    return replace(program, tables=tuple(tables))
 
 
 def member(name: str, taken: Collection[str]) -> str:
@@ -122,6 +235,19 @@ def tensor(
         "contiguous": False,
         "widest": "INT32_MAX",
     } | more
+
+
+def parameters(
+    params: Mapping[str, ParamSpec], words: str, taken: Collection[str], called: Mapping[str, str] = {}
+) -> tuple[Parameter, ...]:
+    """The run-time parameters; `words` say where a real one occurs, `called` how users call one."""
+    found = []
+    for name, param in params.items():
+        if param.runtime:
+            label, real = called.get(name, name), param.type == "float"
+            own = words if real else "an integer"
+            found.append(Parameter(name, label, member(label, taken), real, own))
+    return tuple(found)
 
 
 def unique(names: Iterable[str]) -> list[str]:

@@ -23,7 +23,7 @@ PACKAGE = Path(kgen.__file__).parent
 def typed() -> list[type[Template]]:
     """Every dataclass of kgen that a template prints."""
     for path in PACKAGE.rglob("*.py"):
-        if "(Template)" in path.read_text(encoding="utf-8"):
+        if "    template: ClassVar[str]" in path.read_text(encoding="utf-8"):
             importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
     return [one for one in subclasses(Template) if one.__module__.startswith("kgen.")]
 

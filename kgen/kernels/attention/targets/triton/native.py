@@ -32,6 +32,7 @@ from kgen.kernels.attention.targets.triton.portable import narrow_values, portab
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_of, refuse, tensor, unique
+from kgen.targets.template import Untyped
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -114,9 +115,11 @@ class _Fields:
         ]
         found += decode_tables(self.decode)
         found += learned_tables(self.plan) if self.plan.backward else []
-        files = {".h": "attention/c/attention.h.j2", ".c": "attention/c/attention.c.j2"}
-        files["example.cpp"] = "attention/c/example.cpp.j2"
-        return Native(files, self._names(), context, found)
+        header, program, example = (
+            Untyped(f"attention/c/{file}.j2", context)
+            for file in ("attention.h", "attention.c", "example.cpp")
+        )
+        return Native(header, program, example, self._names(), found)
 
     # --- arguments of kernels ---
 

@@ -13,7 +13,7 @@ from kgen.kernels.chunk_output.targets.triton.sources import sources
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import WORDS, Native, Tiles, prefix_of, tensor, unique
-from kgen.targets.template import names
+from kgen.targets.template import Untyped, names
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -60,12 +60,13 @@ class _Fields:
             )
             for name, table in named.items()
         ]
-        folder = "chunk_output/c"
-        files = {".h": f"{folder}/chunk_output.h.j2", ".c": f"{folder}/chunk_output.c.j2"}
-        files["example.cpp"] = f"{folder}/example.cpp.j2"
         context = self._context()
         context |= {"example": chunk_output_example(self.loaded, self.plan, context, self.open)}
-        return Native(files, self._names(context), context, tiles, HINT)
+        header, program, example = (
+            Untyped(f"chunk_output/c/{file}.j2", context)
+            for file in ("chunk_output.h", "chunk_output.c", "example.cpp")
+        )
+        return Native(header, program, example, self._names(context), tiles, HINT)
 
     def _names(self, context: Fields) -> list[str]:
         names = [f"{t['name']}_ptr" for t in context["inputs"]]

@@ -14,6 +14,7 @@ from kgen.kernels.norm.targets.triton.native_example import norm_example
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import WORDS, Native, Tiles, prefix_of, tensor, unique
+from kgen.targets.template import Untyped
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -64,10 +65,12 @@ class _Fields:
             )
             for name, table in found.items()
         ]
-        files = {".h": "norm/c/norm.h.j2", ".c": "norm/c/norm.c.j2", "example.cpp": "norm/c/example.cpp.j2"}
         context = self._context()
         context |= {"example": norm_example(self.loaded, plan, context, self.open)}
-        return Native(files, self._names(context), context, tiles)
+        header, program, example = (
+            Untyped(f"norm/c/{file}.j2", context) for file in ("norm.h", "norm.c", "example.cpp")
+        )
+        return Native(header, program, example, self._names(context), tiles)
 
     def _names(self, context: Fields) -> list[str]:
         groups = ("read_by_forward", "written", "saved", "read_by_backward", "gradients")
