@@ -31,6 +31,7 @@ OWN_STAGES = {
     "plan": "spec",
     "parallel": "spec",
     "explaining": "spec",
+    "lowered": "targets",
     "targets": "targets",
     "adapt": "flex",
     "verify": "verify",
@@ -42,7 +43,7 @@ OWN_STAGES = {
 PACKAGE = Path(kgen.__file__).parent
 RUNTIME = {"torch", "triton", "numpy", "matplotlib"}
 RENDERING = STAGES[: STAGES.index("flex") + 1]
-OWN_RENDERING = ("spec", "plan", "explaining", "targets")
+OWN_RENDERING = ("spec", "plan", "explaining", "lowered", "targets")
 
 
 def modules() -> list[str]:
@@ -257,7 +258,7 @@ OF_FILES = {f"kgen.render.{name}" for name in ("header", "manifest", "writer")}
 
 
 PRINTING = [m for m in MACHINERY if stage(m) in ("targets", "render")]
-PRINTING += [m for m in FAMILIES if own(m)[1] in ("plan", "targets")]
+PRINTING += [m for m in FAMILIES if own(m)[1] in ("plan", "lowered", "targets")]
 
 
 @pytest.mark.parametrize("module", [m for m in PRINTING if m not in OF_FILES])

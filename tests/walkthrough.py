@@ -9,11 +9,12 @@ from pathlib import Path
 from kgen.expr.canonical import canonical
 from kgen.expr.nodes import Call, Const, Node, Read, Var
 from kgen.expr.show import show
+from kgen.kernels.attention.lowered.bodies import body_of
+from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.hopper_conditions import without_kernels
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.render.rendering import render_spec
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import GLUON, TRITON, lines_of
@@ -153,11 +154,11 @@ def statements(language: str) -> Callable[[], Iterable[str]]:
     """The scores and the mask of a tile, spelled."""
 
     def lines() -> Iterable[str]:
-        kernels = KernelFields(plan())
-        printer = kernels.printer(plan().forward)
-        fields = kernels.tile_fields(plan().forward, printer)
-        before = kernels.lines_of(plan().forward.program.before_loop(), printer)
-        return lines_of([*before, *fields["mask_lines"], *fields["score_lines"]], language)
+        lowering, loop = Lowering(plan()), plan().forward
+        printer = lowering.printer(loop)
+        body = body_of(lowering, loop, printer)
+        before = lowering.lines_of(loop.program.before_loop(), printer)
+        return lines_of([*before, *body.mask_lines, *body.score_lines], language)
 
     return lines
 

@@ -14,6 +14,11 @@ import z3
 from kgen.expr.mask_form import TRUE
 from kgen.expr.nodes import Call, Const, Node, Type, transform
 from kgen.expr.spans import Span
+from kgen.kernels.attention.lowered.block_mask import BlockMaskKernel, block_mask_kernel
+from kgen.kernels.attention.lowered.decode import DecodeKernel, decode_kernel
+from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import LoopKernel, SpanLoops
 from kgen.kernels.attention.plan.decode import plan_decode
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
 from kgen.kernels.attention.plan.picture import value
@@ -33,13 +38,10 @@ from kgen.kernels.attention.prove.claims import (
 )
 from kgen.kernels.attention.prove.decode import of_decoding
 from kgen.kernels.attention.prove.hopper import of_hopper
-from kgen.kernels.attention.prove.obligations import obligations, of_fields, of_pairs
+from kgen.kernels.attention.prove.obligations import kernel_of, obligations, of_pairs
 from kgen.kernels.attention.prove.points import differences
 from kgen.kernels.attention.prove.setting import Extent, Setting
-from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
-from kgen.kernels.attention.targets.triton.decode import decode_fields
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Decision, Verdict, decide
 from kgen.spec.load import Loaded, load, loads
 from kgen.targets.code import Name, Statement, renamed, row
@@ -179,7 +181,7 @@ def refuted(
     name: str,
     what: str,
     loop: Callable[[TileLoop], TileLoop] = lambda loop: loop,
-    fields: Callable[[Fields], Fields] = lambda fields: fields,
+    kernel: Callable[[LoopKernel], LoopKernel] = lambda kernel: kernel,
     of: str = "forward",
     plan: Callable[[AttentionPlan], AttentionPlan] = lambda plan: plan,
 ) -> Decision:
@@ -190,10 +192,10 @@ def refuted(
     whole = getattr(planted, of)
     changed = loop(whole)
     planted = replace(planted, **{of: changed})
-    for each, each_loop, change in ((right, getattr(right, of), lambda f: f), (planted, changed, fields)):
-        made = KernelFields(each).loop(each_loop, [*accumulators(each_loop)])
+    for each, each_loop, change in ((right, getattr(right, of), lambda k: k), (planted, changed, kernel)):
+        made = loop_kernel(Lowering(each), each_loop, accumulators(each_loop))
         setting = Setting(loaded, each, each_loop.outer, BLOCKS)
-        stated = [o for o in of_fields(of, setting, each_loop, change(made)).obligations() if o.what == what]
+        stated = [o for o in kernel_of(of, setting, each_loop, change(made)).obligations() if o.what == what]
         assert stated
         found = [decide(obligation, TIMEOUT) for obligation in stated]
         if each is right:
@@ -273,30 +275,33 @@ def test_sides_of_a_window_that_are_swapped() -> None:
     assert allowed("sliding_window", numbers(refuted("sliding_window", SKIPPED, swapped)))
 
 
+def with_spans(kernel: LoopKernel, *spans: SpanLoops) -> LoopKernel:
+    return replace(kernel, ranges=replace(kernel.ranges, spans=spans))
+
+
 def test_bounds_for_tiles_of_another_size() -> None:
     """Those of 128 keys, in a loop over tiles of 64: unmasked tiles are too early or too late."""
 
-    def other(fields: Fields) -> Fields:
-        return fields | {"spans": [with_blocks(span) for span in fields["spans"]]}
+    def other(kernel: LoopKernel) -> LoopKernel:
+        return with_spans(kernel, *(with_blocks(span) for span in kernel.ranges.spans))
 
-    def with_blocks(span: Fields) -> Fields:
-        bounds: Iterable[Statement] = span["bounds"]
+    def with_blocks(span: SpanLoops) -> SpanLoops:
         names = {"BLOCK_N": Name("48")}
-        return span | {"bounds": [line.map(lambda code: renamed(code, names)) for line in bounds]}
+        return replace(span, bounds=[line.map(lambda code: renamed(code, names)) for line in span.bounds])
 
-    refuted("sliding_window", ONCE, fields=other)
+    refuted("sliding_window", ONCE, kernel=other)
 
 
 def test_spans_that_overlap() -> None:
     """A second range that begins where the first does not end yet."""
 
-    def overlapping(fields: Fields) -> Fields:
-        first, second = fields["spans"]
+    def overlapping(kernel: LoopKernel) -> LoopKernel:
+        first, second = kernel.ranges.spans
         names = {"kv_done": Name("0")}
-        bounds = [line.map(lambda code: renamed(code, names)) for line in second["bounds"]]
-        return fields | {"spans": [first, second | {"bounds": bounds}]}
+        bounds = [line.map(lambda code: renamed(code, names)) for line in second.bounds]
+        return with_spans(kernel, first, replace(second, bounds=bounds))
 
-    refuted("longformer", ONCE, fields=overlapping)
+    refuted("longformer", ONCE, kernel=overlapping)
 
 
 def compared(fn: str, by: str) -> Callable[[TileLoop], TileLoop]:
@@ -327,7 +332,7 @@ def test_a_mask_that_ends_nowhere() -> None:
 
 
 def test_a_store_without_its_guard() -> None:
-    refuted("causal", STORES, fields=lambda fields: fields | {"vector_guard": None})
+    refuted("causal", STORES, kernel=lambda kernel: replace(kernel, store_guard=None))
 
 
 def test_a_load_of_a_buffer_without_its_guard() -> None:
@@ -379,9 +384,9 @@ def test_a_promise_that_the_launcher_does_not_check(tmp_path: Path) -> None:
     plan = plan_attention(loaded)
     buffers = {n: b.model_copy(update={"sorted": False}) for n, b in plan.spec.buffers.items()}
     unsorted = replace(plan, spec=plan.spec.model_copy(update={"buffers": buffers}))
-    fields = KernelFields(plan).loop(plan.forward, [])
+    kernel = loop_kernel(Lowering(plan), plan.forward, [])
     setting = Setting(loaded, unsorted, plan.forward.outer, BLOCKS)
-    stated = of_fields("forward", setting, plan.forward, fields).obligations()
+    stated = kernel_of("forward", setting, plan.forward, kernel).obligations()
     found = {o.what: decide(o, TIMEOUT).verdict for o in stated}
     assert found[SKIPPED] is Verdict.REFUTED
     assert found[WHOLE] is Verdict.REFUTED
@@ -480,16 +485,15 @@ def test_facts_of_hopper_can_be_true() -> None:
 def test_a_share_that_begins_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = stock("decode_sliding_window")
 
-    def late(*arguments: Any) -> Fields:
-        fields = decode_fields(*arguments)
-        return fields | {
-            "live_lines": changed_line(fields["live_lines"], "first", lambda code: row("add", code, "1"))
-        }
+    def late(*arguments: Any) -> DecodeKernel:
+        kernel = decode_kernel(*arguments)
+        lines = changed_line(kernel.live_lines, "first", lambda code: row("add", code, "1"))
+        return replace(kernel, live_lines=lines)
 
     plan = plan_decode(loaded)
     right = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
     assert set(right.values()) == {Verdict.PROVED}
-    monkeypatch.setattr(decode, "decode_fields", late)
+    monkeypatch.setattr(decode, "decode_kernel", late)
     wrong = {o.what: decide(o, TIMEOUT).verdict for o in of_decoding(loaded, plan)}
     assert wrong[SKIPPED] is Verdict.REFUTED
 
@@ -501,14 +505,14 @@ def test_a_block_that_is_in_the_wrong_list(monkeypatch: pytest.MonkeyPatch, fiel
     plan = plan_attention(loaded)
     ends = {"side_2_min": Name("side_2_max"), "side_2_max": Name("side_2_min")}
 
-    def swapped(*arguments: Any) -> tuple[Fields, frozenset[str]]:
-        fields, used = kernel_fields(*arguments)
-        return fields | {field: renamed(fields[field], ends)}, used
+    def swapped(*arguments: Any) -> BlockMaskKernel:
+        kernel = block_mask_kernel(*arguments)
+        return replace(kernel, **{field: renamed(getattr(kernel, field), ends)})
 
     def verdict() -> Verdict:
-        (found,) = [o for o in of_lists(loaded, plan, KernelFields(plan)) if o.what == what]
+        (found,) = [o for o in of_lists(loaded, plan, Lowering(plan)) if o.what == what]
         return decide(found, TIMEOUT).verdict
 
     assert verdict() is Verdict.PROVED
-    monkeypatch.setattr(block_lists, "kernel_fields", swapped)
+    monkeypatch.setattr(block_lists, "block_mask_kernel", swapped)
     assert verdict() is Verdict.REFUTED

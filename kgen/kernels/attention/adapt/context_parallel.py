@@ -20,7 +20,7 @@ from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop, exact
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import AttentionSpec
 from kgen.kernels.attention.targets.triton.exact import Exact
-from kgen.kernels.attention.targets.triton.launcher import real_dtypes
+from kgen.kernels.attention.targets.triton.interface import real_dtypes
 from kgen.render.adapters import Adapter
 from kgen.render.rendering import render_source, render_variants
 from kgen.spec.common import ParamSpec

@@ -8,14 +8,14 @@ from typing import Any
 
 import z3
 
+from kgen.kernels.attention.lowered.block_mask import block_mask_kernel
+from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SKIPPED, WHOLE
 from kgen.kernels.attention.prove.list_order import each_block_once
 from kgen.kernels.attention.prove.loops import in_32_bits, loads_inside, masks
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
-from kgen.kernels.attention.targets.triton.block_mask import kernel_fields
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
 from kgen.prove.trees import term
@@ -26,12 +26,12 @@ NAME = f"block mask {BLOCK_SIZE}x{BLOCK_SIZE}"
 
 
 def of_lists(
-    loaded: Loaded, plan: AttentionPlan, kernels: KernelFields, extent: Extent = ALL
+    loaded: Loaded, plan: AttentionPlan, lowering: Lowering, extent: Extent = ALL
 ) -> Iterator[Obligation]:
     """Those of the kernel that decides what is left of each block."""
     assert plan.block_mask is not None
     decision = plan.block_mask.decision
-    fields, _ = kernel_fields(plan.block_mask, kernels)
+    kernel = block_mask_kernel(plan.block_mask, lowering)
     setting = Setting(loaded, plan, Q_AXIS, (BLOCK_SIZE, BLOCK_SIZE))
     world, names = setting.world, setting.names
     number = world.integer("block", 0)
@@ -47,8 +47,8 @@ def of_lists(
         kv_start=start, kv_idx=kv, blocks=number, kv_blocks=count, BLOCK_SIZE=z3.IntVal(BLOCK_SIZE)
     )
     machine.vectors = (row, lane)
-    pairs = machine.copy().run(fields["pair_lines"])
-    machine.run([*fields["rows"], *fields["columns"]])
+    pairs = machine.copy().run(kernel.pair_lines)
+    machine.run([*kernel.rows, *kernel.columns])
     world.facts += setting.promises
     exists = z3.And(q < names["SQ"], kv < names["SK"])
     allowed = z3.And(exists, setting.allowed(q, kv))
@@ -60,13 +60,12 @@ def of_lists(
             return Obligation(NAME, what, beyond=str(beyond))
         return Obligation(NAME, what, found, list(world.facts), dict(world.shown), parts=several)
 
-    def decided(name: str) -> Any:
-        value = fields[name]
+    def decided(value: Code | bool) -> Any:
         return machine.value(value) if isinstance(value, Code) else z3.BoolVal(value)
 
     def whole() -> Any:
         possible = z3.And(exists, setting.possible(q, kv))
-        return z3.Implies(z3.And(decided("possible"), decided("certain")), possible)
+        return z3.Implies(z3.And(decided(kernel.possible), decided(kernel.certain)), possible)
 
     def some() -> Any:
         known = {**names, "kv_start": start, "kv_idx": kv}
@@ -76,11 +75,11 @@ def of_lists(
         return term(world, decision.results["some"], known)
 
     yield each_block_once(NAME, ONCE)
-    yield stated(SKIPPED, lambda: z3.Implies(allowed, decided("possible")))
+    yield stated(SKIPPED, lambda: z3.Implies(allowed, decided(kernel.possible)))
     yield stated(WHOLE, whole)
     # Pairs are looked at where what is said of blocks holds.
     yield stated(
-        MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(fields["mask"]), exists, (q, kv)))
+        MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(kernel.mask), exists, (q, kv)))
     )
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
     if extent.memory:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from kgen.kernels.attention.lowered.decode import decode_kernel
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import Part, SpanLoops
 from kgen.kernels.attention.plan.decode import DecodePlan
 from kgen.kernels.attention.plan.model import Q_AXIS
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
-from kgen.kernels.attention.targets.triton.decode import decode_fields
-from kgen.kernels.attention.targets.triton.kernels import KernelFields
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Number, Offset, Pointer, Stride
 from kgen.prove.world import LONGEST, Buffer
@@ -23,29 +25,25 @@ TABLE = "block_table"
 def of_decoding(loaded: Loaded, plan: DecodePlan, extent: Extent = ALL) -> Iterator[Obligation]:
     """Those of the kernel that is split over keys."""
     attention = plan.attention
-    fields = decode_fields(plan, KernelFields(attention))
+    kernel = decode_kernel(plan, Lowering(attention))
+    loop = kernel.loop
     for number, blocks in enumerate(extent.shapes(shapes([[*plan.tiles.values()]]))):
         values = extent.values or number == 0
         setting = Setting(loaded, attention, Q_AXIS, blocks, True, extent.memory, values)
         pages = _pages(setting, plan.page_size) if plan.page_size is not None else {}
         parts = [
-            {
-                "lo": row("mul", span["first"], "BLOCK_N"),
-                "hi": row("mul", span["end"], "BLOCK_N"),
-                "masked": attention.forward.masked,
-            }
-            for span in fields["spans"]
+            Part(row("mul", span.first, "BLOCK_N"), row("mul", span.end, "BLOCK_N"), attention.forward.masked)
+            for span in kernel.spans
         ]
-        mask_lines = [_of_a_row(line) for line in fields["mask_lines"]]
-        guard = fields["vector_guard"]
+        mask_lines = [_of_a_row(line) for line in loop.body.mask_lines]
         yield from Kernel(
             f"decode {blocks[0]}x{blocks[1]}",
             setting,
             attention.forward,
-            [*fields["shared_prologue"], *fields["prologue"]],
-            [(fields["live_lines"], parts)],
-            fields | {"mask_lines": [*mask_lines, *fields["page_lines"]]},
-            guard,
+            [*loop.shared_prologue, *loop.prologue],
+            [SpanLoops(kernel.live_lines, parts)],
+            replace(loop.body, mask_lines=[*mask_lines, *kernel.page_lines]),
+            loop.store_guard,
             pages,
         ).obligations()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import z3
 
+from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.hopper import HopperPlan, HopperTile, plan_hopper
 from kgen.kernels.attention.plan.model import Q_AXIS, AttentionPlan, TileLoop
@@ -19,7 +20,7 @@ from kgen.kernels.attention.prove.setting import ALL, Extent, Setting
 from kgen.kernels.attention.targets.triton.hopper import hopper_loops
 from kgen.kernels.attention.targets.triton.hopper_loops import FIRST_KEY
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
+from kgen.kernels.attention.targets.triton.kernels import KernelFields, fields_of
 from kgen.prove.functions import Beyond, toward_zero
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Machine
@@ -37,7 +38,11 @@ def of_hopper(loaded: Loaded, plan: AttentionPlan, extent: Extent = ALL) -> Iter
         return
     kernels = KernelFields(plan)
     whole = {"forward": plan.forward, "dq": plan.dq, "dkdv": plan.dkdv}
-    portable = {name: kernels.loop(of, [*accumulators(of)]) for name, of in whole.items() if of is not None}
+    portable = {
+        name: fields_of(loop_kernel(kernels, of, accumulators(of)))
+        for name, of in whole.items()
+        if of is not None
+    }
     streams = streams_of(hopper, kernels) if hopper.forward is not None else []
     loops = hopper_loops(hopper, plan, kernels, portable, streams)
     for name, fields in loops.items():

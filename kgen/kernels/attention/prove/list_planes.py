@@ -12,11 +12,11 @@ from typing import Any
 
 import z3
 
+from kgen.kernels.attention.lowered.block_mask import plane_lines
+from kgen.kernels.attention.lowered.ranges import listed_loops
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
 from kgen.kernels.attention.plan.model import Q_AXIS, TileLoop
 from kgen.kernels.attention.prove.claims import OWN_LIST
-from kgen.kernels.attention.targets.triton.block_mask import plane_lines
-from kgen.kernels.attention.targets.triton.ranges import listed_loops
 from kgen.prove.functions import Beyond
 from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Machine, values_of
@@ -35,7 +35,7 @@ def of_planes(name: str, mask: BlockMask, loop: TileLoop, block: int) -> Obligat
     known = {**names, loop.outer.start.name: start, "BLOCK_SIZE": z3.IntVal(BLOCK_SIZE)}
     try:
         reader = Machine(world, values_of(known))
-        reader.run(listed_loops(mask, loop)["bounds"][:1])
+        reader.run(listed_loops(mask, loop).bounds[:1])
         counts = {x: reader.value(cdiv(f"S{x}", "BLOCK_SIZE")) for x in "QK"}
         number = reader.value(over(loop.outer.start.name, "BLOCK_SIZE"))
         inside = z3.And(number >= 0, number < counts[outer])

@@ -10,6 +10,7 @@ from typing import Any
 import z3
 
 from kgen.expr.mask_form import TRUE
+from kgen.kernels.attention.lowered.model import Part, SpanLoops, TileBody
 from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.model import TileLoop
 from kgen.kernels.attention.prove.claims import INT32, LOADS, MASK, ONCE, SCORE, SKIPPED, STORES, WHOLE
@@ -21,8 +22,6 @@ from kgen.prove.obligations import Obligation
 from kgen.prove.statements import Computed, Load, Machine
 from kgen.prove.trees import term
 from kgen.targets.code import Code, Name, Statement
-
-Fields = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,15 +77,15 @@ class Listed(Visit):
 class Kernel:
     """A loop of a kernel: what happens ahead of it, which tiles it visits, and what it computes of one.
 
-    `spans` are lists of statements and of loops after them.
+    `spans` are the loops, each with the statements ahead of them.
     """
 
     name: str
     setting: Setting
     loop: TileLoop
     before: Sequence[Statement]
-    spans: Sequence[tuple[Sequence[Statement], Sequence[Fields]]]
-    fields: Fields
+    spans: Sequence[SpanLoops]
+    body: TileBody
     store_guard: Code | None
     given: Mapping[str, Any] = field(default_factory=dict)
     """More names that it is given."""
@@ -125,9 +124,9 @@ class Kernel:
 
     def _visits(self, machine: Machine) -> list[Visit]:
         visits: list[Visit] = []
-        for bounds, parts in self.spans:
-            machine.run(bounds)
-            visits += [self._visit(machine, part) for part in parts]
+        for span in self.spans:
+            machine.run(span.bounds)
+            visits += [self._visit(machine, part) for part in span.loops]
         return visits
 
     def _listed(self, machine: Machine) -> list[Visit]:
@@ -136,10 +135,10 @@ class Kernel:
         end = (size + BLOCK_SIZE - 1) / BLOCK_SIZE * BLOCK_SIZE
         return [Listed(z3.IntVal(0), end, masked, block) for masked in (self.loop.masked, False)]
 
-    def _visit(self, machine: Machine, part: Fields) -> Visit:
-        gap = [machine.value(end) for end in part["gap"]] if "gap" in part else [None, None]
+    def _visit(self, machine: Machine, part: Part) -> Visit:
+        gap = [machine.value(end) for end in part.gap] if part.gap is not None else [None, None]
         block = self.setting.inner_block
-        return Visit(machine.value(part["lo"]), machine.value(part["hi"]), part["masked"], block, *gap)
+        return Visit(machine.value(part.lo), machine.value(part.hi), part.masked, block, *gap)
 
     def _body(self, before: Machine, visit: Visit, inner: str) -> _Body:
         """What is computed of one lane of one tile."""
@@ -157,10 +156,10 @@ class Kernel:
             **{f"{inner}_start": start, f"{inner}_idx": position, offsets: lane, "MASKED": visit.masked}
         )
         if visit.masked:
-            of_tile.run(self.fields["mask_lines"])
+            of_tile.run(self.body.mask_lines)
         of_tile.wraps = True
         # Addresses of a first tile are made ahead of the loop, of the same lane.
-        of_tile.run([*self.fields["row_lines"], *self.fields["read_lines"], *self.fields["score_lines"]])
+        of_tile.run([*self.body.row_lines, *self.body.read_lines, *self.body.score_lines])
         setting.world.shown |= {f"{inner}_start": start, f"{inner}_idx": position}
         return _Body(visit, of_tile, q, kv, start, position, facts, loads, computed)
 
@@ -246,11 +245,11 @@ class Kernel:
 
     def _scores(self, body: _Body) -> Obligation:
         """Base-2 logits, and what rows get back, are log2(e) times the score."""
-        setting, fields = self.setting, self.fields
+        setting, lowered = self.setting, self.body
         try:
-            logits = body.machine.value(Name(fields["logits"]))
-            if fields["scaled"] is not None:
-                logits = logits * body.machine.value(fields["scaled"])
+            logits = body.machine.value(Name(lowered.logits))
+            if lowered.scaled is not None:
+                logits = logits * body.machine.value(lowered.scaled)
             start = {self.loop.inner.start.name: body.start}
             logits = logits + row_rest(setting, self.loop, body.machine, (body.q, body.kv), start)
             written = setting.names["LOG2E"] * setting.score(body.q, body.kv)

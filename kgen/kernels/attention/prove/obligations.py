@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kgen.kernels.attention.lowered.kernels import accumulators, loop_kernel
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.lowered.model import LoopKernel
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
@@ -15,7 +18,6 @@ from kgen.kernels.attention.prove.hopper import of_hopper
 from kgen.kernels.attention.prove.loops import Kernel
 from kgen.kernels.attention.prove.own_names import apart
 from kgen.kernels.attention.prove.setting import ALL, Extent, Setting, shapes
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, accumulators
 from kgen.prove.obligations import Obligation
 from kgen.spec.load import Loaded
 
@@ -33,16 +35,16 @@ def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
     loaded = apart(loaded)
     decode = plan_decode(loaded) if decodes(loaded) else None
     plan = plan_attention(loaded)
-    kernels = KernelFields(plan)
+    lowering = Lowering(plan)
     if decode is None or not decode.alone:
-        yield from of_loop(loaded, plan, kernels, "forward", plan.forward, plan.tiles.forward, extent)
+        yield from of_loop(loaded, plan, lowering, "forward", plan.forward, plan.tiles.forward, extent)
     if decode is not None:
         yield from of_decoding(loaded, decode, extent)
     if plan.block_mask is not None:
-        yield from of_lists(loaded, plan, kernels, extent)
+        yield from of_lists(loaded, plan, lowering, extent)
     if plan.dq is not None and plan.dkdv is not None:
-        yield from of_loop(loaded, plan, kernels, "dq", plan.dq, plan.tiles.dq, extent)
-        yield from of_loop(loaded, plan, kernels, "dkdv", plan.dkdv, plan.tiles.dkdv, extent)
+        yield from of_loop(loaded, plan, lowering, "dq", plan.dq, plan.tiles.dq, extent)
+        yield from of_loop(loaded, plan, lowering, "dkdv", plan.dkdv, plan.tiles.dkdv, extent)
     free = without_promises(loaded)
     yield from of_hopper(loaded, plan if free.spec == loaded.spec else plan_attention(free), extent)
 
@@ -50,28 +52,28 @@ def obligations(loaded: Loaded, extent: Extent = ALL) -> Iterator[Obligation]:
 def of_loop(
     loaded: Loaded,
     plan: AttentionPlan,
-    kernels: KernelFields,
+    lowering: Lowering,
     name: str,
     loop: TileLoop,
     tiles: Mapping[int, Sequence[Any]],
     extent: Extent = ALL,
 ) -> Iterator[Obligation]:
     """Those of a portable kernel."""
-    fields = kernels.loop(loop, [*accumulators(loop)])
+    kernel = loop_kernel(lowering, loop, accumulators(loop))
     for number, blocks in enumerate(extent.shapes(shapes(tiles.values()))):
         values = extent.values or number == 0
         setting = Setting(loaded, plan, loop.outer, blocks, memory=extent.memory, values=values)
-        yield from of_fields(f"{name} {blocks[0]}x{blocks[1]}", setting, loop, fields).obligations()
+        yield from kernel_of(f"{name} {blocks[0]}x{blocks[1]}", setting, loop, kernel).obligations()
 
 
-def of_fields(name: str, setting: Setting, loop: TileLoop, fields: Mapping[str, Any]) -> Kernel:
+def kernel_of(name: str, setting: Setting, loop: TileLoop, kernel: LoopKernel) -> Kernel:
     """A kernel as its template gets it."""
     return Kernel(
         name,
         setting,
         loop,
-        [*fields["shared_prologue"], *fields["prologue"], *fields["searches"]],
-        [(span["bounds"], span["loops"]) for span in fields["spans"]],
-        fields,
-        fields["vector_guard"],
+        [*kernel.shared_prologue, *kernel.prologue, *kernel.ranges.searches],
+        kernel.ranges.spans,
+        kernel.body,
+        kernel.store_guard,
     )

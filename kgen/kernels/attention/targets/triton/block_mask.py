@@ -1,257 +1,99 @@
-"""Block masks in Triton: what `_block_mask.j2` and `_block_mask_launcher.j2` name."""
+"""The functions around the kernels that list blocks, in the launcher."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
-from kgen.expr.hoist import Binding, Program
-from kgen.expr.mask_form import TRUE
-from kgen.expr.nodes import Call, Node, Type, reads, variables
-from kgen.expr.spelling import MUL
-from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE, BlockMask
-from kgen.kernels.attention.targets.triton.kernels import KernelFields, buffer_arguments
-from kgen.kernels.attention.targets.triton.launcher import LauncherFields
-from kgen.kernels.attention.targets.triton.ranges import lists_of
+from kgen.expr.nodes import reads, variables
+from kgen.kernels.attention.lowered.model import KernelParams
+from kgen.kernels.attention.lowered.ranges import lists_of
+from kgen.kernels.attention.plan.block_mask import BlockMask
+from kgen.kernels.attention.targets.triton.interface import Check, Interface
+from kgen.kernels.attention.targets.triton.portable import BlockMaskKernels
 from kgen.targets.arguments import dense, number_lines
-from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, printed, row, uses_of
-from kgen.targets.triton.printer import Printer
+from kgen.targets.template import Template
 
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 _TYPES = {"int": "int", "float": "float"}
 
 
-def block_mask_fields(mask: BlockMask, kernels: KernelFields, launcher: LauncherFields) -> dict[str, object]:
-    """The names of the kernels that list blocks, and of the functions around them."""
-    lines, used = kernel_fields(mask, kernels)
-    kernel: dict[str, object] = printed(lines)
+@dataclass(frozen=True)
+class BlockMaskLauncher(Template):
+    """What builds the block mask of a spec."""
+
+    template: ClassVar[str] = "attention/triton/_block_mask_launcher.j2"
+
+    name: str
+    params: KernelParams
+    backward: bool
+    lists: list[str]
+    list_sizes: str
+    """Batches and heads of a list."""
+    planes: str
+    """How many there are."""
+    given: list[str]
+    """What the operator is given, but for the device."""
+    typed: list[str]
+    signature: list[str]
+    """The function's parameters behind the sizes."""
+    device: str
+    argument_words: list[str]
+    device_words: list[str]
+    sharing: list[str]
+    """What shares a list, in words."""
+    dense_check: list[str]
+    numbers: list[str]
+    casts: list[str]
+    checks: list[Check]
+
+    @property
+    def own_name(self) -> str:
+        """What the function is called."""
+        return f"{self.name}_block_mask"
+
+    @property
+    def directions(self) -> list[str]:
+        """Rows and columns of the lists."""
+        both = ["(q_blocks, kv_blocks)", "(kv_blocks, q_blocks)"]
+        return both if self.backward else both[:1]
+
+    @property
+    def op_type(self) -> str:
+        """What the operator returns."""
+        return f"tuple[{', '.join(['Tensor'] * len(self.lists))}]"
+
+
+def block_mask_launcher(
+    mask: BlockMask, interface: Interface, kernels: BlockMaskKernels
+) -> BlockMaskLauncher:
+    """What builds a block mask with these kernels."""
     buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
-    scalars = [n for n in kernels.runtime if n in variables(mask.condition)]
-    words = used | {"SQ", "SK"}
-    sizes = [n for n in (*kernels.sizes, *scalars) if n in words]
-    grouped = "GQA" in words
-    open_sizes = [size for b in buffers for size in kernels.open[b].values()]
-    strides = [p for b in buffers for p in kernels.of_buffer(b)]
-    params = [f"{p}{kernels.problem[p]}" for p in (*strides, *sizes, *["GQA"] * grouped)]
-    args = [a for b in buffers for a in buffer_arguments(b, kernels.spec.buffers[b].shape)]
-    args += sizes + ["GQA=HQ // HKV"] * grouped
-    lists = [n for inner in ("kv", "q")[: 1 + kernels.plan.backward] for n in lists_of(inner)]
+    scalars = [n for n in interface.runtime if n in variables(mask.condition)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"
     sharing = [w for w, own in (("batches", mask.by_batch), ("heads", mask.by_head)) if not own]
     device = f"{buffers[0]}.device" if buffers else "device"
-    directions = ["(q_blocks, kv_blocks)", "(kv_blocks, q_blocks)"][: 1 + kernels.plan.backward]
-    op_params = [f"{b}: Tensor" for b in buffers] + [f"{n}: int" for n in SIZES]
-    op_params += [f"{n}: {_TYPES[kernels.runtime[n].type]}" for n in scalars]
-    return kernel | {
-        "name": f"{kernels.spec.name}_block_mask",
-        "size": BLOCK_SIZE,
-        "no_specialize": f"do_not_specialize={json.dumps([*sizes, *open_sizes])}",
-        "kernel_params": params,
-        "kernel_args": ", ".join(args),
-        "q_last": "q_last" in words,
-        "planes": " * ".join(n for n in (batches, heads) if n != "1") or "1",
-        "list_sizes": f"{batches}, {heads}",
-        "lists": ", ".join(lists),
-        "list_params": ", ".join(f"{n}_ptr" for n in lists),
-        "directions": directions,
-        "op_params": ", ".join([*op_params, "device: torch.device"]),
-        "op_type": f"tuple[{', '.join(['Tensor'] * len(lists))}]",
-        "op_names": ", ".join([*buffers, *SIZES, *scalars]),
-        "signature": ["*", *map(launcher.called, [*buffers, *scalars]), *['device="cuda"'] * (not buffers)],
-        "device": device,
-        "device_words": [] if buffers else ["device: of the tensors that it will be used with."],
-        "argument_words": launcher.argument_words(buffers, scalars),
-        "dense_check": [dense(map(launcher.called, buffers))] if buffers else [],
-        "numbers": [
-            *number_lines(
-                {n: kernels.runtime[n] for n in scalars}, kernels.plan.called, [*buffers, *scalars]
-            ),
-            *launcher.divisor_lines(scalars),
-        ],
-        "casts": launcher.casts(buffers),
-        "checks": launcher.length_checks()
-        + launcher.scalar_checks(scalars)
-        + launcher.buffer_checks(buffers, device),
-        "sharing": [f"which {' and '.join(sharing)} share"] if sharing else [],
-    }
-
-
-def kernel_fields(mask: BlockMask, kernels: KernelFields) -> tuple[dict[str, Any], frozenset[str]]:
-    """The lines of the kernel that decides what is left of each block, and the names that they use."""
-
-    def printer(program: Program) -> Printer:
-        return Printer(
-            program,
-            "q",
-            kernels.layouts,
-            kernels.plan.index_ranges,
-            kernels.constants,
-            kernels.spec.accuracy,
-            kernels.helpers,
-        )
-
-    def lines(bindings: list[Binding], of: Printer) -> list[Statement]:
-        return [assign(b.name, of.over(b.node, b.place.axes)) for b in bindings]
-
-    decision, evaluation = printer(mask.decision), printer(mask.evaluation)
-    bounds = _Bounds(mask, decision)
-    possible, certain = bounds.decide(mask.pairs)
-    # Blocks past the last one are the last one again.
-    possible = _both(op("({0})", row("lt", "blocks", "kv_blocks")), possible)
-    if mask.decision.results["some"] != TRUE:
-        possible = _both(op("({0})", decision.own(mask.decision.results["some"])), possible)
-    pair_lines = lines(list(mask.evaluation.bindings), evaluation)
-    result = evaluation.tile(mask.evaluation.results["mask"])
-    passed = [n for n in ("b", "h", *kernels.problem) if n in uses_of([*pair_lines, result])]
-    decided = [c for c in (possible, certain) if isinstance(c, Code)]
-    deciding = uses_of(decided)
-    rows = lines(mask.decision.before_loop(), decision) + bounds.lines(in_loop=False, used=deciding)
-    columns = lines(mask.decision.in_loop(), decision) + bounds.lines(in_loop=True, used=deciding)
-    plane = plane_lines(mask)
-    used = uses_of([*plane, *rows, *columns, *pair_lines, result, *decided]) | {*passed}
-    fields: dict[str, Any] = {
-        "plane": plane,
-        "rows": rows,
-        "columns": columns,
-        "possible": possible,
-        "certain": certain,
-        "pair_params": ", ".join(
-            ["q_start", "kv_start", *(n + ": tl.constexpr" * (n == "GQA") for n in passed)]
-        ),
-        "pair_args": ", ".join(["q_start", "(first + i) * BLOCK_SIZE", *passed]),
-        "pair_lines": pair_lines,
-        "mask": result,
-    }
-    return fields, used
-
-
-@dataclass
-class _Side:
-    """A side of a comparison, whose least and greatest values in a block decide."""
-
-    name: str
-    in_loop: bool
-    named: list[Statement]
-    value: Code
-
-    def lines(self, used: Set[str]) -> list[Statement]:
-        """What makes those that are used."""
-        form = "({0}, 1, keep_dims=True)" if self.in_loop else "({0})"
-        ends = [end for end in ("min", "max") if f"{self.name}_{end}" in used]
-        if not ends:
-            return []
-        values = tuple(op(f"{{tl}}.{end}{form}", self.value) for end in ends)
-        return [*self.named, Assign(tuple(f"{self.name}_{end}" for end in ends), values)]
-
-
-class _Bounds:
-    """Spells where a condition holds for some pair of a block, and where for all of them.
-
-    Bounds of a group of blocks of keys are columns [GROUP, 1]; those of the one block of queries are scalars.
-    """
-
-    def __init__(self, mask: BlockMask, printer: Printer) -> None:
-        self.mask = mask
-        self.printer = printer
-        self.found: dict[str, _Side] = {}
-
-    def lines(self, in_loop: bool, used: Set[str]) -> list[Statement]:
-        """The bounds that are used, of rows or of columns."""
-        return [line for side in self.found.values() if side.in_loop == in_loop for line in side.lines(used)]
-
-    def decide(self, node: Node) -> tuple[Code | bool, Code | bool]:
-        """That the condition is possible in a block, and that it is certain."""
-        if node in self.mask.sides:
-            if node == TRUE:
-                return True, True
-            most, least = (row("ne", self._end(node, end), 0) for end in ("max", "min"))
-            return op("({0})", most), op("({0})", least)
-        if not isinstance(node, Call):
-            return True, False
-        if node.fn in ("and", "or"):
-            (p, c), (q, d) = (self.decide(a) for a in node.args)
-            return (_both(p, q), _both(c, d)) if node.fn == "and" else (_either(p, q), _either(c, d))
-        if node.fn not in _COMPARED:
-            return True, False
-        (a, z), (b, y) = ((self._bound(x, "min"), self._bound(x, "max")) for x in node.args)
-        if a is None or z is None or b is None or y is None:
-            return True, False
-        possible, certain = _COMPARED[node.fn](a, z, b, y)
-        return op("({0})", possible), op("({0})", certain)
-
-    def _bound(self, node: Node, end: str) -> Code | None:
-        if not node.type.integral:
-            return None
-        if node in self.mask.sides:
-            return self._end(node, end)
-        if not isinstance(node, Call) or node.fn not in ("add", "sub", "neg"):
-            return None
-        other = {"min": "max", "max": "min"}[end]
-        if node.fn == "neg":
-            inner = self._bound(node.args[0], other)
-            return None if inner is None else op("(-{0})", inner)
-        left, right = (
-            self._bound(a, end if node.fn == "add" or not i else other) for i, a in enumerate(node.args)
-        )
-        return None if left is None or right is None else op("({0})", row(node.fn, left, right))
-
-    def _end(self, node: Node, end: str) -> Code:
-        """The least or greatest value of a side in a block."""
-        name = self.mask.sides[node]
-        result = self.mask.decision.results[name]
-        place = self.mask.decision.place(result)
-        value = self.printer.own(result)
-        if not place.axes:
-            return value if _is_named(value) else op("({0})", value)
-        if node.type is Type.BOOL:
-            value = op("({0}).to({tl}.int32)", value)
-        named = list[Statement]()
-        if not _is_named(value):
-            named, value = [assign(name, value)], Name(name)
-        self.found[name] = _Side(name, place.in_loop, named, value)
-        return Name(f"{name}_{end}")
-
-
-def _is_named(value: Code) -> bool:
-    """Whether a value is a name or a number, and wants no other name."""
-    return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
-
-
-# Of a comparison, for operands within [a, z] and [b, y]: whether it can hold, and whether it must.
-_COMPARED: dict[str, Callable[[Code, Code, Code, Code], tuple[Code, Code]]] = {
-    "lt": lambda a, z, b, y: (row("lt", a, y), row("lt", z, b)),
-    "le": lambda a, z, b, y: (row("le", a, y), row("le", z, b)),
-    "gt": lambda a, z, b, y: (row("gt", z, b), row("gt", a, y)),
-    "ge": lambda a, z, b, y: (row("ge", z, b), row("ge", a, y)),
-    "eq": lambda a, z, b, y: (
-        row("and", row("le", a, y), row("le", b, z)),
-        row("and", row("eq", a, y), row("eq", b, z)),
-    ),
-    "ne": lambda a, z, b, y: (
-        row("or", row("ne", a, y), row("ne", b, z)),
-        row("or", row("lt", z, b), row("lt", y, a)),
-    ),
-}
-
-
-def _both(a: Code | bool, b: Code | bool) -> Code | bool:
-    if a is False or b is False:
-        return False
-    return b if a is True else a if b is True else row("and", a, b)
-
-
-def _either(a: Code | bool, b: Code | bool) -> Code | bool:
-    if a is True or b is True:
-        return True
-    return b if a is False else a if b is False else op("({0})", row("or", a, b))
-
-
-def plane_lines(mask: BlockMask) -> list[Statement]:
-    """Whose rows a program makes."""
-    number = over("row", "q_blocks")
-    if mask.by_batch and mask.by_head:
-        head = op("{0} % {1}", number, "HQ", binds=MUL, operand=MUL)
-        return [Assign(("b", "h"), (over(number, "HQ"), head))]
-    return [assign("b" if mask.by_batch else "h", number)] * (mask.by_batch or mask.by_head)
+    typed = [f"{b}: Tensor" for b in buffers] + [f"{n}: int" for n in SIZES]
+    typed += [f"{n}: {_TYPES[interface.runtime[n].type]}" for n in scalars]
+    names = [*buffers, *scalars]
+    numbers = number_lines({n: interface.runtime[n] for n in scalars}, interface.plan.called, names)
+    checks = [*interface.length_checks(), *interface.scalar_checks(scalars)]
+    return BlockMaskLauncher(
+        name=interface.spec.name,
+        params=kernels.params,
+        backward=kernels.backward,
+        lists=[name for side in (("kv", "q") if kernels.backward else ("kv",)) for name in lists_of(side)],
+        list_sizes=f"{batches}, {heads}",
+        planes=" * ".join(n for n in (batches, heads) if n != "1") or "1",
+        given=[*buffers, *SIZES, *scalars],
+        typed=[*typed, "device: torch.device"],
+        signature=["*", *map(interface.called, names), *([] if buffers else ['device="cuda"'])],
+        device=device,
+        argument_words=interface.argument_words(buffers, scalars),
+        device_words=[] if buffers else ["device: of the tensors that it will be used with."],
+        sharing=[f"which {' and '.join(sharing)} share"] if sharing else [],
+        dense_check=[dense(map(interface.called, buffers))] if buffers else [],
+        numbers=[*numbers, *interface.divisor_lines(scalars)],
+        casts=interface.casts(buffers),
+        checks=[*checks, *interface.buffer_checks(buffers, device)],
+    )

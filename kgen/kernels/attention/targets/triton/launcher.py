@@ -1,470 +1,475 @@
-"""The launcher of attention in Triton: what `_launcher.j2` names, from argument checks to reductions of gradients."""
+"""The launcher of attention in Triton, from argument checks to reductions of gradients: what its templates print."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
 
-from kgen.expr.nodes import Const, Node, Type, Var, reads, substitute, variables
-from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
-from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
-from kgen.kernels.attention.targets.triton.kernels import buffer_arguments
-from kgen.kernels.attention.targets.triton.ranges import lists_of
-from kgen.kernels.attention.targets.triton.torch_indices import POSITIONS, torch_index
-from kgen.spec.common import REALS, differentiable
+from kgen.expr.nodes import Type
+from kgen.kernels.attention.lowered.model import KernelParams
+from kgen.kernels.attention.lowered.ranges import lists_of
+from kgen.kernels.attention.plan.decode import MOST_QUERIES
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.targets.triton.block_mask import BlockMaskLauncher, block_mask_launcher
+from kgen.kernels.attention.targets.triton.exact import Exact
+from kgen.kernels.attention.targets.triton.gradient_sums import GradientSums, gradient_sums, learned_of
+from kgen.kernels.attention.targets.triton.interface import Check, Interface
+from kgen.kernels.attention.targets.triton.launches import (
+    BackwardLaunches,
+    DecodeLaunch,
+    DeltaLaunch,
+    GradientLaunch,
+    Launch,
+    Launches,
+)
+from kgen.kernels.attention.targets.triton.placement import Placement
+from kgen.kernels.attention.targets.triton.portable import PortableKernels, narrow_values
+from kgen.spec.common import differentiable
+from kgen.targets import opening
 from kgen.targets.arguments import (
     NO_BACKWARD,
     NO_DERIVATIVE,
     NOT_ASKED_FOR,
     NOT_LEARNED,
     Derivatives,
+    Numbers,
     cast_lines,
     dense,
     derivatives_of,
-    divisor_lines,
     numbers_of,
 )
-from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
+from kgen.targets.template import Template
+from kgen.targets.triton.text import TORCH_DTYPES
 
-Check = dict[str, str]
-"""A condition that is `wrong`, the `message` about it, and the `error` to raise."""
-
-
-def _check(wrong: str, message: str, error: str = "ValueError") -> Check:
-    return {"wrong": wrong, "message": message, "error": error}
+_TYPES = {"int": "int", "float": "float"}
 
 
-def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
-    words = f"{called} must be a tensor of {dtype_words(dtypes)}, got {{_dtype({name})}}"
-    return _check(other_dtype(name, dtypes), words, "TypeError")
+@dataclass(frozen=True)
+class Operator:
+    """What the operators of a file take."""
+
+    tensors: list[str]
+    scalars: list[str]
+    typed: list[str]
+    """The same with types."""
+
+    @property
+    def names(self) -> list[str]:
+        """All arguments."""
+        return [*self.tensors, *self.scalars]
 
 
-def _differs(name: str, sizes: Sequence[str]) -> str:
-    """That a tensor has another shape; an open extent may be anything."""
-    if ANY not in sizes:
-        return f"{name}.shape != ({', '.join(sizes)}{',' * (len(sizes) == 1)})"
-    wrong = [f"{name}.dim() != {len(sizes)}"]
-    wrong += [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes) if size != ANY]
-    return " or ".join(wrong)
+@dataclass(frozen=True)
+class ChipKernels:
+    """Which passes have kernels for one chip, and how they are called."""
+
+    forward: bool = False
+    dq: bool = False
+    backward: bool = False
+    fused: bool = False
+    """True where one kernel has dq, dk and dv."""
+    dynamic: bool = False
+    """True where programs take tiles from a counter."""
+    streamed: tuple[str, ...] = ()
+    """The tensors beside q, k and v that TMA has to be able to load."""
+    operands: tuple[str, ...] = ()
+    """What the backward pass hands on."""
+    beside: str = ""
+    """The module that has them; empty where this file has."""
+
+    @property
+    def there(self) -> bool:
+        """True where a pass has some."""
+        return self.forward or self.backward
 
 
-def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
-    """The dtypes of torch that the floating-point buffers must have, by name."""
-    return {n: f"torch.{TORCH_DTYPES[b.dtype]}" for n, b in buffers.items() if b.dtype in REALS}
+@dataclass(frozen=True)
+class Launching(Template):
+    """What all launches have in common."""
+
+    template: ClassVar[str] = "attention/triton/_launch.j2"
+
+    name: str
+    at: Placement
+    exact: Exact
+    backward: bool
+    by_tma: bool
+    """True where tiles of a table may be for TMA."""
+    many_queries: bool
+    """True where some kernel takes many queries."""
+    decodes: bool
+    multiprocessors: bool
+    """True where the number of multiprocessors is asked for."""
+    writes_by_tma: bool
 
 
-class LauncherFields:
-    """Spells the launcher of one plan."""
+@dataclass(frozen=True)
+class DecodeLauncher(Template):
+    """The launcher of the kernels for few queries."""
 
-    def __init__(self, plan: AttentionPlan) -> None:
-        self.plan = plan
-        self.spec = plan.spec
-        self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
-        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+    template: ClassVar[str] = "attention/triton/_decode_launcher.j2"
 
-    def called(self, name: str) -> str:
-        """What callers say for a name."""
-        return self.plan.called.get(name, name)
+    op: Operator
+    params: KernelParams
+    combine_params: KernelParams
+    pages: list[str]
+    balanced: bool
+    exact: Exact
+    width: int
+    """Columns of a value."""
+    kv_sizes: str
 
-    def _folded(self, node: Node) -> Node:
-        """A tree with compile-time parameters as numbers."""
-        return substitute(
-            node,
-            {
-                Var(n, p.scalar): Const(p.value, p.scalar)
-                for n, p in self.spec.params.items()
-                if p.value is not None
-            },
+
+@dataclass(frozen=True)
+class ChipChoice(Template):
+    """When the kernels for a chip serve."""
+
+    template: ClassVar[str] = "attention/triton/_chip.j2"
+
+    single: bool
+    """True where they are in this file."""
+
+
+@dataclass(frozen=True)
+class Aligned(Template):
+    """What aligns narrow values."""
+
+    template: ClassVar[str] = "attention/triton/_aligned.j2"
+
+
+@dataclass(frozen=True)
+class Registration(Template):
+    """How operators are made and derived."""
+
+    template: ClassVar[str] = "attention/triton/_registration.j2"
+
+    name: str
+    derivatives: Derivatives
+    numbers: Numbers
+
+
+@dataclass(frozen=True)
+class ForwardLauncher(Template):
+    """The forward pass, and its operators."""
+
+    template: ClassVar[str] = "attention/triton/_forward_launcher.j2"
+
+    name: str
+    op: Operator
+    at: Placement
+    exact: Exact
+    bf16: bool
+    launch: Launch | None
+    """None where decoding takes every call."""
+    decodes: bool
+    chip: ChipKernels
+    narrow_values: bool
+    needs_gradient: str | None
+    """When a backward pass may follow; None where there is none."""
+    most_queries: int = MOST_QUERIES
+    """How many queries decoding takes."""
+
+
+@dataclass(frozen=True)
+class BackwardLauncher(Template):
+    """The backward pass, and its operator."""
+
+    template: ClassVar[str] = "attention/triton/_backward_launcher.j2"
+
+    name: str
+    op: Operator
+    at: Placement
+    exact: Exact
+    bf16: bool
+    chip: ChipKernels
+    narrow_values: bool
+    widest_step: str
+    outside_delta: bool
+    """True where a user may bring a kernel of delta."""
+    shares: bool
+    """True where calls with some of the keys share what they have in common."""
+    sinks: list[str]
+    delta: DeltaLaunch
+    dq: Launch
+    dkdv: Launch
+    pairs: list[GradientLaunch]
+    diagonals: list[GradientLaunch]
+    gradients: GradientSums
+
+    @property
+    def of_gradients(self) -> str:
+        """The function that this pass is."""
+        return "_gradients" if self.shares else "_backward_op"
+
+
+@dataclass(frozen=True)
+class Scatter(Template):
+    """What adds values to elements by their indices."""
+
+    template: ClassVar[str] = "attention/triton/_scatter.j2"
+
+    reads: bool
+    """True where indices read a buffer."""
+
+
+@dataclass(frozen=True)
+class Autograd(Template):
+    """How the operator of forward is derived."""
+
+    template: ClassVar[str] = "attention/triton/_autograd.j2"
+
+    op: Operator
+    exact: Exact
+    gradients: GradientSums
+
+
+@dataclass(frozen=True)
+class Docstring(Template):
+    """What the function's docstring says of arguments and results."""
+
+    template: ClassVar[str] = "attention/triton/_docstring.j2"
+
+    at: Placement
+    width_qk: int
+    width_v: int
+    dtype: str
+    kv_shapes: str
+    gqa_words: str
+    argument_words: list[str]
+    dead_row: str
+    derivatives: Derivatives
+
+
+@dataclass(frozen=True)
+class Function(Template):
+    """The spec's function."""
+
+    template: ClassVar[str] = "attention/triton/_function.j2"
+
+    name: str
+    summary: str
+    signature: str
+    docstring: Docstring
+    at: Placement
+    exact: Exact
+    width_qk: int
+    width_v: int
+    torch_dtype: str
+    dense_check: str
+    operand_casts: list[str]
+    buffer_casts: list[str]
+    paged: bool
+    checked_sizes: str
+    k_shape: str
+    kv_shapes: str
+    numbers: Numbers
+    checks: list[Check]
+    derivatives: Derivatives
+    block_mask: BlockMaskLauncher | None
+    default_scale: str
+    needs_lse: str | None
+    """When the log-sum-exp is wanted though the caller does not ask for it."""
+    given: list[str]
+    """What the operators are given."""
+
+
+@dataclass(frozen=True)
+class WhichKernels(Template):
+    """What says which kernels a call takes."""
+
+    template: ClassVar[str] = "attention/triton/_which_kernels.j2"
+
+    name: str
+    asked: list[str]
+    """The tensors on which it depends."""
+    by_name: str
+    """The same with their names, as TMA has them."""
+    passes: list[tuple[str, str]]
+    decodes: bool
+    hopper: bool
+
+
+class Launcher:
+    """Makes the parts of one plan's launcher."""
+
+    def __init__(
+        self, interface: Interface, at: Placement, kernels: PortableKernels, launches: Launches, shares: bool
+    ) -> None:
+        self.interface, self.plan, self.spec = interface, interface.plan, interface.spec
+        self.at, self.kernels, self.launches, self.shares = at, kernels, launches, shares
+        self.name, self.exact = self.spec.name, Exact(self.plan.exact)
+        self.packed = ["cu_seqlens_q", "cu_seqlens_k"] if self.spec.varlen else []
+        self.tables = ["block_table"] if self.spec.paged_kv is not None else []
+        self.sinks = ["sinks"] if self.spec.sinks else []
+        sides = ("kv", "q") if self.plan.backward else ("kv",)
+        listed = sides if self.plan.block_mask is not None else ()
+        self.lists = [name for side in listed for name in lists_of(side)]
+        self.passed = ["q", "k", "v", *self.packed, *self.tables, *self.spec.buffers, *self.sinks]
+        self.op = self._operator()
+        of_gradients = ["q", "k", "v", *learned_of(self.plan)]
+        self.needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in of_gradients)])
+        self.derivatives = _derivatives(self.plan, of_gradients)
+        self.mask = (
+            block_mask_launcher(self.plan.block_mask, interface, kernels.block_mask)
+            if self.plan.block_mask is not None and kernels.block_mask is not None
+            else None
         )
 
-    def fields(self) -> dict[str, object]:
-        spec, plan = self.spec, self.plan
-        types = {"int": "int", "float": "float"}
-        paged = spec.paged_kv is not None
-        tables = ["block_table"] if paged else []
-        sinks = ("sinks",) * spec.sinks
-        operands = ["q", "k", "v", *("cu_seqlens_q", "cu_seqlens_k") * spec.varlen]
-        listed = plan.block_mask is not None
-        sides = ("kv", "q")[: 1 + plan.backward] if listed else ()
-        lists = [name for side in sides for name in lists_of(side)]
-        passed = [*operands, *tables, *spec.buffers, *sinks]
-        tensors = [*passed, *lists]
-        scalars = ["scale", *self.runtime]
-        op_params = [f"{t}: Tensor" for t in tensors] + ["scale: float"]
-        op_params += [f"{n}: {types[p.type]}" for n, p in self.runtime.items()]
-        keywords = [*self.required(), *["block_mask=None"] * listed, "scale=None", "return_lse=False"]
-        # In the order in which the score reads them; then those of which nothing is left in it.
-        asked = (*(g.buffer for g in plan.gradients), *(n for n, b in spec.buffers.items() if b.grad))
-        learned = [*dict.fromkeys(asked), *sinks] if plan.backward else []
-        sources_of_gradient = ["q", "k", "v", *learned]
-        gradients = plan.gradients if plan.backward else ()
-        scattered = [g for g in gradients if g.summed is None and g.along != "pair"]
-        problem_args = [a for n, b in spec.buffers.items() for a in buffer_arguments(n, b.shape)]
-        problem_args += [*operands[3:], "B", "HQ", *(("TQ", "TK") if spec.varlen else ("SQ", "SK"))]
-        problem_args += [*scalars, *["GQA=HQ // HKV"] * plan.grouped]
-        needs = " or ".join(["_transformed()", *(f"{x}.requires_grad" for x in sources_of_gradient)])
-        return {
-            "tensors": ", ".join(operands),
-            "signature": f"{', '.join(operands)}, *, {', '.join(keywords)}",
-            "op_params": ", ".join(op_params),
-            "op_names": ", ".join(tensors + scalars),
-            "call_names": ", ".join([*passed, *["*block_mask[1:]"] * listed, *scalars]),
-            "tensor_names": ", ".join(tensors),
-            "scalar_names": ", ".join(scalars),
-            "gradient_buffer_names": list(self._gradient_buffers()),
-            "problem_args": ", ".join(problem_args),
-            "default_scale": f"{spec.head_dim.qk} ** -0.5",
-            "needs_gradient": needs,
-            "needs_lse": f"(torch.is_grad_enabled() and ({needs}))" if plan.backward else None,
-            "paged": paged,
-            "kv_sizes": self.kv_sizes(),
-            "checked_sizes": self._checked_sizes(),
-            "kv_shapes": self._kv_shapes(),
-            "k_shape": self._k_shape(),
-            "buffer_words": self._argument_words(),
-            "casts": {
-                "operands": cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
-                "buffers": self.casts(spec.buffers),
-            },
-            "checks": self._checks(),
-            "widest_step": self._widest_step(),
-            "gradient_types": f"tuple[{', '.join(['Tensor'] * (3 + len(learned)))}]",
-            "gradient_buffers": [f"{name} = {made}" for name, made in self._gradient_buffers().items()],
-            "gradient_reductions": self._gradient_reductions(learned),
-            "gradient_results": [f"grad_{n}" for n in learned],
-            "gradient_names": [f"d{n}" for n in learned],
-            "gradient_fakes": [f"{n}.new_empty({n}.shape)" for n in learned],
-            "gradient_returns": ", ".join(
-                [
-                    "dq",
-                    "dk",
-                    "dv",
-                    *("None" for _ in operands[3:]),
-                    *(f"d{n}" if n in learned else "None" for n in (*spec.buffers, *sinks, *lists)),
-                    *("None" for _ in scalars),
-                ]
-            ),
-            "derivatives": self._derivatives(sources_of_gradient),
-            "dense_check": dense([*operands, *tables, *map(self.called, spec.buffers), *sinks]),
-            "numbers": numbers_of(
-                self.runtime, plan.called, [*spec.buffers, *self.runtime], self.divisor_lines(self.runtime)
-            ),
-            "scatters": bool(scattered),
-            "scatter_reads": any(reads(i) for g in scattered for i in g.indices),
-        }
+    def _operator(self) -> Operator:
+        runtime = self.interface.runtime
+        typed = [f"{name}: Tensor" for name in (*self.passed, *self.lists)] + ["scale: float"]
+        typed += [f"{name}: {_TYPES[p.type]}" for name, p in runtime.items()]
+        return Operator([*self.passed, *self.lists], ["scale", *runtime], typed)
 
-    def divisor_lines(self, params: Iterable[str]) -> list[str]:
-        """The checks of divisors of both expressions."""
-        trees = [self._folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
-        return divisor_lines(self.spec.name, trees, params, self.plan.called)
+    @property
+    def signature(self) -> str:
+        """The parameters of the spec's function."""
+        mask = ["block_mask=None"] if self.mask is not None else []
+        keywords = [*self.interface.required(), *mask, "scale=None", "return_lse=False"]
+        return ", ".join(["q", "k", "v", *self.packed, "*", *keywords])
 
-    def required(self) -> list[str]:
-        """The keywords without a default, as callers say them."""
-        spec = self.spec
-        tables, sinks = ["block_table"] * (spec.paged_kv is not None), ["sinks"] * spec.sinks
-        return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
+    def parts(self, chip: ChipKernels, which: WhichKernels) -> list[Template]:
+        """All parts, in the order of a file."""
+        found: list[Template] = [self._launching(chip)]
+        if self.launches.decode is not None:
+            found.append(self._decode(self.launches.decode))
+        if chip.there:
+            found.append(ChipChoice(single=not chip.beside))
+        if narrow_values(self.plan):
+            found.append(Aligned())
+        found.append(Registration(self.name, self.derivatives, self._numbers()))
+        if self.mask is not None:
+            found.append(self.mask)
+        found.append(self._forward(chip))
+        if self.launches.backward is not None:
+            found += self._backward(chip, self.launches.backward)
+        return [*found, self.function(), which]
 
-    def _derivatives(self, learned: list[str]) -> Derivatives:
-        spec, plan = self.spec, self.plan
-        real = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.element is Type.FLOAT)]
-        real += ["sinks"] * spec.sinks
-        learnable = differentiable(plan.score_mod) if plan.score_mod is not None else frozenset()
-        if plan.backward:
-            words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
-        else:
-            words = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
-        return derivatives_of(real, words, derived=plan.backward, called=plan.called)
-
-    def kv_sizes(self) -> str:
-        """Heads of K and V, and the number of keys."""
-        if self.spec.paged_kv is None:
-            return "k.shape[1], k.shape[2]"
-        return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
-
-    def _checked_sizes(self) -> str:
-        """What a call is checked by: SK only where something has that length, for pages say nothing of it."""
-        spec = self.spec
-        dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
-        promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
-        if spec.paged_kv is None or "SK" in dims or promised or self.plan.block_mask is not None:
-            return f"HKV, SK = {self.kv_sizes()}"
-        return "HKV = k.shape[2]"
-
-    def _k_shape(self) -> str:
-        if self.spec.varlen:
-            return "TK, HKV"
-        return f"k.shape[0], {self.spec.paged_kv.page_size}, HKV" if self.spec.paged_kv else "B, HKV, SK"
-
-    def _kv_shapes(self) -> str:
-        head, paged = self.spec.head_dim, self.spec.paged_kv
-        if self.spec.varlen:
-            return f"k [TK, HKV, {head.qk}], v [TK, HKV, {head.v}]"
-        if paged is None:
-            return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
-        return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
-
-    def _argument_words(self) -> list[str]:
-        """What the docstring says of each argument."""
-        spec = self.spec
-        words = []
-        if spec.paged_kv is not None:
-            words.append(
-                "block_table: [B, n] int32, the pages of each sequence in order, not checked; SK is n pages."
-            )
-        words += self.argument_words(spec.buffers, ())
-        if spec.sinks:
-            words.append(f"sinks: [HQ] {dtype_words(REALS)}, logits that join the softmax without a value.")
-        words += self.argument_words((), self.runtime)
-        if self.plan.block_mask is not None:
-            words.append(
-                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is built at every call."
-            )
-        if spec.aligned_to_end:
-            keys = "kv_lens[b]" if spec.per_batch else "SK"
-            words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
-        return words
-
-    def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
-        """What a docstring says of some buffers and run-time params."""
-        words = []
-        for name in buffers:
-            b = self.spec.buffers[name]
-            shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
-            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
-            role += self._used_by(name) * (name != KV_LENS)
-            words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
-        return words + [f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars]
-
-    def _used_by(self, name: str) -> str:
-        """The expressions that use a buffer or a parameter, for docstrings."""
-        trees = {"score_mod": self.plan.score_mod, "mask_mod": self.plan.mask_mod}
-        users = [
-            field
-            for field, tree in trees.items()
-            if tree is not None and name in variables(tree) | {read.buffer for read in reads(tree)}
-        ]
-        return f", used by {' and '.join(users)}" if users else ", used by no expression"
-
-    def _checks(self) -> list[Check]:
-        spec = self.spec
-        checks: list[Check] = []
-
-        def check(wrong: str, message: str, error: str = "ValueError") -> None:
-            checks.append({"wrong": wrong, "message": message, "error": error})
-
-        if spec.gqa == "any":
-            check(
-                "HKV == 0 or HQ % HKV",
-                "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v",
-            )
-        else:
-            expected = "HKV" if spec.gqa == 1 else f"{spec.gqa} * HKV"
-            check(
-                f"HQ != {expected}",
-                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got {{HQ}} and {{HKV}}",
-            )
-        if spec.varlen:
-            self._check_packed(check)
-        queries, keys = ("TQ", "TK") if spec.varlen else ("SQ", "SK")
-        if spec.paged_kv:
-            keys = f"block_table.shape[1] * {spec.paged_kv.page_size}"
-        # Kernels reckon with positions, sums and differences of them in 32 bits.
-        check(
-            f"max({queries}, {keys}) > 2**29",
-            f"there may be 2**29 queries and as many keys, got {{{queries}}} and {{{keys}}}",
-        )
-        checks += self.length_checks() + self.scalar_checks(self.runtime)
-        most = self._widest_step()
-        check(
-            f"max(q.stride(-1), k.stride(-1), v.stride(-1)) > {most}",
-            f"elements of a row of q, k and v may not lie more than {most} apart, make it contiguous",
-        )
-        checks += self.buffer_checks(spec.buffers, "q.device")
-        if spec.sinks:
-            checks.append(_dtype_check("sinks", "sinks", REALS))
-            check(
-                "sinks.shape != (HQ,) or sinks.device != q.device",
-                "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
-            )
-        return checks
-
-    def _widest_step(self) -> str:
-        """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
-        return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
-
-    def length_checks(self) -> list[Check]:
-        """Of what is promised of SQ and SK, or follows from the buffers."""
-        checks = []
-        for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
-            multiple = getattr(length, "multiple_of", None)
-            if multiple and multiple > 1:
-                message = f"{size} must be a multiple of {multiple}, got {{{size}}}"
-                checks.append(_check(f"{size} % {multiple}", message))
-        if self.plan.self_attention:
-            checks.append(_check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}"))
-        return checks
-
-    def scalar_checks(self, names: Iterable[str]) -> list[Check]:
-        """Of run-time params."""
-        # Tile ranges add it to positions in 32 bits.
-        return [
-            _check(
-                f"abs({name}) > 2**30", f"{self.called(name)} must lie within 2**30 of zero, got {{{name}}}"
-            )
-            for name in names
-            if self.runtime[name].type == "int"
-        ]
-
-    def casts(self, names: Iterable[str]) -> list[str]:
-        """The lines that cast buffers under autocast."""
-        return cast_lines(real_dtypes({n: self.spec.buffers[n] for n in names}))
-
-    def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
-        """Of buffers, which have to be on a device."""
-        checks = []
-        sequences = "len(cu_seqlens_q) - 1"
-        for name in names:
-            buffer, called = self.spec.buffers[name], self.called(name)
-            # Packed tensors have no batch dimension.
-            sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
-            checks.append(_dtype_check(name, called, buffer.dtypes))
-            if not sizes:
-                wrong = f"{name}.dim() or {name}.device != {device}"
-                words = f"{called} must be one number, a tensor without dimensions, on {{{device}}}, "
-                checks.append(_check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}"))
-                continue
-            words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
-            checks.append(
-                _check(
-                    f"{_differs(name, sizes)} or {name}.device != {device}",
-                    f"{called} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
-                )
-            )
-            length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
-            last = str(int(length) - 1) if length.isdecimal() else f"({length} - 1)"
-            # As columns of q, k and v.
-            checks.append(
-                _check(
-                    f"{last} * {name}.stride(-1) >= 2**31",
-                    f"a row of {called} may not span 2**31 elements, make it contiguous",
-                )
-            )
-        return checks
-
-    def _check_packed(self, check: Callable[..., None]) -> None:
-        both = ("cu_seqlens_q", "cu_seqlens_k")
-        for name in both:
-            check(**_dtype_check(name, name, ("int32",)))
-        check(
-            "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
-            "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
-            "got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
-        )
-        check(
-            f"any(x.device != q.device or not x.is_contiguous() for x in ({', '.join(both)}))",
-            "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
+    def _launching(self, chip: ChipKernels) -> Launching:
+        return Launching(
+            name=self.name,
+            at=self.at,
+            exact=self.exact,
+            backward=self.plan.backward,
+            by_tma=self.kernels.many_queries,
+            many_queries=self.kernels.many_queries or chip.there,
+            decodes=self.kernels.decode is not None,
+            multiprocessors=chip.there or self.kernels.decode is not None,
+            writes_by_tma=chip.there,
         )
 
-    def _gradient_buffers(self) -> dict[str, str]:
-        """What gradients of buffers are summed into, by name."""
-        made, packed = dict[str, str](), self.spec.varlen
-        for g in self.plan.gradients if self.plan.backward else ():
-            if g.along == "pair" and g.summed is not None:
-                sizes = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
-                made[f"d_{g.name}"] = f"{g.buffer}.new_empty(({', '.join(sizes[n] for n in g.summed)}))"
-            elif g.along == "distance":
-                made[f"d_{g.name}"] = "q.new_zeros((B, HQ, SQ + SK), dtype=torch.float32)"
-            elif g.along == "pair":
-                made[f"d_{g.name}"] = f"torch.zeros({g.buffer}.shape, dtype=torch.float32, device=q.device)"
-            else:
-                length = "SQ" if g.along == "q" else "SK"
-                shape = f"HQ, T{length[1]}" if packed else f"B, HQ, {length}"
-                made[f"d_{g.name}"] = f"q.new_zeros(({shape}), dtype=torch.float32)"
-        if self.spec.sinks:
-            shape = "HQ, _cdiv(TQ, 64)" if packed else "B, HQ, _cdiv(SQ, 64)"
-            made["d_sinks"] = f"q.new_zeros(({shape}), dtype=torch.float32)"
-        return made
+    def _decode(self, of: DecodeLaunch) -> DecodeLauncher:
+        return DecodeLauncher(
+            op=self.op,
+            params=of.params,
+            combine_params=of.combine_params,
+            pages=of.pages,
+            balanced=of.balanced,
+            exact=self.exact,
+            width=self.spec.head_dim.v,
+            kv_sizes=self.interface.kv_sizes(),
+        )
 
-    def _gradient_reductions(self, learned: list[str]) -> list[str]:
-        lines, packed = [], self.spec.varlen
-        positions = {"q": "q_idx", "kv": "kv_idx"}
-        for g in self.plan.gradients if self.plan.backward else ():
-            if g.along == "pair":
-                continue
-            if g.along == "distance":
-                lines += self._by_distance(g)
-                continue
-            if g.summed is None:
-                # Of packed sequences each token has its own lengths.
-                tensors = POSITIONS | {"SQ", "SK"} if packed else POSITIONS
-                index = ", ".join(torch_index(self._folded(i), tensors) for i in g.indices)
-                if packed:
-                    lines += self._tokens(g)
-                    lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
-                    continue
-                length = "SQ" if g.along == "q" else "SK"
-                grid = f"b, h, {positions[g.along]}"
-                ranges = f"(torch.arange(n, device=q.device) for n in (B, HQ, {length}))"
-                lines.append(f'{grid} = torch.meshgrid(*{ranges}, indexing="ij")')
-                lines.append(f"d_{g.name} = _scatter(d_{g.name}, ({index},), {g.buffer})")
-                continue
-            dims = ["h", positions[g.along]] if packed else ["b", "h", positions[g.along]]
-            summed = [i for i, d in enumerate(dims) if d not in g.summed]
-            kept = [d for d in dims if d in g.summed]
-            total = (
-                f"d_{g.name}.sum(({', '.join(map(str, summed))}{',' if len(summed) == 1 else ''}))"
-                if summed
-                else f"d_{g.name}"
-            )
-            order = [kept.index(n) for n in g.summed]
-            if order != sorted(order):
-                total += f".permute({', '.join(map(str, order))})"
-            lines.append(f"d_{g.name} = {total}")
-        if self.spec.sinks:
-            lines.append(f"d_sinks = d_sinks.sum({'1' if packed else '(0, 2)'})")
-        for buffer in learned:
-            parts = [f"d_{g.name}" for g in self.plan.gradients if g.buffer == buffer]
-            parts += ["d_sinks"] if self.spec.sinks and buffer == "sinks" else []
-            if not parts:
-                lines.append(
-                    f"grad_{buffer} = torch.zeros_like({buffer}, memory_format=torch.contiguous_format)"
-                )
-                continue
-            total = " + ".join(parts)
-            lines.append(
-                f"grad_{buffer} = ({total}).to({buffer}.dtype).contiguous()"
-                if len(parts) > 1
-                else f"grad_{buffer} = {total}.to({buffer}.dtype).contiguous()"
-            )
-        return lines
+    def _forward(self, chip: ChipKernels) -> ForwardLauncher:
+        return ForwardLauncher(
+            name=self.name,
+            op=self.op,
+            at=self.at,
+            exact=self.exact,
+            bf16=self.spec.dtype == "bf16",
+            launch=self.launches.forward if self.kernels.many_queries else None,
+            decodes=self.kernels.decode is not None,
+            chip=chip,
+            narrow_values=narrow_values(self.plan),
+            needs_gradient=self.needs if self.plan.backward else None,
+        )
 
-    def _by_distance(self, g: ReadGradient) -> list[str]:
-        """The sums by distance, first over what the indices do not have, added to the elements that they belong to."""
-        used = frozenset().union(*(variables(i) for i in g.indices))
-        sizes = {"b": "B", "h": "HQ"}
-        absent = [i for i, n in enumerate(sizes) if n not in used]
-        total = f"d_{g.name}.sum({absent})" if absent else f"d_{g.name}"
-        ranges = {n: f"torch.arange({size}, device=q.device)" for n, size in sizes.items() if n in used}
-        ranges["distance"] = "torch.arange(-SK, SQ, device=q.device)"
-        grid = ", ".join(ranges) + "," * (len(ranges) == 1)
-        index = ", ".join(torch_index(self._folded(i)) for i in g.indices)
-        return [
-            f'{grid} = torch.meshgrid({", ".join(ranges.values())}, indexing="ij")',
-            f"d_{g.name} = _scatter({total}, ({index},), {g.buffer})",
-        ]
+    def _backward(self, chip: ChipKernels, launches: BackwardLaunches) -> list[Template]:
+        others = [*self.passed[3:], *self.lists]
+        gradients = gradient_sums(self.interface, others, self.op.scalars)
+        launcher = BackwardLauncher(
+            name=self.name,
+            op=self.op,
+            at=self.at,
+            exact=self.exact,
+            bf16=self.spec.dtype == "bf16",
+            chip=chip,
+            narrow_values=narrow_values(self.plan),
+            widest_step=self.interface.widest_step(),
+            outside_delta=self.spec.targets.cuda is not None,
+            shares=self.shares,
+            sinks=self.sinks,
+            delta=launches.delta,
+            dq=launches.dq,
+            dkdv=launches.dkdv,
+            pairs=launches.pairs,
+            diagonals=launches.diagonals,
+            gradients=gradients,
+        )
+        scatter = [Scatter(gradients.read)] if gradients.scattered else []
+        return [launcher, *scatter, Autograd(self.op, self.exact, gradients)]
 
-    def _tokens(self, g: ReadGradient) -> list[str]:
-        """The positions, heads and sequences of packed tokens, which a gradient's indices are made of."""
-        x = g.along[0]
-        side = {"q": "q", "k": "k"}[x]
-        used = frozenset().union(*(variables(i) for i in g.indices))
-        lines = [
-            f"token_idx = torch.arange(T{side.upper()}, dtype=torch.int32, device=q.device)",
-            "h = torch.arange(HQ, device=q.device)[:, None]",
-            f"b = torch.bucketize(token_idx, cu_seqlens_{side}[1:], right=True)",
-        ]
-        position = "q_idx" if x == "q" else "kv_idx"
-        if position in used:
-            lines.append(f"{position} = token_idx - cu_seqlens_{side}[b]")
-        lengths = (("SQ", "q"), ("SK", "k"))
-        # Tokens after the last sequence have no length, and nothing to add.
-        return lines + [f"{n} = cu_seqlens_{s}.diff()[b.clamp(max=B - 1)]" for n, s in lengths if n in used]
+    def _numbers(self) -> Numbers:
+        own = self.interface
+        names = [*self.spec.buffers, *own.runtime]
+        return numbers_of(own.runtime, self.plan.called, names, own.divisor_lines(own.runtime))
+
+    def docstring(self) -> Docstring:
+        """What the function's docstring says of arguments and results."""
+        spec, of_gqa = self.spec, {"any": "a multiple of", 1: "equal to"}
+        return Docstring(
+            at=self.at,
+            width_qk=spec.head_dim.qk,
+            width_v=spec.head_dim.v,
+            dtype=spec.dtype,
+            kv_shapes=self.interface.kv_shapes(),
+            gqa_words=of_gqa.get(spec.gqa, f"{spec.gqa} times"),
+            argument_words=self.interface.all_argument_words(),
+            dead_row="zeros and its sink" if spec.sinks else "zeros and -inf",
+            derivatives=self.derivatives,
+        )
+
+    def function(self) -> Function:
+        """The spec's function."""
+        spec, own = self.spec, self.interface
+        named = ["q", "k", "v", *self.packed, *self.tables, *map(own.called, spec.buffers), *self.sinks]
+        of_mask = ["*block_mask[1:]"] if self.mask is not None else []
+        return Function(
+            name=self.name,
+            summary=opening(spec),
+            signature=self.signature,
+            docstring=self.docstring(),
+            at=self.at,
+            exact=self.exact,
+            width_qk=spec.head_dim.qk,
+            width_v=spec.head_dim.v,
+            torch_dtype=TORCH_DTYPES[spec.dtype],
+            dense_check=dense(named),
+            operand_casts=cast_lines(dict.fromkeys(("q", "k", "v"), f"torch.{TORCH_DTYPES[spec.dtype]}")),
+            buffer_casts=own.casts(spec.buffers),
+            paged=spec.paged_kv is not None,
+            checked_sizes=own.checked_sizes(),
+            k_shape=own.k_shape(),
+            kv_shapes=own.kv_shapes(),
+            numbers=self._numbers(),
+            checks=own.checks(),
+            derivatives=self.derivatives,
+            block_mask=self.mask,
+            default_scale=f"{spec.head_dim.qk} ** -0.5",
+            needs_lse=f"(torch.is_grad_enabled() and ({self.needs}))" if self.plan.backward else None,
+            given=[*self.passed, *of_mask, *self.op.scalars],
+        )
+
+
+def _derivatives(plan: AttentionPlan, learned: list[str]) -> Derivatives:
+    """The derivatives of a function of which `learned` tensors have a gradient."""
+    spec = plan.spec
+    real = ["q", "k", "v", *(n for n, b in spec.buffers.items() if b.element is Type.FLOAT)]
+    if spec.sinks:
+        real.append("sinks")
+    learnable = differentiable(plan.score_mod) if plan.score_mod is not None else frozenset()
+    words: Mapping[str, str] = dict.fromkeys(real, NO_BACKWARD if spec.paged_kv else NOT_ASKED_FOR)
+    if plan.backward:
+        words = {n: NOT_LEARNED if n in learnable else NO_DERIVATIVE for n in real if n not in learned}
+    return derivatives_of(real, words, derived=plan.backward, called=plan.called)

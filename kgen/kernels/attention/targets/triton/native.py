@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from kgen.kernels.attention.lowered.model import Descriptor, Operands
 from kgen.kernels.attention.plan.decode import decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.hopper import plan_hopper
-from kgen.kernels.attention.plan.model import AttentionPlan, Chunk
+from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
 from kgen.kernels.attention.spec import ANY, KV_LENS
 from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
@@ -26,11 +27,12 @@ from kgen.kernels.attention.targets.triton.native_lists import (
     list_inputs,
     list_names,
 )
-from kgen.kernels.attention.targets.triton.sources import sources
+from kgen.kernels.attention.targets.triton.placement import placement
+from kgen.kernels.attention.targets.triton.portable import narrow_values, portable_kernels
 from kgen.spec.load import Loaded
 from kgen.targets import opening
 from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_of, refuse, tensor, unique
-from kgen.targets.template import Untyped, names
+from kgen.targets.template import Untyped
 from kgen.targets.triton import tables
 
 Fields = dict[str, Any]
@@ -80,15 +82,14 @@ class _Fields:
         self.loaded, self.plan, self.spec = loaded, plan, plan.spec
         self.name = prefix_of(loaded)
         self.packed = self.spec.varlen
-        self.kernels = KernelFields(plan)
-        self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
-        self.of_hopper = self.kernels if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
-        # What the emitted files have.
-        self.emitted: dict[str, Any] = next(
-            names(source.text) for source in sources(loaded) if source.filename == "triton.py"
-        )
-        self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
         self.decode = plan_decode(loaded) if decodes(loaded) else None
+        self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
+        self.kernels = KernelFields(plan)
+        at = placement(self.packed, plan.grouped, self.spec.head_dim.v, "")
+        self.portable = portable_kernels(self.kernels, at, self.decode, self.hopper)
+        self.of_hopper = self.kernels if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
+        self.group = at.of.group
+        self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
         self.lse = "fp64" if plan.exact else "fp32"
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
         self.kv_dims = "pshd" if self.spec.paged_kv is not None else self.dims
@@ -98,9 +99,12 @@ class _Fields:
         )
 
     def native(self) -> Native:
-        portable = {"forward": self.emitted["forward"]} if self.emitted["forward_kernel"] else {}
-        if self.plan.backward:
-            portable |= {name: self.emitted[name] for name in ("dq", "dkdv")}
+        loops = self.portable.loops
+        portable = {
+            name: loop.operands
+            for name, loop in loops.items()
+            if name != "forward" or self.portable.many_queries
+        }
         context = self._context(portable)
         tiles = self.plan.tiles
         named = {"forward": tiles.forward, "dq": tiles.dq, "dkdv": tiles.dkdv}
@@ -135,12 +139,12 @@ class _Fields:
 
     # --- what the templates name ---
 
-    def _context(self, portable: Mapping[str, Any]) -> Fields:
+    def _context(self, portable: Mapping[str, Operands]) -> Fields:
         spec, plan = self.spec, self.plan
-        narrow = bool(self.emitted["narrow_values"] and portable)
+        narrow = bool(portable) and narrow_values(plan)
         lse = ["p->HQ", "p->TQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
         tensors, learned = self._tensors(), self._learned()
-        blocks = {name: self._blocks(fields["tma_tensors"]) for name, fields in portable.items()}
+        blocks = {name: _blocks(operands.descriptors) for name, operands in portable.items()}
         return {
             "name": self.name,
             "guard": f"{self.name.upper()}_H",
@@ -180,10 +184,10 @@ class _Fields:
             "params": self._params(),
             "aligned": [{"member": "v"}] * narrow,
             "aligned_backward": [{"member": "dout"}] * narrow,
-            "group": self.emitted["group"],
+            "group": self.group,
             "tma": {
-                name: " && ".join(f"by_tma(&a->{x})" for x in fields["tma_tensors"])
-                for name, fields in portable.items()
+                name: " && ".join(f"by_tma(&a->{x})" for x in operands.tensors)
+                for name, operands in portable.items()
             },
             "descs": blocks,
             "portable": bool(portable),
@@ -192,7 +196,7 @@ class _Fields:
             "paged": spec.paged_kv is not None,
             **list_fields(plan.block_mask, self.lists, plan.backward),
             **decode_fields(self.decode, self.hopper is not None and self.hopper.forward is not None),
-            **hopper_fields(self.hopper, self._streams(), self._buffers(), str(self.emitted["group"])),
+            **hopper_fields(self.hopper, self._streams(), self._buffers(), str(self.group)),
             "shapes": self._shapes(),
             "sum_over": {"batches": "1", "tiles": "(ends.back() + 63) / 64", "at": "h, tile"}
             if self.packed
@@ -207,7 +211,7 @@ class _Fields:
     def _learned(self) -> Fields:
         others = [*self._buffers(), *self._params()]
         return learned_fields(
-            self.plan, self._buffers(), self.emitted, OWN.union(of["member"] for of in others)
+            self.plan, self._buffers(), self.portable, OWN.union(of["member"] for of in others)
         )
 
     def _programs(self, side: str) -> str:
@@ -216,18 +220,6 @@ class _Fields:
         if self.packed:
             return f"(p->T{length} / rows + p->B + 1) * {heads}"
         return f"kgen_cdiv(p->S{length}, rows) * p->B * {heads}"
-
-    def _blocks(self, tensors: Iterable[str]) -> list[Fields]:
-        """Descriptors of the portable kernels: a tensor's tiles by blocks of columns."""
-        found: list[Fields] = []
-        for of in tensors:
-            x = "do" if of == "dout" else of
-            rows = "BLOCK_M" if x in ("q", "do") else "BLOCK_N"
-            chunks: Iterable[Chunk] = self.plan.qk_chunks if x in ("q", "k") else self.plan.v_chunks
-            for c in chunks:
-                desc = {"name": f"{x}_desc{c.tag}", "tensor": of, "rows": rows, "columns": c.size}
-                found.append(desc | {"at": len(found)})
-        return found
 
     def _shapes(self) -> Fields:
         """Of the example's tensors."""
@@ -385,3 +377,8 @@ class _Fields:
                 words = f"{param['label']} must lie within 2**30 of zero, got %lld"
                 check(f"{at} > {limit} || {at} < -({limit})", words, at)
         return checks
+
+
+def _blocks(descriptors: Sequence[Descriptor]) -> list[Fields]:
+    """Descriptors of the portable kernels: a tensor's tiles by blocks of columns."""
+    return [asdict(of) | {"at": at} for at, of in enumerate(descriptors)]

@@ -14,6 +14,7 @@ from kgen.expr.nodes import Read, Type
 from kgen.expr.show import show
 from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
 from kgen.kernels.attention.plan.tuned import Tile
+from kgen.kernels.attention.targets.triton.portable import PortableKernels
 from kgen.targets.native import WORDS, Tiles, tensor
 from kgen.targets.native_reference import in_cpp
 from kgen.targets.triton import tables
@@ -26,17 +27,19 @@ LETTERS = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
 
 def learned_fields(
-    plan: AttentionPlan, buffers: Sequence[Fields], emitted: Mapping[str, Any], taken: Collection[str]
+    plan: AttentionPlan, buffers: Sequence[Fields], kernels: PortableKernels, taken: Collection[str]
 ) -> Fields:
     """Tensors that a call of backward fills, and launches. Members of the struct are called as none that is `taken`."""
     by_name = {b["name"]: b for b in buffers}
     parts = [_Part(plan, g, by_name[g.buffer]).fields(taken) for g in plan.gradients]
-    own = {kind: [_launch(x) for x in emitted.get(f"{kind}s", ())] for kind in TABLES}
+    of = kernels.backward
+    pairs = [_launch(x.tile.name, x.kernel.shared.programs) for x in of.pairs] if of is not None else []
+    diagonals = [_launch(x.tile.name, None) for x in of.diagonals] if of is not None else []
     return {
         "learned": parts,
-        "pairs": own["pair"],
-        "diagonals": own["diagonal"],
-        "recomputed": [*own["pair"], *own["diagonal"]],
+        "pairs": pairs,
+        "diagonals": diagonals,
+        "recomputed": [*pairs, *diagonals],
     }
 
 
@@ -72,10 +75,10 @@ def _tile(tile: Tile, sizes: Sequence[str]) -> Fields:
     return blocks | {name: fields[name] for name in ("num_warps", "num_stages")}
 
 
-def _launch(of: Mapping[str, Any]) -> Fields:
+def _launch(name: str, programs: str | None) -> Fields:
     """A kernel, and how many programs a tile of both sides has."""
     names = {None: None, "B": "p->B", "HQ": "p->HQ", "B * HQ": "p->B * p->HQ"}
-    return {"name": of["name"], "times": names[of.get("programs")]}
+    return {"name": name, "times": names[programs]}
 
 
 class _Part:

@@ -1,0 +1,223 @@
+"""The kernel of attention that decides what a mask leaves of each block of queries and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+
+from kgen.expr.hoist import Program
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Call, Node, Type
+from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.lowering import Lowering
+from kgen.kernels.attention.plan.block_mask import BlockMask
+from kgen.targets.code import Assign, Code, Name, Op, Statement, assign, op, over, row, uses_of
+from kgen.targets.triton.printer import Printer
+
+
+@dataclass(frozen=True)
+class BlockMaskKernel:
+    """The kernel that decides what a mask leaves of each block: nothing, a part, or all of it."""
+
+    plane: list[Statement]
+    """Whose rows a program makes."""
+    rows: list[Statement]
+    """What is known of a block of queries."""
+    columns: list[Statement]
+    """What is known of a group of blocks of keys."""
+    possible: Code | bool
+    """Where the mask may leave something."""
+    certain: Code | bool
+    """Where it leaves everything that may be left."""
+    pair_lines: list[Statement]
+    """What the mask is made of for pairs of a block."""
+    mask: Code
+    passed: list[str]
+    """What the function for the pairs of a block is given beside the block."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names that the kernel uses."""
+        lines = [*self.plane, *self.rows, *self.columns, *self.pair_lines]
+        decided = [code for code in (self.possible, self.certain) if isinstance(code, Code)]
+        return uses_of([*lines, self.mask, *decided]) | {*self.passed}
+
+    @property
+    def pair_params(self) -> list[str]:
+        """The signature of that function."""
+        named = (f"{name}: tl.constexpr" if name == "GQA" else name for name in self.passed)
+        return ["q_start", "kv_start", *named]
+
+    @property
+    def pair_args(self) -> list[str]:
+        """Its call."""
+        return ["q_start", "(first + i) * BLOCK_SIZE", *self.passed]
+
+
+def block_mask_kernel(mask: BlockMask, lowering: Lowering) -> BlockMaskKernel:
+    """The kernel that decides what is left of each block."""
+    decision, evaluation = _printer(mask.decision, lowering), _printer(mask.evaluation, lowering)
+    bounds = _Bounds(mask, decision)
+    possible, certain = bounds.decide(mask.pairs)
+    # Blocks past the last one are the last one again.
+    possible = _both(op("({0})", row("lt", "blocks", "kv_blocks")), possible)
+    if mask.decision.results["some"] != TRUE:
+        possible = _both(op("({0})", decision.own(mask.decision.results["some"])), possible)
+    pair_lines = lowering.lines_of(mask.evaluation.bindings, evaluation)
+    result = evaluation.tile(mask.evaluation.results["mask"])
+    deciding = uses_of([code for code in (possible, certain) if isinstance(code, Code)])
+    rows = lowering.lines_of(mask.decision.before_loop(), decision)
+    columns = lowering.lines_of(mask.decision.in_loop(), decision)
+    in_pairs = uses_of([*pair_lines, result])
+    return BlockMaskKernel(
+        plane=plane_lines(mask),
+        rows=[*rows, *bounds.lines(in_loop=False, used=deciding)],
+        columns=[*columns, *bounds.lines(in_loop=True, used=deciding)],
+        possible=possible,
+        certain=certain,
+        pair_lines=pair_lines,
+        mask=result,
+        passed=[n for n in ("b", "h", *lowering.problem) if n in in_pairs],
+    )
+
+
+def _printer(program: Program, lowering: Lowering) -> Printer:
+    return Printer(
+        program,
+        "q",
+        lowering.layouts,
+        lowering.plan.index_ranges,
+        lowering.constants,
+        lowering.spec.accuracy,
+        lowering.helpers,
+    )
+
+
+@dataclass
+class _Side:
+    """A side of a comparison, whose least and greatest values in a block decide."""
+
+    name: str
+    in_loop: bool
+    named: list[Statement]
+    value: Code
+
+    def lines(self, used: Set[str]) -> list[Statement]:
+        """What makes those that are used."""
+        form = "({0}, 1, keep_dims=True)" if self.in_loop else "({0})"
+        ends = [end for end in ("min", "max") if f"{self.name}_{end}" in used]
+        if not ends:
+            return []
+        values = tuple(op(f"{{tl}}.{end}{form}", self.value) for end in ends)
+        return [*self.named, Assign(tuple(f"{self.name}_{end}" for end in ends), values)]
+
+
+class _Bounds:
+    """Spells where a condition holds for some pair of a block, and where for all of them.
+
+    Bounds of a group of blocks of keys are columns [GROUP, 1]; those of the one block of queries are scalars.
+    """
+
+    def __init__(self, mask: BlockMask, printer: Printer) -> None:
+        self.mask = mask
+        self.printer = printer
+        self.found: dict[str, _Side] = {}
+
+    def lines(self, in_loop: bool, used: Set[str]) -> list[Statement]:
+        """The bounds that are used, of rows or of columns."""
+        return [line for side in self.found.values() if side.in_loop == in_loop for line in side.lines(used)]
+
+    def decide(self, node: Node) -> tuple[Code | bool, Code | bool]:
+        """That the condition is possible in a block, and that it is certain."""
+        if node in self.mask.sides:
+            if node == TRUE:
+                return True, True
+            most, least = (row("ne", self._end(node, end), 0) for end in ("max", "min"))
+            return op("({0})", most), op("({0})", least)
+        if not isinstance(node, Call):
+            return True, False
+        if node.fn in ("and", "or"):
+            (p, c), (q, d) = (self.decide(a) for a in node.args)
+            return (_both(p, q), _both(c, d)) if node.fn == "and" else (_either(p, q), _either(c, d))
+        if node.fn not in _COMPARED:
+            return True, False
+        (a, z), (b, y) = ((self._bound(x, "min"), self._bound(x, "max")) for x in node.args)
+        if a is None or z is None or b is None or y is None:
+            return True, False
+        possible, certain = _COMPARED[node.fn](a, z, b, y)
+        return op("({0})", possible), op("({0})", certain)
+
+    def _bound(self, node: Node, end: str) -> Code | None:
+        if not node.type.integral:
+            return None
+        if node in self.mask.sides:
+            return self._end(node, end)
+        if not isinstance(node, Call) or node.fn not in ("add", "sub", "neg"):
+            return None
+        other = {"min": "max", "max": "min"}[end]
+        if node.fn == "neg":
+            inner = self._bound(node.args[0], other)
+            return None if inner is None else op("(-{0})", inner)
+        left, right = (
+            self._bound(a, end if node.fn == "add" or not i else other) for i, a in enumerate(node.args)
+        )
+        return None if left is None or right is None else op("({0})", row(node.fn, left, right))
+
+    def _end(self, node: Node, end: str) -> Code:
+        """The least or greatest value of a side in a block."""
+        name = self.mask.sides[node]
+        result = self.mask.decision.results[name]
+        place = self.mask.decision.place(result)
+        value = self.printer.own(result)
+        if not place.axes:
+            return value if _is_named(value) else op("({0})", value)
+        if node.type is Type.BOOL:
+            value = op("({0}).to({tl}.int32)", value)
+        named = list[Statement]()
+        if not _is_named(value):
+            named, value = [assign(name, value)], Name(name)
+        self.found[name] = _Side(name, place.in_loop, named, value)
+        return Name(f"{name}_{end}")
+
+
+def _is_named(value: Code) -> bool:
+    """Whether a value is a name or a number, and wants no other name."""
+    return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
+
+
+# Of a comparison, for operands within [a, z] and [b, y]: whether it can hold, and whether it must.
+_COMPARED: dict[str, Callable[[Code, Code, Code, Code], tuple[Code, Code]]] = {
+    "lt": lambda a, z, b, y: (row("lt", a, y), row("lt", z, b)),
+    "le": lambda a, z, b, y: (row("le", a, y), row("le", z, b)),
+    "gt": lambda a, z, b, y: (row("gt", z, b), row("gt", a, y)),
+    "ge": lambda a, z, b, y: (row("ge", z, b), row("ge", a, y)),
+    "eq": lambda a, z, b, y: (
+        row("and", row("le", a, y), row("le", b, z)),
+        row("and", row("eq", a, y), row("eq", b, z)),
+    ),
+    "ne": lambda a, z, b, y: (
+        row("or", row("ne", a, y), row("ne", b, z)),
+        row("or", row("lt", z, b), row("lt", y, a)),
+    ),
+}
+
+
+def _both(a: Code | bool, b: Code | bool) -> Code | bool:
+    if a is False or b is False:
+        return False
+    return b if a is True else a if b is True else row("and", a, b)
+
+
+def _either(a: Code | bool, b: Code | bool) -> Code | bool:
+    if a is True or b is True:
+        return True
+    return b if a is False else a if b is False else op("({0})", row("or", a, b))
+
+
+def plane_lines(mask: BlockMask) -> list[Statement]:
+    """Whose rows a program makes."""
+    number = over("row", "q_blocks")
+    if mask.by_batch and mask.by_head:
+        head = op("{0} % {1}", number, "HQ", binds=MUL, operand=MUL)
+        return [Assign(("b", "h"), (over(number, "HQ"), head))]
+    return [assign("b" if mask.by_batch else "h", number)] * (mask.by_batch or mask.by_head)

@@ -1,0 +1,253 @@
+"""The kernels of attention for few queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.expr.algebra import LOG2E, call
+from kgen.expr.hoist import hoist
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Const, Type
+from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.kernels import loop_kernel
+from kgen.kernels.attention.lowered.loads import streamed_columns
+from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
+from kgen.kernels.attention.lowered.model import LoopKernel, Param
+from kgen.kernels.attention.lowered.ranges import end_of, in_tiles
+from kgen.kernels.attention.plan.decode import DecodePlan
+from kgen.kernels.attention.plan.model import Chunk
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    cdiv,
+    load,
+    maximum,
+    minimum,
+    op,
+    over,
+    row,
+    total,
+    uses_of,
+)
+from kgen.targets.triton.printer import along_row, column
+
+ZERO = Const(0, Type.INT)
+_SEEN = assign("kv_live", op("{tl}.max({0}.to({tl}.int32), 0) > 0", "mask"), note="some row sees it")
+
+
+@dataclass(frozen=True)
+class LiveSpan:
+    """A span of keys in whole tiles, of which a program has a share: how the kernel calls its ends."""
+
+    first: str
+    end: str
+    lo: Code
+    """Where the share begins, as a position."""
+    hi: Code
+    rest: list[Statement]
+    """What makes the share of the next span."""
+
+    @property
+    def tiles(self) -> str:
+        """How many there are."""
+        return f"{self.end} - {self.first}"
+
+
+@dataclass(frozen=True)
+class KeyLoad:
+    """A block of columns of a tile of keys or values, whose rows may be in pages."""
+
+    tag: str
+    rows: Code
+    """The address."""
+    guard: Code | None
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A block of columns of what splits have left of a row."""
+
+    tag: str
+    columns: str
+    size: int
+    load_guard: Code
+    store_guard: Code | None
+
+
+@dataclass(frozen=True)
+class DecodeKernel:
+    """The kernels for few queries: one for a share of the keys, and one that merges what shares have left."""
+
+    loop: LoopKernel
+    page_size: int | None
+    rows_known: bool
+    """True where the rows of a tile lie one behind the other."""
+    page_lines: list[Statement]
+    """Where a tile of keys begins, or each of its keys."""
+    k_loads: list[KeyLoad]
+    v_loads: list[KeyLoad]
+    k_strides: list[Param]
+    v_strides: list[Param]
+    balanced: bool
+    """True where sequences of different lengths share out the splits."""
+    spans: tuple[LiveSpan, ...]
+    live_lines: list[Statement]
+    """What finds the tiles that a tile of rows sees."""
+    live_names: list[str]
+    """What these lines use of the problem."""
+    row_rest: Code | None
+    """What the log-sum-exp of a single row gets back."""
+    merged: list[Merged]
+
+    @property
+    def paged(self) -> bool:
+        """True where keys are in pages."""
+        return self.page_size is not None
+
+    @property
+    def live_results(self) -> list[str]:
+        """The ends of all spans."""
+        return [name for span in self.spans for name in (span.first, span.end)]
+
+    @property
+    def live_params(self) -> list[str]:
+        """The signature of what finds them."""
+        return ["b", "q_start", "q_last", *self.live_names, "BLOCK_N: tl.constexpr"]
+
+    @property
+    def live_args(self) -> list[str]:
+        """Its call, but for the batch and the tile."""
+        return ["q_start", "q_last", *self.live_names]
+
+    @property
+    def balance_names(self) -> list[str]:
+        """What shares out the splits is given of the problem."""
+        return [name for name in self.live_names if name != "B"]
+
+    @property
+    def n_tiles(self) -> str:
+        """How many tiles of keys a tile of rows sees."""
+        return " + ".join(span.tiles for span in self.spans)
+
+    @property
+    def tile_of_row(self) -> bool:
+        """True where the merging of a row asks for the tile that it was in."""
+        return self.balanced or (self.row_rest is not None and "q_start" in self.row_rest.names)
+
+
+def decode_kernel(plan: DecodePlan, lowering: Lowering) -> DecodeKernel:
+    """The kernels of a plan. `lowering` is of `plan.attention`."""
+    attention = plan.attention
+    state = ["m_i", "l_i", *(f"acc{c.tag}" for c in attention.v_chunks)]
+    loop = loop_kernel(lowering, attention.forward, state, descriptors=False)
+    seen = plan.hidden_by_head
+    if seen:
+        loop = replace(loop, body=replace(loop.body, mask_lines=[*loop.body.mask_lines, _SEEN]))
+    guard = column("kv_live") if seen or attention.kv.live != TRUE else None
+    spans, lines = _live_tiles(plan, lowering)
+    used = uses_of(lines)
+    # Of pages [page, row, head, column].
+    order = "pshd" if plan.page_size is not None else "bhsd"
+    return DecodeKernel(
+        loop=loop,
+        page_size=plan.page_size,
+        rows_known=not plan.page_size or plan.page_per_tile,
+        page_lines=_page_lines(plan),
+        k_loads=_loads(plan, "k", attention.qk_chunks, guard),
+        v_loads=_loads(plan, "v", attention.v_chunks, guard),
+        k_strides=row_strides("k", order, "k"),
+        v_strides=row_strides("v", order, "v"),
+        balanced=plan.balanced,
+        spans=tuple(spans),
+        live_lines=lines,
+        live_names=[n for n in lowering.problem if n in used],
+        row_rest=_row_rest(plan, lowering),
+        merged=[_merged(c) for c in attention.v_chunks],
+    )
+
+
+def _live_tiles(plan: DecodePlan, lowering: Lowering) -> tuple[list[LiveSpan], list[Statement]]:
+    """The spans of a row tile in whole KV tiles, ascending and apart, and the lines that find them."""
+    loop = plan.attention.forward
+    printer = lowering.printer(loop)
+    spans, lines = list[LiveSpan](), list[Statement]()
+    several = len(loop.spans) > 1
+    for number, span in enumerate(loop.spans, 1):
+        tag = f"_{number}" if several else ""
+        first, end, before = f"first{tag}", f"end{tag}", spans[-1].end if spans else "0"
+        start: Code = Name(before)
+        stop: Code = cdiv("kv_hi", "BLOCK_N")
+        if span.lo != ZERO:
+            lines.append(assign("kv_lo", printer.position(span.lo)))
+            start = over("kv_lo", "BLOCK_N")
+            start = maximum(start, before) if spans else start
+        lines.append(assign("kv_hi", printer.position(span.hi)))
+        if span.lo == ZERO or number == len(loop.spans):
+            lines += [assign(first, start), assign(end, maximum(stop, first))]
+        else:
+            lo, hi = Name("kv_lo"), Name("kv_hi")
+            lines.append(Assign((lo.name, hi.name), (start, stop), note="in tiles"))
+            lines += [assign(end, end_of(lo, hi, hi, Name(before))), assign(first, minimum(lo, end))]
+        spans.append(_share(first, end, several, last=number == len(loop.spans)))
+    return spans, lines
+
+
+def _share(first: str, end: str, several: bool, last: bool) -> LiveSpan:
+    """A span, and the share of it that goes from `begin` to `stop`, of `several` spans counted from its first tile."""
+    tiles, share = row("sub", end, first), [Name("begin"), Name("stop")]
+    own: list[Code] = [maximum("begin", 0), minimum("stop", tiles)] if several else [*share]
+    lo, hi = (in_tiles(row("add", first, at), Name("BLOCK_N")) for at in own)
+    rest = Assign(("begin", "stop"), tuple(row("sub", at, tiles) for at in share))
+    return LiveSpan(first, end, lo, hi, [] if last else [rest])
+
+
+def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
+    """What the log-sum-exp of a single row gets back."""
+    rest = plan.attention.form.row_rest
+    if rest is None:
+        return None
+    alone = lowering.printer(plan.attention.forward, hoist({}, {}))
+    return lowering.returned(call("mul", LOG2E, rest), alone)
+
+
+def _page_lines(plan: DecodePlan) -> list[Statement]:
+    """Where a tile of keys begins, or each of its keys where they are in several pages."""
+    if plan.page_size is None:
+        return []
+    at, size = "kv_start" if plan.page_per_tile else "kv_idx", plan.page_size
+    entry = row("add", "block_table_ptr", row("mul", over(at, size), "stride_tp"))
+    page = as_type(load(entry, None if plan.page_per_tile else Name("kv_live")), "int64")
+    slot = op("{0} % {1}", at, size, binds=MUL, operand=MUL)
+
+    def rows(x: str) -> Code:
+        return row("add", row("mul", "page", f"stride_{x}p"), row("mul", slot, f"stride_{x}s"))
+
+    return [assign("page", page), *(assign(f"{x}_page", rows(x)) for x in ("k", "v"))]
+
+
+def _loads(plan: DecodePlan, x: str, chunks: tuple[Chunk, ...], guard: Code | None) -> list[KeyLoad]:
+    """The addresses of a tile of K or V, one block of columns after the other, and what guards them."""
+    loads = list[KeyLoad]()
+    for chunk in chunks:
+        if plan.page_size is None:
+            rows: Code = row("add", f"{x}_rows{chunk.tag}", row("mul", "kv_start", f"stride_{x}s"))
+        elif plan.page_per_tile:
+            rows = row("add", f"{x}_rows{chunk.tag}", f"{x}_page")
+        else:
+            columns = row("mul", along_row(streamed_columns(chunk)), f"stride_{x}d")
+            rows = total(Name(f"{x}_ptr"), column(f"{x}_page"), columns)
+        loads.append(KeyLoad(chunk.tag, rows, guard))
+    return loads
+
+
+def _merged(chunk: Chunk) -> Merged:
+    exists = None
+    if chunk.width < chunk.size:
+        exists = row("lt", chunk.columns, chunk.start + chunk.width)
+    weighed = op("({0} > 0.0)[:, None]", "weight")
+    inside = weighed if exists is None else row("and", weighed, op("({0})[None, :]", exists))
+    return Merged(chunk.tag, chunk.columns, chunk.size, inside, exists)

@@ -1,0 +1,153 @@
+"""How the values of a plan's kernels are made of its expressions, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+
+from kgen.expr import finiteness
+from kgen.expr.differentiate import is_one
+from kgen.expr.hoist import Binding, Program, hoist
+from kgen.expr.nodes import Node, Read, Var, substitute
+from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.model import Param, scaled, side_of
+from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient, TileLoop
+from kgen.kernels.attention.spec import ANY
+from kgen.targets.code import Code, Name, Statement, assign, op, row, text, times
+from kgen.targets.triton.printer import BufferLayout, Printer
+
+ZERO, INFINITY = text("0.0"), text('float("inf")')
+
+
+class Lowering:
+    """Makes the values of one plan's kernels. `helpers` collects the functions that a file has to define."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan = plan
+        self.spec = plan.spec
+        self.helpers: set[str] = set()
+        self.open = {n: _open(n, b.shape) for n, b in self.spec.buffers.items()}
+        self.layouts = {
+            n: BufferLayout(b.dtype, tuple(self.open[n].get(d, s) for d, s in enumerate(b.shape)))
+            for n, b in self.spec.buffers.items()
+        }
+        self.constants = frozenset(n for n, p in self.spec.params.items() if not p.runtime)
+        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+        self.tf32 = self.spec.dtype == "fp32" and self.spec.precision == "tf32"
+        self.packed = self.spec.varlen
+        self.kv_head = "h_kv" if plan.grouped else "h"
+        self.sizes = ("B", "HQ", "TQ", "TK") if self.packed else ("B", "HQ", "SQ", "SK")
+        self.not_zero = finiteness.NOT_ZERO | {n for n, p in self.spec.params.items() if p.value}
+        self.problem = {p.name: p for p in self._problem()}
+        """What every kernel is given, by name."""
+
+    def _problem(self) -> list[Param]:
+        found = [p for name in self.spec.buffers for p in self.of_buffer(name)]
+        if self.packed:
+            found += [Param(f"{name}_ptr", name) for name in ("cu_seqlens_q", "cu_seqlens_k")]
+        found += [Param(name, name) for name in (*self.sizes, "scale", *self.runtime)]
+        return found + [Param("GQA", "GQA=HQ // HKV", "tl.constexpr")] * self.plan.grouped
+
+    @property
+    def open_sizes(self) -> list[str]:
+        """The extents that tensors have of their own."""
+        return [size for sizes in self.open.values() for size in sizes.values()]
+
+    def of_buffer(self, name: str) -> list[Param]:
+        """What a kernel is given of a buffer."""
+        rank = len(self.spec.buffers[name].shape)
+        found = [Param(f"{name}_ptr", name), *strides_of(name, rank, wide=rank - 1)]
+        return found + [Param(size, f"{name}.shape[{axis}]") for axis, size in self.open[name].items()]
+
+    # --- values --------------------------------------------------------------------------------------------------
+
+    def printer(self, loop: TileLoop, program: Program | None = None) -> Printer:
+        """A printer for the expressions of a loop, or for those of another program over the same indices."""
+        empty = frozenset[str]() if self.plan.self_attention else frozenset({loop.inner.size.name})
+        return Printer(
+            program or loop.program,
+            side_of(loop.outer).name,
+            self.layouts,
+            replace(self.plan.index_ranges, empty=empty),
+            self.constants,
+            self.spec.accuracy,
+            self.helpers,
+        )
+
+    def lines_of(self, bindings: Iterable[Binding], printer: Printer) -> list[Statement]:
+        """The statements that make what a program binds."""
+        return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
+
+    def returned(self, rest: Node, printer: Printer) -> Code:
+        """What a row gets back, a number also in rows that see no key, whose own value may be infinite or NaN."""
+        value = printer.own(rest)
+        assert self.plan.form.row_rest is not None
+        if not self.may_be_nan(self.plan.form.row_rest):
+            return op("{0}", value, operand=MUL)
+        if self.spec.sinks:
+            # The sum of a row with a sink is never zero, and begins with the sink less this.
+            return row("where", row("lt", row("abs", value), INFINITY), value, ZERO)
+        return row("where", row("eq", "l_i", ZERO), ZERO, value)
+
+    def row_rest(self, loop: TileLoop, printer: Printer) -> Code | None:
+        """What the log-sum-exp of a row gets back."""
+        rest = loop.program.results.get("row_rest")
+        return None if rest is None else self.returned(rest, printer)
+
+    def sink(self, loop: TileLoop, printer: Printer) -> Code:
+        """The sink among the logits of a row."""
+        rest = loop.program.results.get("row_rest") if self.spec.sinks else None
+        return Name("sink") if rest is None else row("sub", "sink", self.returned(rest, printer))
+
+    def may_be_nan(self, node: Node) -> bool:
+        """True if a value may be infinite or NaN where no pair is visible."""
+        return finiteness.may_be_nan(node, self.not_zero)
+
+    def scaled(self, x: Code | str, g: ReadGradient, printer: Printer) -> Code:
+        """A sum times the factor of a gradient."""
+        if is_one(g.factor):
+            return op("{0}", x)
+        return scaled(x, self.scalar(g.factor, printer), self.may_be_nan(g.factor))
+
+    def scalar(self, node: Node, printer: Printer) -> Code:
+        """A number of one (b, h), written in full where it is used once, after a loop, but for what was read before."""
+        alone = replace(printer, program=hoist({}, {}))
+        return alone.own(substitute(node, read_before(printer.program)))
+
+    def product(self, factors: Sequence[Node], printer: Printer) -> Code:
+        """The product of numbers of one (b, h)."""
+        first, *rest = (self.scalar(f, printer) for f in factors if not is_one(f))
+        return reduce(times, rest, first)
+
+
+def _open(buffer: str, shape: Sequence[int | str]) -> dict[int, str]:
+    """How kernels call the extents that a tensor has of its own, by axis."""
+    return {axis: f"size_{buffer}_{axis}" for axis, size in enumerate(shape) if size == ANY}
+
+
+def strides_of(tensor: str, rank: int, wide: int) -> list[Param]:
+    """The strides of a tensor, which one argument brings. The first `wide` of them are 64-bit, so that a tensor may
+    pass 2**31 elements."""
+    return [
+        Param(
+            f"stride_{tensor}_{d}",
+            None if d else f"*{tensor}.stride()",
+            "tl.int64" if d < wide else "",
+        )
+        for d in range(rank)
+    ]
+
+
+def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
+    """The strides of a tensor of rows, in the order of its dimensions; all but that of columns are 64-bit."""
+    return [
+        Param(f"stride_{letter}{d}", None if i else f"*{tensor}.stride()", "" if d == "d" else "tl.int64")
+        for i, d in enumerate(order)
+    ]
+
+
+def read_before(program: Program) -> dict[Node, Node]:
+    """What a program reads once, ahead of everything else, and by which name."""
+    once = (b for b in program.before_loop() if isinstance(b.node, Read) and not b.place.axes)
+    return {b.node: Var(b.name, b.node.type) for b in once}

@@ -1,0 +1,116 @@
+"""What each kernel of attention is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kgen.kernels.attention.lowered.decode import DecodeKernel
+from kgen.kernels.attention.lowered.lowering import Lowering, row_strides
+from kgen.kernels.attention.lowered.model import KernelParams, LoopKernel, Param
+from kgen.kernels.attention.lowered.recomputed import PairKernel, Recomputed
+
+_QUERIES_AND_KEYS = ("q", "k", "v")
+SINKS = (Param("sinks_ptr", "sinks"), Param("stride_sinks", "*sinks.stride()"))
+PAGES = (
+    Param("block_table_ptr", "block_table"),
+    Param("stride_tb", "*block_table.stride()", "tl.int64"),
+    Param("stride_tp", None),
+)
+"""What a kernel is given of keys in pages."""
+
+
+def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
+    """What the forward kernel is given."""
+    tensors = [
+        *_pointers(*_QUERIES_AND_KEYS),
+        *_descriptors(kernel),
+        Param("o_ptr", "out"),
+        *_pointers("lse"),
+    ]
+    tensors += SINKS if lowering.spec.sinks else ()
+    return _params(lowering, [*tensors, *kernel.ranges.lists], {"o": "out"})
+
+
+def dq_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
+    """What the kernel of dq is given."""
+    return _params(lowering, _of_backward(kernel, "dq"), {"g": "dout", "o": "dq"})
+
+
+def dkdv_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
+    """What the kernel of dk and dv is given."""
+    return _params(lowering, _of_backward(kernel, "dk", "dv"), {"g": "dout", "o": "dk", "w": "dv"})
+
+
+def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
+    """What the kernel of delta is given, with `more` behind its tensors."""
+    tensors = [Param("o_ptr", "out"), Param("do_ptr", "dout"), *_pointers("dlse", "delta"), *more]
+    if lowering.spec.sinks:
+        tensors += [*_pointers("lse"), *SINKS, *_pointers("d_sinks")]
+    order = "hs" if lowering.packed else "bhs"
+    first, *rest = row_strides("l", order, "dlse")
+    none = f"({', '.join('0' for _ in order)})"
+    of_dlse = (replace(first, argument=f"*(dlse.stride() if dlse is not None else {none})"), *rest)
+    names = ("B", "TQ") if lowering.packed else ("HQ", "SQ")
+    ends = _pointers("cu_seqlens_q") if lowering.packed else []
+    return KernelParams(
+        tuple(tensors),
+        (*_strides(lowering, {"o": "out", "g": "dout"}), of_dlse),
+        (*ends, *(Param(name, name) for name in names)),
+    )
+
+
+def pair_params(lowering: Lowering, kernel: PairKernel) -> KernelParams:
+    """What a kernel for a gradient with an element for each pair is given."""
+    found = diagonal_params(lowering, kernel.tile)
+    return replace(found, strides=(*found.strides, tuple(kernel.strides)))
+
+
+def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
+    """What a kernel for a gradient with an element for each distance is given."""
+    tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("do_ptr", "dout"), *_pointers("lse", "delta", tile.name)]
+    return _params(lowering, tensors, {"g": "dout"})
+
+
+def decode_params(lowering: Lowering, kernel: DecodeKernel) -> KernelParams:
+    """What the kernel for a share of the keys is given, but for pages."""
+    tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("o_ptr", "out"), *_pointers("lse", "part", "part_lse")]
+    found = _params(lowering, tensors, {"o": "out"})
+    of_q, *_, of_out = found.strides
+    return replace(found, strides=(of_q, tuple(kernel.k_strides), tuple(kernel.v_strides), of_out))
+
+
+def combine_params(lowering: Lowering) -> KernelParams:
+    """What the kernel that merges shares is given."""
+    tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
+    return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), _problem(lowering))
+
+
+def _params(lowering: Lowering, tensors: Sequence[Param], more: dict[str, str]) -> KernelParams:
+    """A kernel that is given q, k and v; `more` are other tensors of rows by the letter of their strides."""
+    letters = {x: x for x in _QUERIES_AND_KEYS}
+    return KernelParams(tuple(tensors), _strides(lowering, letters | more), _problem(lowering))
+
+
+def _of_backward(kernel: LoopKernel, *written: str) -> list[Param]:
+    assert kernel.gradients is not None
+    read = [*_pointers(*_QUERIES_AND_KEYS), Param("do_ptr", "dout"), *_descriptors(kernel)]
+    return [*read, *_pointers("lse", "delta", *written), *kernel.ranges.lists, *kernel.gradients.params]
+
+
+def _pointers(*tensors: str) -> list[Param]:
+    return [Param(f"{name}_ptr", name) for name in tensors]
+
+
+def _descriptors(kernel: LoopKernel) -> list[Param]:
+    return [Param(name, name) for name in kernel.operands.descs]
+
+
+def _strides(lowering: Lowering, tensors: dict[str, str]) -> tuple[tuple[Param, ...], ...]:
+    """The strides of tensors of rows, by letter."""
+    order = "shd" if lowering.packed else "bhsd"
+    return tuple(tuple(row_strides(letter, order, tensor)) for letter, tensor in tensors.items())
+
+
+def _problem(lowering: Lowering) -> tuple[Param, ...]:
+    return tuple(lowering.problem.values())

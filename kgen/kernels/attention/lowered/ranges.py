@@ -1,0 +1,205 @@
+"""The loops of a kernel over tiles of the inner index: between the bounds of a mask's spans, or over what a block mask
+lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import FIRST_AT_LEAST, Const, Node, Read, Type, Var, walk
+from kgen.expr.spans import Span
+from kgen.kernels.attention.lowered.model import KEYS, Param, Part, Ranges, SpanLoops, side_of
+from kgen.kernels.attention.plan.block_mask import BlockMask
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.targets.code import (
+    Assign,
+    Code,
+    Name,
+    Statement,
+    as_type,
+    assign,
+    atom,
+    cdiv,
+    load,
+    maximum,
+    minimum,
+    over,
+    row,
+    text,
+)
+from kgen.targets.triton.printer import Printer
+
+
+def lists_of(inner: str) -> tuple[str, str, str]:
+    """What a block mask calls its lists of blocks of keys (`kv`) or of queries (`q`), as FlexAttention does."""
+    return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
+
+
+def searches_of(loop: TileLoop, printer: Printer) -> tuple[list[Statement], list[Span]]:
+    """Searches of sorted buffers that the bounds of a loop ask for, two of one row at a time, and the spans
+    over their results."""
+    rows: dict[tuple[str, tuple[Node, ...]], list[Read]] = {}
+    for node in (n for s in loop.spans for bound in (s.lo, s.hi, s.full_lo, s.full_hi) for n in walk(bound)):
+        if isinstance(node, Read) and node.buffer.endswith(FIRST_AT_LEAST):
+            searches = rows.setdefault((node.buffer, node.indices[:-1]), [])
+            searches += [node] * (node not in searches)
+    names: dict[Node, Var] = {}
+    lines = list[Statement]()
+    for searches in rows.values():
+        for first, second in zip(searches[::2], [*searches[1::2], searches[-1]], strict=False):
+            for node in (first, second):
+                stem = node.buffer.removesuffix(FIRST_AT_LEAST)
+                names.setdefault(node, Var(f"{stem}_first_{len(names)}", Type.INT))
+            other = names[second].name if first != second else "_"
+            lines.append(Assign((names[first].name, other), (printer.search(first, second),)))
+    found = dict[Node, Node](names)
+    return lines, [span.over(found) for span in loop.spans]
+
+
+def ranges_of(plan: AttentionPlan, loop: TileLoop, printer: Printer, known: Mapping[Node, Node]) -> Ranges:
+    """The tiles that a loop visits; `known` is what its kernel has read before."""
+    searches = list[Statement]()
+    if loop.listed:
+        assert plan.block_mask is not None
+        spans = [listed_loops(plan.block_mask, loop)]
+    else:
+        searches, found = searches_of(loop, printer)
+        divisible = (plan.kv if side_of(loop.inner) is KEYS else plan.q).bound == TRUE
+        spans = [
+            span_loops(span.over(known), loop, printer, divisible, i == 0, i == len(found) - 1)
+            for i, span in enumerate(found)
+        ]
+    if side_of(loop.outer) is KEYS:
+        # What is searched for may depend on the query head.
+        spans[0] = replace(spans[0], bounds=[*searches, *spans[0].bounds])
+        searches = []
+    gapped = any(part.gap is not None for span in spans for part in span.loops)
+    return Ranges(
+        spans=tuple(
+            replace(span, loops=[_told(part, loop, gapped) for part in span.loops]) for span in spans
+        ),
+        searches=searches,
+        listed=loop.listed,
+        rotated=loop.rotated,
+        gapped=gapped,
+        params=_range_params(loop, gapped),
+        visited=_visited(loop),
+        lists=_lists(loop),
+    )
+
+
+def _told(part: Part, loop: TileLoop, gapped: bool) -> Part:
+    """A loop with what its function is told beside its ends: which tile comes first, and the gap."""
+    rotates = loop.rotated and (not part.masked or not any(s.has_full for s in loop.spans))
+    turn = [Name("tile" if rotates else "0")] if loop.rotated else []
+    gap = (part.gap or (text("0"), text("0"))) if gapped else ()
+    return replace(part, options=(*turn, *gap))
+
+
+def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
+    """What the function of a loop is told of the tiles to visit."""
+    inner = side_of(loop.inner).name
+    if loop.listed:
+        return [f"{inner}_blocks", "n_blocks"]
+    turn = ["turn"] if loop.rotated else []
+    gap = ["gap_lo", "gap"] if gapped else []
+    return [f"{inner}_lo", f"{inner}_hi", *turn, *gap]
+
+
+def _visited(loop: TileLoop) -> str:
+    inner = side_of(loop.inner)
+    of = "n_blocks listed blocks" if loop.listed else f"[{inner.name}_lo, {inner.name}_hi)"
+    return f"{inner.words} tiles of {of}"
+
+
+def _lists(loop: TileLoop) -> tuple[Param, ...]:
+    if not loop.listed:
+        return ()
+    return tuple(Param(f"{name}_ptr", name) for name in lists_of(side_of(loop.inner).name))
+
+
+def span_loops(
+    span: Span, loop: TileLoop, printer: Printer, divisible: bool, first: bool, last: bool
+) -> SpanLoops:
+    """Tile-aligned loop bounds of one span, and the loops between them; `divisible`: no tile is cut by the length."""
+    inner, size = side_of(loop.inner), loop.inner.size
+    x, block = inner.name, Name(inner.block)
+    lo_name, hi, done = Name(f"{x}_lo"), Name(f"{x}_hi"), Name(f"{x}_done")
+    lines: list[Statement] = []
+
+    def down(node: Node) -> Code:
+        return in_tiles(over(atom(printer.position(node)), block), block)
+
+    # What the span before this one has visited is done.
+    lo: Code = text("0") if first else done
+    if span.lo != Const(0, Type.INT):
+        lo = down(span.lo) if first else maximum(down(span.lo), done)
+    if not first or span.lo != Const(0, Type.INT):
+        lines.append(assign(lo_name.name, lo))
+        lo = lo_name
+    lines.append(assign(hi.name, printer.position(span.hi)))
+    if not last:
+        behind: Code = in_tiles(cdiv(hi, block), block)
+        if lo == lo_name:
+            behind = end_of(lo, hi, behind, text("0") if first else done)
+        lines.append(assign(done.name, behind))
+    if not span.has_full or not loop.masked:
+        return SpanLoops(lines, [Part(lo, hi, loop.masked)])
+    full_lo, full_hi = lo, Name(f"{x}_full_hi")
+    from_start = span.full_lo == span.lo == Const(0, Type.INT) and first
+    if not from_start:
+        aligned: Code = in_tiles(cdiv(printer.position(span.full_lo), block), block)
+        full_lo = Name(f"{x}_full_lo")
+        lines.append(assign(full_lo.name, maximum(aligned, lo) if lo == lo_name else aligned))
+    if span.full_hi == span.hi == size and divisible:
+        head, rest = Part(lo, minimum(full_lo, hi), True), Part(full_lo, hi, False)
+        return SpanLoops(lines, [rest] if from_start else [head, rest])
+    lines.append(assign(full_hi.name, down(span.full_hi)))
+    full = Part(full_lo, full_hi, False)
+    if from_start:
+        return SpanLoops(lines, [full, Part(full_hi, hi, True)])
+    gap = Name(f"{x}_gap")
+    lines.append(assign(gap.name, maximum(row("sub", full_hi, full_lo), 0)))
+    return SpanLoops(lines, [Part(lo, hi, True, gap=(full_lo, gap)), full])
+
+
+def end_of(lo: Code, hi: Code, end: Code, before: Code) -> Code:
+    """The first tile that a later span may visit: `end`, or `before` if this span is empty.
+
+    The start of an empty span can be any position, also one behind the tiles of later spans.
+    """
+    return row("where", row("lt", lo, hi), end, before)
+
+
+def in_tiles(number: Code, block: Code) -> Code:
+    """The position of a tile by its number."""
+    return row("mul", number, block)
+
+
+def listed_loops(block_mask: BlockMask, loop: TileLoop) -> SpanLoops:
+    """The loops over what the block mask lists for a tile: blocks with the mask, and blocks without it."""
+    outer, inner = side_of(loop.outer).name, side_of(loop.inner).name
+    num_blocks, full_num_blocks, indices = (f"{n}_ptr" for n in lists_of(inner))
+    head = {
+        (True, True): row("add", row("mul", "b", "HQ"), "h"),
+        (True, False): Name("b"),
+        (False, True): Name("h"),
+        (False, False): None,
+    }
+    plane = head[block_mask.by_batch, block_mask.by_head]
+    blocks = {x: cdiv(f"S{x[0].upper()}", "BLOCK_SIZE") for x in ("q", "kv")}
+    own: Code = over(loop.outer.start.name, "BLOCK_SIZE")
+    if plane is not None:
+        own = row("add", row("mul", plane, blocks[outer]), own)
+    first = row("mul", as_type(Name("row"), "int64"), blocks[inner])
+    lines: list[Statement] = [
+        assign("row", own),
+        Assign(
+            ("n_partial", "n_full"), tuple(load(row("add", n, "row")) for n in (num_blocks, full_num_blocks))
+        ),
+        assign(f"{inner}_blocks", row("add", indices, first)),
+    ]
+    listed = Name(f"{inner}_blocks")
+    with_mask = Part(listed, Name("n_partial"), loop.masked)
+    return SpanLoops(lines, [with_mask, Part(row("add", listed, "n_partial"), Name("n_full"), False)])

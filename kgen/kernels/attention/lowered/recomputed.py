@@ -1,0 +1,222 @@
+"""Kernels for gradients of buffers alone, which compute tiles of the scores once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from kgen.expr.differentiate import is_one
+from kgen.expr.mask_form import TRUE
+from kgen.expr.nodes import Type, Var
+from kgen.expr.spelling import MUL
+from kgen.kernels.attention.lowered.bodies import body_of
+from kgen.kernels.attention.lowered.gradients import contribution
+from kgen.kernels.attention.lowered.loads import load_of, streamed_load
+from kgen.kernels.attention.lowered.lowering import Lowering, strides_of
+from kgen.kernels.attention.lowered.model import KEYS, QUERIES, Load, Param, TileBody
+from kgen.kernels.attention.plan.model import AttentionPlan, TileLoop
+from kgen.targets.code import (
+    Assign,
+    Code,
+    If,
+    Name,
+    Statement,
+    assign,
+    at_first_use,
+    atom,
+    conjunction,
+    op,
+    over,
+    renamed,
+    row,
+)
+from kgen.targets.triton.printer import Printer, column
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
+
+    name: str
+    """What the launcher and the kernel call the gradient."""
+    body: TileBody
+    q_loads: list[Load]
+    k_loads: list[Load]
+    v_loads: list[tuple[Load, Load]]
+    """Each with that of dO."""
+    vector_guard: Code | None
+    """Which rows of log-sum-exp and delta are loaded."""
+    gradient_lines: list[Statement]
+    part: Code
+    """What the tile adds to the gradient."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """The batches and heads that share an element of a gradient."""
+
+    count: str
+    """How many pairs of them there are."""
+    lines: list[Statement]
+    """What makes a batch and a head of the number of a pair."""
+    programs: str | None
+    """How many elements a pair of positions has; None for one."""
+
+
+@dataclass(frozen=True)
+class PairKernel:
+    """The kernel for a gradient with an element for each (query, key)."""
+
+    tile: Recomputed
+    shared: Shared
+    given: list[Statement]
+    """What makes the batch or the head of a program's number."""
+    prologue: list[Statement]
+    inside: Code | None
+    """That a tile is inside of both tensors; None where all are."""
+    value: Code
+    """What a tile of one batch and head adds."""
+    address: Code
+    store_guard: Code | None
+    strides: list[Param]
+    """Those of the gradient."""
+
+
+@dataclass(frozen=True)
+class DiagonalKernel:
+    """The kernel for a gradient with an element for each distance of each (b, h)."""
+
+    tile: Recomputed
+    prologue: list[Statement]
+    allowed: Code | None
+    """Which distances the mask allows; None for all."""
+    factor: Code | None
+    """What sums are multiplied by."""
+    selected: list[Statement]
+    """The same, where the factor may be infinite or NaN."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Whether a side of a tile ends before the tensor does, and the mask of a store where it may not."""
+
+    whole: Code
+    guard: Code
+
+
+_BOTH = Assign(("b", "h"), (over("inner", "HQ"), op("{0} % {1}", "inner", "HQ", binds=MUL, operand=MUL)))
+_SHARED = {
+    (): Shared("B * HQ", [_BOTH], None),
+    ("b",): Shared("HQ", [assign("h", "inner")], "B"),
+    ("h",): Shared("B", [assign("b", "inner")], "HQ"),
+    ("b", "h"): Shared("1", [], "B * HQ"),
+}
+"""By what a gradient has an element for, beside positions."""
+
+
+def pair_kernel(lowering: Lowering, loop: TileLoop) -> PairKernel:
+    """The kernel for a gradient with an element for each (query, key)."""
+    program, printer, (g,) = loop.program, lowering.printer(loop), loop.gradients
+    assert g.summed is not None
+    own = tuple(d for d in ("b", "h") if d in g.summed)
+    outer: dict[str, Code] = {n: Name("outer") for n in own}
+    if len(own) == 2:
+        outer = {"b": over("outer", "HQ"), "h": op("{0} % {1}", "outer", "HQ", binds=MUL, operand=MUL)}
+    tile, bounds = _recomputed(lowering, loop, printer), _bounds(lowering.plan)
+    indices = tuple(Var(f"outer_{n}" if n in outer else n, Type.INT) for n in g.summed)
+    address = printer.address(tile.name, indices, ("q", "kv"))
+    lines, inside = (lowering.lines_of(program.before_loop(), p) for p in (printer, _inside(printer)))
+    unguarded = {line: other for line, other in zip(lines, inside, strict=True) if line != other}
+    before = at_first_use(lines, _conditions(loop, printer, in_loop=False))
+    rank = len(g.indices)
+    return PairKernel(
+        tile=tile,
+        shared=_SHARED[own],
+        given=[assign(n, value) for n, value in outer.items()],
+        prologue=[_in_two(line, unguarded.get(line)) for line in before],
+        inside=conjunction(op("({0})", b.whole) for b in bounds),
+        value=lowering.scaled(tile.part, g, printer),
+        address=renamed(address, {f"outer_{n}": value for n, value in outer.items()}),
+        store_guard=conjunction(b.guard for b in bounds),
+        strides=strides_of(tile.name, rank, wide=rank),
+    )
+
+
+def diagonal_kernel(lowering: Lowering, loop: TileLoop) -> DiagonalKernel:
+    """The kernel for a gradient with an element for each distance of each (b, h)."""
+    program, printer, (g,) = loop.program, lowering.printer(loop), loop.gradients
+    allowed, tile = program.results.get("allowed"), _recomputed(lowering, loop, printer)
+    sums, selected = f"{tile.name}_sums", lowering.may_be_nan(g.factor)
+    lines = lowering.lines_of(program.before_loop(), printer)
+    return DiagonalKernel(
+        tile=tile,
+        prologue=at_first_use(lines, _conditions(loop, printer, in_loop=False)),
+        allowed=None if allowed is None else printer.tile(allowed),
+        factor=None if selected or is_one(g.factor) else atom(lowering.scalar(g.factor, printer)),
+        selected=[assign(sums, lowering.scaled(sums, g, printer))] if selected else [],
+    )
+
+
+def _recomputed(lowering: Lowering, loop: TileLoop, printer: Printer) -> Recomputed:
+    """The tile that a kernel for the gradient of a buffer computes once more."""
+    plan, program, (g,) = lowering.plan, loop.program, loop.gradients
+    body = body_of(lowering, loop, printer)
+    lines, part = contribution(lowering, loop, printer, g)
+    # All of its tiles have the mask.
+    lines = [s for line in lines for s in (line.then if isinstance(line, If) else (line,))]
+    q_live, kv_live = program.results["outer_live"], program.results["inner_live"]
+    q_guard = None if q_live == TRUE else column("q_live")
+    kv_guard = None if kv_live == TRUE else column("kv_live")
+    # Loads need what a mask leaves of either side, too.
+    mask_lines = at_first_use(
+        lowering.lines_of(program.in_loop(needed_by=("mask", "inner_live", "outer_live")), printer),
+        _conditions(loop, printer, in_loop=True),
+    )
+    scored = [line for line in body.score_lines if line not in mask_lines]
+    v_loads = [streamed_load(c, kv_guard) for c in plan.v_chunks]
+    do_guards = [load_of(c, q_guard).guard for c in plan.v_chunks]
+    return Recomputed(
+        name=f"d_{g.name}",
+        body=replace(body, mask_lines=mask_lines, score_lines=scored),
+        q_loads=[load_of(c, q_guard) for c in plan.qk_chunks],
+        k_loads=[streamed_load(c, kv_guard) for c in plan.qk_chunks],
+        v_loads=[(v, replace(v, guard=guard)) for v, guard in zip(v_loads, do_guards, strict=True)],
+        vector_guard=None if q_live == TRUE else Name("q_live"),
+        gradient_lines=lines,
+        part=part,
+    )
+
+
+def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[Statement]:
+    """Which positions of each side of a tile are there, and its mask: computed in the loop, or before it."""
+    program, names = loop.program, {"q_live": "outer_live", "kv_live": "inner_live"}
+    own = {name: printer.own(program.results[result]) for name, result in names.items()}
+    own |= {"mask": printer.tile(program.results["mask"])}
+    return [
+        assign(name, value)
+        for name, value in own.items()
+        if (node := program.results[names.get(name, name)]) != TRUE and program.place(node).in_loop == in_loop
+    ]
+
+
+def _bounds(plan: AttentionPlan) -> list[_Bound]:
+    """Of a tile of both sides: which of its sides may reach past the end."""
+    sides = ((plan.q, QUERIES, "({0})[:, None]"), (plan.kv, KEYS, "({0})[None, :]"))
+    return [
+        _Bound(
+            row("le", row("add", f"{side.name}_start", side.block), side.length),
+            op(form, row("lt", f"{side.name}_idx", side.length)),
+        )
+        for guards, side, form in sides
+        if guards.bound != TRUE
+    ]
+
+
+def _inside(printer: Printer) -> Printer:
+    """A printer for tiles that no side of reaches past the end."""
+    greatest = {"q_idx": {"SQ": 1, "": -1}, "kv_idx": {"SK": 1, "": -1}}
+    return replace(printer, ranges=replace(printer.ranges, greatest={**printer.ranges.greatest, **greatest}))
+
+
+def _in_two(line: Statement, unguarded: Statement | None) -> Statement:
+    """A line, or what it is in tiles that are inside of both tensors and in the others."""
+    return line if unguarded is None else If(Name("whole"), (unguarded,), (line,))

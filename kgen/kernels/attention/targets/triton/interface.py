@@ -1,0 +1,262 @@
+"""What callers of an attention function give, what its docstring says of that, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from kgen.expr.nodes import Const, Node, Var, reads, substitute, variables
+from kgen.kernels.attention.plan.model import AttentionPlan
+from kgen.kernels.attention.spec import ANY, KV_LENS, Buffer
+from kgen.spec.common import REALS
+from kgen.targets.arguments import cast_lines, divisor_lines
+from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is refused of a call."""
+
+    wrong: str
+    """The condition."""
+    message: str
+    error: str = "ValueError"
+
+
+def _dtype_check(name: str, called: str, dtypes: Sequence[str]) -> Check:
+    words = f"{called} must be a tensor of {dtype_words(dtypes)}, got {{_dtype({name})}}"
+    return Check(other_dtype(name, dtypes), words, "TypeError")
+
+
+def _differs(name: str, sizes: Sequence[str]) -> str:
+    """That a tensor has another shape; an open extent may be anything."""
+    if ANY not in sizes:
+        return f"{name}.shape != ({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+    wrong = [f"{name}.dim() != {len(sizes)}"]
+    wrong += [f"{name}.shape[{axis}] != {size}" for axis, size in enumerate(sizes) if size != ANY]
+    return " or ".join(wrong)
+
+
+def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
+    """The dtypes of torch that the floating-point buffers must have, by name."""
+    return {n: f"torch.{TORCH_DTYPES[b.dtype]}" for n, b in buffers.items() if b.dtype in REALS}
+
+
+class Interface:
+    """What callers of one plan's function give."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan, self.spec = plan, plan.spec
+        self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
+
+    def called(self, name: str) -> str:
+        """What callers say for a name."""
+        return self.plan.called.get(name, name)
+
+    def folded(self, node: Node) -> Node:
+        """A tree with compile-time parameters as numbers."""
+        return substitute(
+            node,
+            {
+                Var(n, p.scalar): Const(p.value, p.scalar)
+                for n, p in self.spec.params.items()
+                if p.value is not None
+            },
+        )
+
+    def divisor_lines(self, params: Iterable[str]) -> list[str]:
+        """The checks of divisors of both expressions."""
+        trees = [self.folded(t) for t in (self.plan.score_mod, self.plan.mask_mod) if t is not None]
+        return divisor_lines(self.spec.name, trees, params, self.plan.called)
+
+    def required(self) -> list[str]:
+        """The keywords without a default, as callers say them."""
+        spec = self.spec
+        tables, sinks = ["block_table"] * (spec.paged_kv is not None), ["sinks"] * spec.sinks
+        return [*tables, *map(self.called, spec.buffers), *sinks, *map(self.called, self.runtime)]
+
+    def kv_sizes(self) -> str:
+        """Heads of K and V, and the number of keys."""
+        if self.spec.paged_kv is None:
+            return "k.shape[1], k.shape[2]"
+        return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
+
+    def checked_sizes(self) -> str:
+        """What a call is checked by: SK only where something has that length, for pages say nothing of it."""
+        spec = self.spec
+        dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
+        promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
+        if spec.paged_kv is None or "SK" in dims or promised or self.plan.block_mask is not None:
+            return f"HKV, SK = {self.kv_sizes()}"
+        return "HKV = k.shape[2]"
+
+    def k_shape(self) -> str:
+        if self.spec.varlen:
+            return "TK, HKV"
+        return f"k.shape[0], {self.spec.paged_kv.page_size}, HKV" if self.spec.paged_kv else "B, HKV, SK"
+
+    def kv_shapes(self) -> str:
+        head, paged = self.spec.head_dim, self.spec.paged_kv
+        if self.spec.varlen:
+            return f"k [TK, HKV, {head.qk}], v [TK, HKV, {head.v}]"
+        if paged is None:
+            return f"k [B, HKV, SK, {head.qk}], v [B, HKV, SK, {head.v}]"
+        return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
+
+    def all_argument_words(self) -> list[str]:
+        """What the docstring says of each argument."""
+        spec = self.spec
+        words = []
+        if spec.paged_kv is not None:
+            words.append(
+                "block_table: [B, n] int32, the pages of each sequence in order, not checked; SK is n pages."
+            )
+        words += self.argument_words(spec.buffers, ())
+        if spec.sinks:
+            words.append(f"sinks: [HQ] {dtype_words(REALS)}, logits that join the softmax without a value.")
+        words += self.argument_words((), self.runtime)
+        if self.plan.block_mask is not None:
+            words.append(
+                f"block_mask: what {spec.name}_block_mask gives for these sizes; by default it is built at every call."
+            )
+        if spec.aligned_to_end:
+            keys = "kv_lens[b]" if spec.per_batch else "SK"
+            words.append(f"Query i is at position {keys} - SQ + i: the last query at the last key.")
+        return words
+
+    def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
+        """What a docstring says of some buffers and run-time params."""
+        words = []
+        for name in buffers:
+            b = self.spec.buffers[name]
+            shape = f"[{', '.join(map(str, b.shape))}] {dtype_words(b.dtypes)}"
+            role = ", how many keys each sequence has, at most SK; others are not read" * (name == KV_LENS)
+            role += self._used_by(name) * (name != KV_LENS)
+            words.append(f"{self.called(name)}: {shape}{', ascending' if b.sorted else ''}{role}.")
+        return words + [f"{self.called(n)}: {self.runtime[n].type}{self._used_by(n)}." for n in scalars]
+
+    def _used_by(self, name: str) -> str:
+        """The expressions that use a buffer or a parameter, for docstrings."""
+        trees = {"score_mod": self.plan.score_mod, "mask_mod": self.plan.mask_mod}
+        users = [
+            field
+            for field, tree in trees.items()
+            if tree is not None and name in variables(tree) | {read.buffer for read in reads(tree)}
+        ]
+        return f", used by {' and '.join(users)}" if users else ", used by no expression"
+
+    def checks(self) -> list[Check]:
+        """What is refused, in the order in which it is looked at."""
+        spec = self.spec
+        queries, keys = ("TQ", "TK") if spec.varlen else ("SQ", "SK")
+        if spec.paged_kv:
+            keys = f"block_table.shape[1] * {spec.paged_kv.page_size}"
+        # Kernels reckon with positions, sums and differences of them in 32 bits.
+        lengths = Check(
+            f"max({queries}, {keys}) > 2**29",
+            f"there may be 2**29 queries and as many keys, got {{{queries}}} and {{{keys}}}",
+        )
+        most = self.widest_step()
+        apart = Check(
+            f"max(q.stride(-1), k.stride(-1), v.stride(-1)) > {most}",
+            f"elements of a row of q, k and v may not lie more than {most} apart, make it contiguous",
+        )
+        packed = _PACKED if spec.varlen else ()
+        numbers = [*self.length_checks(), *self.scalar_checks(self.runtime)]
+        buffers = self.buffer_checks(spec.buffers, "q.device")
+        sinks = _SINKS if spec.sinks else ()
+        return [self._heads(), *packed, lengths, *numbers, apart, *buffers, *sinks]
+
+    def _heads(self) -> Check:
+        gqa = self.spec.gqa
+        if gqa == "any":
+            words = "q has {HQ} heads, which is not a multiple of the {HKV} heads of k and v"
+            return Check("HKV == 0 or HQ % HKV", words)
+        heads = "1 head" if gqa == 1 else f"{gqa} heads"
+        wrong = "HQ != HKV" if gqa == 1 else f"HQ != {gqa} * HKV"
+        return Check(wrong, f"q must have {heads} for each of k and v, got {{HQ}} and {{HKV}}")
+
+    def widest_step(self) -> str:
+        """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
+        return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
+
+    def length_checks(self) -> list[Check]:
+        """Of what is promised of SQ and SK, or follows from the buffers."""
+        checks = []
+        for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
+            multiple = getattr(length, "multiple_of", None)
+            if multiple and multiple > 1:
+                message = f"{size} must be a multiple of {multiple}, got {{{size}}}"
+                checks.append(Check(f"{size} % {multiple}", message))
+        if self.plan.self_attention:
+            checks.append(Check("SQ != SK", "q and k must be equally long, got {SQ} and {SK}"))
+        return checks
+
+    def scalar_checks(self, names: Iterable[str]) -> list[Check]:
+        """Of run-time params."""
+        # Tile ranges add it to positions in 32 bits.
+        return [
+            Check(
+                f"abs({name}) > 2**30", f"{self.called(name)} must lie within 2**30 of zero, got {{{name}}}"
+            )
+            for name in names
+            if self.runtime[name].type == "int"
+        ]
+
+    def casts(self, names: Iterable[str]) -> list[str]:
+        """The lines that cast buffers under autocast."""
+        return cast_lines(real_dtypes({n: self.spec.buffers[n] for n in names}))
+
+    def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
+        """Of buffers, which have to be on a device."""
+        checks = []
+        sequences = "len(cu_seqlens_q) - 1"
+        for name in names:
+            buffer, called = self.spec.buffers[name], self.called(name)
+            # Packed tensors have no batch dimension.
+            sizes = [sequences if s == "B" and self.spec.varlen else str(s) for s in buffer.shape]
+            checks.append(_dtype_check(name, called, buffer.dtypes))
+            if not sizes:
+                wrong = f"{name}.dim() or {name}.device != {device}"
+                words = f"{called} must be one number, a tensor without dimensions, on {{{device}}}, "
+                checks.append(Check(wrong, f"{words}got {{list({name}.shape)}} on {{{name}.device}}"))
+                continue
+            words = ", ".join(s if s.isdecimal() or s == ANY else f"{{{s}}}" for s in sizes)
+            checks.append(
+                Check(
+                    f"{_differs(name, sizes)} or {name}.device != {device}",
+                    f"{called} must be [{words}] on {{{device}}}, got {{list({name}.shape)}} on {{{name}.device}}",
+                )
+            )
+            length = f"{name}.shape[-1]" if sizes[-1] == ANY else sizes[-1]
+            last = str(int(length) - 1) if length.isdecimal() else f"({length} - 1)"
+            # As columns of q, k and v.
+            checks.append(
+                Check(
+                    f"{last} * {name}.stride(-1) >= 2**31",
+                    f"a row of {called} may not span 2**31 elements, make it contiguous",
+                )
+            )
+        return checks
+
+
+_ENDS = ("cu_seqlens_q", "cu_seqlens_k")
+_PACKED = (
+    *(_dtype_check(name, name, ("int32",)) for name in _ENDS),
+    Check(
+        "cu_seqlens_q.dim() != 1 or cu_seqlens_q.shape != cu_seqlens_k.shape or len(cu_seqlens_q) < 2",
+        "cu_seqlens_q and cu_seqlens_k must both be [N + 1] for N sequences, "
+        "got {list(cu_seqlens_q.shape)} and {list(cu_seqlens_k.shape)}",
+    ),
+    Check(
+        f"any(x.device != q.device or not x.is_contiguous() for x in ({', '.join(_ENDS)}))",
+        "cu_seqlens_q and cu_seqlens_k must be contiguous on {q.device}",
+    ),
+)
+_SINKS = (
+    _dtype_check("sinks", "sinks", REALS),
+    Check(
+        "sinks.shape != (HQ,) or sinks.device != q.device",
+        "sinks must be [{HQ}] on {q.device}, got {list(sinks.shape)} on {sinks.device}",
+    ),
+)
