@@ -146,7 +146,7 @@ def _found(right: str, wrong: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", [418, 802, 1327, 1413, 1630, 2898])
+@pytest.mark.parametrize("seed", [802, 1026, 1344, 1630, 1831, 2898])
 def test_functions_of_sizes_are_said_to_flexattention(seed: int) -> None:
     """Python's own numbers, of which nothing is a tensor."""
     assert running.asked_flex(loads(written(drawn(seed)), "drawn.yaml"), random.Random(0))
