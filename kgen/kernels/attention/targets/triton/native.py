@@ -1,49 +1,41 @@
-"""Attention from C: what `templates/attention/c` names, of the plans that the emitted launchers are made of."""
+"""Attention from C, of the plans that the emitted launchers are made of."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
 
-from kgen.kernels.attention.lowered.model import Descriptor, Operands
-from kgen.kernels.attention.plan.decode import decodes, plan_decode
+from kgen.kernels.attention.plan.decode import DecodePlan, decodes, plan_decode
 from kgen.kernels.attention.plan.extents import without_promises
 from kgen.kernels.attention.plan.hopper import plan_hopper
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.plan.planning import plan_attention
-from kgen.kernels.attention.spec import ANY, KV_LENS
-from kgen.kernels.attention.targets.triton.hopper_streams import streams_of
+from kgen.kernels.attention.targets.triton.hopper_streams import Stream, streams_of
 from kgen.kernels.attention.targets.triton.kernels import KernelFields
-from kgen.kernels.attention.targets.triton.native_decode import NAMES as DECODE_NAMES
-from kgen.kernels.attention.targets.triton.native_decode import decode_fields, decode_tables, paged_inputs
-from kgen.kernels.attention.targets.triton.native_example import example_fields
-from kgen.kernels.attention.targets.triton.native_hopper import hopper_fields
-from kgen.kernels.attention.targets.triton.native_learned import learned_fields, learned_names, learned_tables
-from kgen.kernels.attention.targets.triton.native_lists import PASS as LISTS
-from kgen.kernels.attention.targets.triton.native_lists import (
-    list_example,
-    list_fields,
-    list_inputs,
-    list_names,
+from kgen.kernels.attention.targets.triton.native_calls import (
+    AttentionHeader,
+    AttentionProgram,
+    BackwardCalls,
+    FirstStrides,
+    ForwardCalls,
+    block_mask_calls,
+    decode_calls,
+    portable_launches,
 )
+from kgen.kernels.attention.targets.triton.native_example import example_of
+from kgen.kernels.attention.targets.triton.native_hopper import backward_on_hopper, forward_on_hopper
+from kgen.kernels.attention.targets.triton.native_learned import learned_calls, learned_names, learned_tables
+from kgen.kernels.attention.targets.triton.native_tensors import BLOCK_MASK, tensors_of
 from kgen.kernels.attention.targets.triton.placement import placement
 from kgen.kernels.attention.targets.triton.portable import narrow_values, portable_kernels
 from kgen.spec.load import Loaded
 from kgen.targets import opening
-from kgen.targets.native import DTYPES, MOST_DIMS, WORDS, Native, Tiles, prefix_of, refuse, tensor, unique
-from kgen.targets.template import Untyped
+from kgen.targets.native import DTYPES, MOST_DIMS, Check, Native, Tiles, prefix_of, refuse, unique
+from kgen.targets.template import Template
 from kgen.targets.triton import tables
 
-Fields = dict[str, Any]
 HOPPER = 90
 """The chip that kernels of its own are for."""
-_OWN = """
-q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
-kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
-"""
-OWN = frozenset(_OWN.split())
-"""Members of the struct of arguments that are no user's."""
 _NAMES = """
 q_ptr k_ptr v_ptr o_ptr do_ptr dq_ptr dk_ptr dv_ptr lse_ptr dlse_ptr delta_ptr counter_ptr dq_sum_ptr sinks_ptr
 stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_rope_desc k_rope_desc
@@ -51,6 +43,11 @@ dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_D
 num_warps num_stages launch_pdl
 """
 """What kernels call their arguments, beside those of a spec."""
+_OF_DECODING = (
+    *("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S"),
+    *("block_table_ptr", "stride_tb", "stride_tp"),
+)
+_OF_LISTS = ("kinds_ptr", "planes", "q_blocks", "kv_blocks", "CHUNK")
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
@@ -58,161 +55,163 @@ def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection
     `chips` those that it is for: kernels for Hopper are there where that is. Raises `KgenError` for what there is only
     in Python."""
     plan, free = plan_attention(loaded), without_promises(loaded)
-    _refuse(loaded)
-    on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
-    return _Fields(loaded, plan, on_hopper if HOPPER in chips else None, sizes).native()
-
-
-def _refuse(loaded: Loaded) -> None:
     if any(len(buffer.shape) > MOST_DIMS for buffer in loaded.spec.buffers.values()):
         refuse(loaded, f"a buffer has more than {MOST_DIMS} dimensions", "leave `--c` out")
+    on_hopper = plan if free.spec == loaded.spec else plan_attention(free)
+    made = _Files(loaded, plan, on_hopper if HOPPER in chips else None)
+    example = example_of(loaded, plan, made.tensors, sizes)
+    return Native(made.header(), made.program(), example, made.names(), made.tiles())
 
 
-class _Fields:
-    """Spells one plan."""
+class _Files:
+    """Makes the files of one plan."""
 
-    def __init__(
-        self,
-        loaded: Loaded,
-        plan: AttentionPlan,
-        on_hopper: AttentionPlan | None,
-        sizes: Mapping[str, Sequence[int]],
-    ) -> None:
-        self.open = sizes
-        self.loaded, self.plan, self.spec = loaded, plan, plan.spec
-        self.name = prefix_of(loaded)
-        self.packed = self.spec.varlen
+    def __init__(self, loaded: Loaded, plan: AttentionPlan, on_hopper: AttentionPlan | None) -> None:
+        self.plan, self.spec, self.name = plan, plan.spec, prefix_of(loaded)
+        self.license = plan.spec.license.in_comment()
+        self.packed = plan.spec.varlen
         self.decode = plan_decode(loaded) if decodes(loaded) else None
         self.hopper = plan_hopper(on_hopper) if on_hopper is not None else None
-        self.kernels = KernelFields(plan)
-        at = placement(self.packed, plan.grouped, self.spec.head_dim.v, "")
-        self.portable = portable_kernels(self.kernels, at, self.decode, self.hopper)
-        self.of_hopper = self.kernels if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
+        self.lowering = KernelFields(plan)
+        self.of_hopper = self.lowering if on_hopper is None or on_hopper is plan else KernelFields(on_hopper)
+        at = placement(self.packed, plan.grouped, plan.spec.head_dim.v, "")
         self.group = at.of.group
-        self.lists = list_inputs(self.plan.block_mask, self.plan.backward, self.name)
-        self.lse = "fp64" if plan.exact else "fp32"
+        self.kernels = portable_kernels(self.lowering, at, self.decode, self.hopper)
+        loops = {name: loop.operands for name, loop in self.kernels.loops.items()}
+        if not self.kernels.many_queries:
+            del loops["forward"]
+        self.launches = portable_launches(loops)
+        self.tensors = tensors_of(plan, self.name)
         self.dims, self.rows = ("shd", "hs") if self.packed else ("bhsd", "bhs")
-        self.kv_dims = "pshd" if self.spec.paged_kv is not None else self.dims
-        self.dtype, self.bytes = DTYPES[self.spec.dtype]
-        self.widest = (
-            f"INT64_C(1) << {31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
+        self.kv_dims = "pshd" if plan.spec.paged_kv is not None else self.dims
+        self.first = FirstStrides(
+            **{x: f"stride_{x}{self.dims[0]}" for x in "qgow"},
+            **{x: f"stride_{x}{self.kv_dims[0]}" for x in "kv"},
+            l=f"stride_l{self.rows[0]}",
         )
 
-    def native(self) -> Native:
-        loops = self.portable.loops
-        portable = {
-            name: loop.operands
-            for name, loop in loops.items()
-            if name != "forward" or self.portable.many_queries
-        }
-        context = self._context(portable)
-        tiles = self.plan.tiles
-        named = {"forward": tiles.forward, "dq": tiles.dq, "dkdv": tiles.dkdv}
-        found = [
-            Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
-            for name, table in named.items()
-            if name in portable
-        ]
-        found += decode_tables(self.decode)
-        found += learned_tables(self.plan) if self.plan.backward else []
-        header, program, example = (
-            Untyped(f"attention/c/{file}.j2", context)
-            for file in ("attention.h", "attention.c", "example.cpp")
+    def header(self) -> AttentionHeader:
+        """The header."""
+        spec, backward = self.spec, self.plan.backward
+        lists = [BLOCK_MASK] if self.tensors.lists else []
+        return AttentionHeader(
+            name=self.name,
+            license=self.license,
+            summary=opening(spec, in_comment=True).replace("*/", "* /"),
+            passes=(*lists, "forward", *(("backward",) if backward else ())),
+            tensors=self.tensors,
+            width=spec.head_dim.qk,
+            backward=backward,
+            sinks=bool(spec.sinks),
         )
-        return Native(header, program, example, self._names(), found)
 
-    # --- arguments of kernels ---
+    def program(self) -> AttentionProgram:
+        """The functions."""
+        plan, spec, backward = self.plan, self.spec, self.kernels.backward
+        dtype, size = DTYPES[spec.dtype]
+        narrow = bool(self.launches) and narrow_values(plan)
+        forward_on_hopper = self.hopper is not None and self.hopper.forward is not None
+        return AttentionProgram(
+            name=self.name,
+            license=self.license,
+            tensors=self.tensors,
+            first=self.first,
+            packed=self.packed,
+            grouped=plan.grouped,
+            paged=spec.paged_kv is not None,
+            backward=plan.backward,
+            dims=len(self.dims),
+            dtype=dtype,
+            bytes=size,
+            default_scale=repr(spec.head_dim.qk**-0.5),
+            programs_of_queries=self._programs("q"),
+            programs_of_keys=self._programs("kv") if plan.backward else None,
+            plain=list(self.lowering.sizes),
+            sizes=self._sizes(),
+            checks=self._checks(),
+            aligned=["v"] if narrow else [],
+            aligned_backward=["dout"] if narrow else [],
+            tiled=bool(self.launches) or forward_on_hopper,
+            portable=bool(self.launches),
+            decodes=self.decode is not None,
+            pairs=backward is not None and bool(backward.pairs),
+            diagonals=backward is not None and bool(backward.diagonals),
+            parts=self._parts(),
+        )
 
-    def _names(self) -> list[str]:
+    def _parts(self) -> list[Template]:
+        """The passes, in the order of the file."""
+        mask, backward = self.plan.block_mask, self.kernels.backward
+        found: list[Template] = []
+        if mask is not None:
+            found.append(block_mask_calls(mask, self.name, self.plan.backward))
+        found.append(self._forward())
+        if backward is None:
+            return found
+        calls = BackwardCalls(
+            name=self.name,
+            first=self.first,
+            lse=self.tensors.lse,
+            packed=self.packed,
+            sinks=bool(self.spec.sinks),
+            group=self.group,
+            hopper=backward_on_hopper(self.hopper) if self.hopper is not None else None,
+            dq=self.launches["dq"],
+            dkdv=self.launches["dkdv"],
+            learned=learned_calls(self.tensors.learned, backward),
+        )
+        return [*found, calls]
+
+    def _forward(self) -> ForwardCalls:
+        tensors, hopper = self.tensors, None
+        if self.hopper is not None:
+            hopper = forward_on_hopper(self.hopper, self._streams(), tensors.buffers, self.group)
+        decode = None
+        if self.decode is not None:
+            decode = decode_calls(self.decode, self.spec.head_dim.v, tensors.lse, hopper is not None)
+        return ForwardCalls(
+            name=self.name,
+            first=self.first,
+            lse=tensors.lse,
+            paged=self.spec.paged_kv is not None,
+            sinks=bool(self.spec.sinks),
+            group=self.group,
+            hopper=hopper,
+            portable=self.launches.get("forward"),
+            decode=decode,
+        )
+
+    def _streams(self) -> list[Stream]:
+        hopper = self.hopper
+        return streams_of(hopper, self.of_hopper) if hopper is not None and hopper.forward is not None else []
+
+    # --- arguments of kernels, and tiles -------------------------------------------------------------------------
+
+    def names(self) -> list[str]:
+        """The names of all arguments of kernels."""
         of_tensors = [f"stride_{x}{d}" for x in "qkvgow" for d in (self.kv_dims if x in "kv" else self.dims)]
         of_tensors += [f"stride_l{d}" for d in self.rows]
         tags = unique(["", *(c.tag for c in (*self.plan.qk_chunks, *self.plan.v_chunks))])
         descs = [f"{x}_desc{tag}" for x in ("q", "k", "v", "do") for tag in tags]
         descs += [f"{s.name}_desc" for s in self._streams()]
-        more = list_names(self.lists) if self.lists else []
-        more += [*learned_names(self.plan), *(DECODE_NAMES if self.decode is not None else ())]
-        return unique([*of_tensors, *descs, *self.kernels.problem, *more, *_NAMES.split()])
+        lists = self.tensors.lists
+        more = [*(f"{t.label}_ptr" for t in lists), *_OF_LISTS] if lists else []
+        more += [*learned_names(self.plan), *(_OF_DECODING if self.decode is not None else ())]
+        return unique([*of_tensors, *descs, *self.lowering.problem, *more, *_NAMES.split()])
 
-    def _streams(self) -> list[Any]:
-        hopper = self.hopper
-        return streams_of(hopper, self.of_hopper) if hopper is not None and hopper.forward is not None else []
+    def tiles(self) -> list[Tiles]:
+        """The tables of tiles."""
+        tiles = self.plan.tiles
+        named = {"forward": tiles.forward, "dq": tiles.dq, "dkdv": tiles.dkdv}
+        found = [
+            Tiles(f"{name}_tiles", [(c, asdict(t)) for c, t in tables.rows(table)], kernel=f"_{name}_kernel")
+            for name, table in named.items()
+            if name in self.launches
+        ]
+        found += _decode_tables(self.decode) if self.decode is not None else []
+        return found + (learned_tables(self.plan) if self.plan.backward else [])
 
-    # --- what the templates name ---
-
-    def _context(self, portable: Mapping[str, Operands]) -> Fields:
-        spec, plan = self.spec, self.plan
-        narrow = bool(portable) and narrow_values(plan)
-        lse = ["p->HQ", "p->TQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
-        tensors, learned = self._tensors(), self._learned()
-        blocks = {name: _blocks(operands.descriptors) for name, operands in portable.items()}
-        return {
-            "name": self.name,
-            "guard": f"{self.name.upper()}_H",
-            "license": spec.license.in_comment(),
-            "summary": opening(spec, in_comment=True).replace("*/", "* /"),
-            "passes": [*[LISTS] * bool(self.lists), "forward", *["backward"] * plan.backward],
-            "backward": plan.backward,
-            "sinks": spec.sinks,
-            "head_dim": spec.head_dim,
-            "packed": self.packed,
-            "grouped": plan.grouped,
-            "queries": "TQ" if self.packed else "SQ",
-            "keys": "TK" if self.packed else "SK",
-            "dims": len(self.dims),
-            "dtype": self.dtype,
-            "bytes": self.bytes,
-            "default_scale": repr(spec.head_dim.qk**-0.5),
-            "words": self._words(),
-            "first": {x: f"stride_{x}{self.dims[0]}" for x in "qgow"}
-            | {x: f"stride_{x}{self.kv_dims[0]}" for x in "kv"}
-            | {"l": f"stride_l{self.rows[0]}"},
-            "plain": list(self.kernels.sizes),
-            "programs": {x: self._programs(x) for x in ("q", "kv")},
-            "rows": "p->HQ * p->TQ" if self.packed else "p->B * p->HQ * p->SQ",
-            "delta_programs": "kgen_cdiv(p->TQ, 64) * p->HQ"
-            if self.packed
-            else "kgen_cdiv(p->SQ, 64) * p->B * p->HQ",
-            "sink_parts": "p->HQ * kgen_cdiv(p->TQ, 64)"
-            if self.packed
-            else "p->B * p->HQ * kgen_cdiv(p->SQ, 64)",
-            "sizes": self._sizes(),
-            "checks": self._checks(),
-            **tensors,
-            "lse": tensor("lse", lse, self.lse, "", contiguous=True),
-            "dlse": tensor("dlse", lse, "fp32", ""),
-            "buffers": self._buffers(),
-            "params": self._params(),
-            "aligned": [{"member": "v"}] * narrow,
-            "aligned_backward": [{"member": "dout"}] * narrow,
-            "group": self.group,
-            "tma": {
-                name: " && ".join(f"by_tma(&a->{x})" for x in operands.tensors)
-                for name, operands in portable.items()
-            },
-            "descs": blocks,
-            "portable": bool(portable),
-            "tiled": bool(portable) or (self.hopper is not None and self.hopper.forward is not None),
-            "portable_tiles": max((len(found) for found in blocks.values()), default=0),
-            "paged": spec.paged_kv is not None,
-            **list_fields(plan.block_mask, self.lists, plan.backward),
-            **decode_fields(self.decode, self.hopper is not None and self.hopper.forward is not None),
-            **hopper_fields(self.hopper, self._streams(), self._buffers(), str(self.group)),
-            "shapes": self._shapes(),
-            "sum_over": {"batches": "1", "tiles": "(ends.back() + 63) / 64", "at": "h, tile"}
-            if self.packed
-            else {"batches": "sizes.B", "tiles": "(sizes.SQ + 63) / 64", "at": "b, h, tile"},
-            **learned,
-            "example": example_fields(
-                self.loaded, plan, self._buffers(), self._params(), self.open, learned["learned"]
-            )
-            | {"lists": list_example(self.lists)},
-        }
-
-    def _learned(self) -> Fields:
-        others = [*self._buffers(), *self._params()]
-        return learned_fields(
-            self.plan, self._buffers(), self.portable, OWN.union(of["member"] for of in others)
-        )
+    # --- sizes and checks ----------------------------------------------------------------------------------------
 
     def _programs(self, side: str) -> str:
         heads = "p->HKV" if self.plan.grouped and side == "kv" else "p->HQ"
@@ -220,111 +219,6 @@ class _Fields:
         if self.packed:
             return f"(p->T{length} / rows + p->B + 1) * {heads}"
         return f"kgen_cdiv(p->S{length}, rows) * p->B * {heads}"
-
-    def _shapes(self) -> Fields:
-        """Of the example's tensors."""
-        spec, n = self.spec, "sizes."
-        head = spec.head_dim
-        rows = f"ends.back(), {n}HQ" if self.packed else f"{n}B, {n}HQ, {n}SQ"
-        keys = f"ends.back(), {n}HKV" if self.packed else f"{n}B, {n}HKV, {n}SK"
-        if spec.paged_kv is not None:
-            size = spec.paged_kv.page_size
-            keys = f"{n}B * ({n}SK / {size}), {size}, {n}HKV"
-        lse = f"{n}HQ, ends.back()" if self.packed else rows
-        parts = f"{n}HQ, (ends.back() + 63) / 64" if self.packed else f"{n}B, {n}HQ, ({n}SQ + 63) / 64"
-        shapes = {"q": f"{rows}, {head.qk}", "k": f"{keys}, {head.qk}", "v": f"{keys}, {head.v}"}
-        return shapes | {"out": f"{rows}, {head.v}", "lse": lse, "dsinks": parts}
-
-    def _words(self) -> Fields:
-        head, dtype = self.spec.head_dim, WORDS[self.spec.dtype]
-        rows = "[TQ, HQ, {}]" if self.packed else "[B, HQ, SQ, {}]"
-        keys = "[TK, HKV, {}]" if self.packed else "[B, HKV, SK, {}]"
-        lse = "[HQ, TQ]" if self.packed else "[B, HQ, SQ]"
-        times = {"any": "a multiple of", 1: "as many as"}.get(self.spec.gqa, f"{self.spec.gqa} times")
-        parts = "[HQ, ceil(TQ / 64)]" if self.packed else "[B, HQ, ceil(SQ / 64)]"
-        over = "tiles" if self.packed else "sequences and tiles"
-        if self.spec.paged_kv is not None:
-            keys = f"[pages, {self.spec.paged_kv.page_size}, HKV, {{}}]"
-        shapes = f"q {rows}, k {keys}, v {keys} -> out {rows}, {dtype}"
-        return {
-            "shapes": shapes.format(head.qk, head.qk, head.v, head.v),
-            "heads": f"{times} the HKV heads of keys and values",
-            "out": f"{rows.format(head.v)} {dtype}",
-            "q": f"{rows.format(head.qk)} {dtype}",
-            "k": f"{keys.format(head.qk)} {dtype}",
-            "v": f"{keys.format(head.v)} {dtype}",
-            "lse": f"{lse} {WORDS[self.lse]}, contiguous, the log-sum-exp of scores in base 2",
-            "dlse": f"{lse} float32, of the log-sum-exp in base 2; NULL where there is none",
-            "dsinks": f"{parts} float32, contiguous: what is to be summed over {over}. Written",
-        }
-
-    def _tensors(self) -> Fields:
-        """What a call is given, of both passes and of backward alone."""
-        head, words = self.spec.head_dim, self._words()
-        rows = ["p->TQ", "p->HQ"] if self.packed else ["p->B", "p->HQ", "p->SQ"]
-        keys = ["p->TK", "p->HKV"] if self.packed else ["p->B", "p->HKV", "p->SK"]
-
-        def wide(label: str, sizes: list[str], width: int, of: str) -> Fields:
-            return tensor(label, [*sizes, str(width)], self.spec.dtype, words[of], widest=self.widest)
-
-        inputs = [wide("q", rows, head.qk, "q"), wide("k", keys, head.qk, "k"), wide("v", keys, head.v, "v")]
-        if self.spec.paged_kv is not None:
-            pages = paged_inputs(self.spec.paged_kv.page_size, head, self.spec.dtype, self.widest)
-            inputs = [inputs[0], *pages.values()]
-        if self.packed:
-            for x in "qk":
-                said = "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
-                inputs.append(tensor(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True))
-        inputs += [*self._buffers(), *self.lists]
-        if self.spec.sinks:
-            said = "[HQ] float32, logits that join the softmax without a value"
-            inputs.append(tensor("sinks", ["p->HQ"], "fp32", said))
-        backward = [wide("dout", rows, head.v, "out"), wide("dq", rows, head.qk, "q")]
-        backward += [wide("dk", keys, head.qk, "k"), wide("dv", keys, head.v, "v")]
-        if self.spec.sinks:
-            length = "kgen_cdiv(p->TQ, 64)" if self.packed else "kgen_cdiv(p->SQ, 64)"
-            sizes = ["p->HQ", length] if self.packed else ["p->B", "p->HQ", length]
-            backward.append(tensor("dsinks", sizes, "fp32", words["dsinks"], contiguous=True))
-        return {"inputs": inputs, "out": wide("out", rows, head.v, "out"), "of_backward": backward}
-
-    def _buffers(self) -> list[Fields]:
-        found = []
-        for name, buffer in self.spec.buffers.items():
-            called = self.plan.called.get(name, name)
-            shape = ", ".join(map(str, buffer.shape or (1,)))
-            # Machine code for C has one dtype for what is open, as it has for sinks.
-            dtype = buffer.dtypes[0]
-            said = f"[{shape}] {WORDS.get(dtype, dtype)}{', ascending' * buffer.sorted}"
-            said += ", how many keys each sequence has, at most SK" * (name == KV_LENS)
-            # C has one number as a tensor of one element.
-            sizes = ["KGEN_ANY" if s == ANY else self._size(s) for s in buffer.shape or (1,)]
-            of = tensor(called, sizes, dtype, said, OWN)
-            extents = [
-                {"name": f"size_{name}_{axis}", "axis": axis}
-                for axis, size in enumerate(buffer.shape)
-                if size == ANY
-            ]
-            stride = f"stride_{name}_0" if buffer.shape else None
-            found.append(of | {"name": name, "stride": stride, "open": extents})
-        return found
-
-    def _size(self, size: int | str) -> str:
-        # Packed sequences have no length in common; the launcher of Python has none either.
-        return f"p->{size}" if isinstance(size, str) else str(size)
-
-    def _params(self) -> list[Fields]:
-        found = []
-        for name, param in self.spec.params.items():
-            if param.runtime:
-                called, real = self.plan.called.get(name, name), param.type == "float"
-                of = tensor(called, [], "fp32", "of the scores and the mask" if real else "an integer", OWN)
-                make = "kgen_real" if real else "kgen_integer"
-                value = f"{make}(a->{of['member']})"
-                kind = "double" if real else "int64_t"
-                found.append(of | {"name": name, "type": kind, "real": real, "value": value})
-        return found
-
-    # --- checks ---
 
     def _sizes(self) -> list[str]:
         if self.packed:
@@ -341,44 +235,48 @@ class _Fields:
             return [*queries, "p->HKV = a->k.sizes[2];", f"p->SK = {keys};"]
         return [*queries, "p->HKV = a->k.sizes[1];", "p->SK = a->k.sizes[2];"]
 
-    def _checks(self) -> list[Fields]:
-        spec, checks = self.spec, list[Fields]()
-
-        def check(wrong: str, message: str, *given: str) -> None:
-            checks.append({"wrong": wrong, "message": message, "given": [f"(long long){g}" for g in given]})
-
-        heads = ("p->HQ", "p->HKV")
-        if spec.gqa == "any":
-            words = "q has %lld heads, which is not a multiple of the %lld heads of k and v"
-            check("p->HKV <= 0 || p->HQ < 0 || p->HQ % p->HKV", words, *heads)
-        else:
-            words = (
-                f"q must have {spec.gqa} head{'s' * (spec.gqa != 1)} for each of k and v, got %lld and %lld"
-            )
-            check(f"p->HQ != {spec.gqa} * p->HKV", words, *heads)
+    def _checks(self) -> list[Check]:
+        spec = self.spec
         queries, keys = ("p->TQ", "p->TK") if self.packed else ("p->SQ", "p->SK")
         words = "there may be 2**29 queries and as many keys, got %lld and %lld"
-        check(f"kgen_max({queries}, {keys}) > INT64_C(1) << 29", words, queries, keys)
+        found = [
+            self._heads(),
+            _check(f"kgen_max({queries}, {keys}) > INT64_C(1) << 29", words, queries, keys),
+        ]
         if self.packed:
-            check("p->B < 1", "cu_seqlens_q must be [N + 1] for N sequences, got %lld", "p->B + 1")
+            found.append(
+                _check("p->B < 1", "cu_seqlens_q must be [N + 1] for N sequences, got %lld", "p->B + 1")
+            )
         for size, length in (("SQ", spec.lengths.q), ("SK", spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
             if multiple and multiple > 1:
-                check(
-                    f"p->{size} % {multiple}",
-                    f"{size} must be a multiple of {multiple}, got %lld",
-                    f"p->{size}",
-                )
+                words = f"{size} must be a multiple of {multiple}, got %lld"
+                found.append(_check(f"p->{size} % {multiple}", words, f"p->{size}"))
         if self.plan.self_attention:
-            check("p->SQ != p->SK", "q and k must be equally long, got %lld and %lld", "p->SQ", "p->SK")
-        for param in self._params():
-            if not param["real"]:
-                at, limit = f"a->{param['member']}", "INT64_C(1) << 30"
-                words = f"{param['label']} must lie within 2**30 of zero, got %lld"
-                check(f"{at} > {limit} || {at} < -({limit})", words, at)
-        return checks
+            words = "q and k must be equally long, got %lld and %lld"
+            found.append(_check("p->SQ != p->SK", words, "p->SQ", "p->SK"))
+        for param in self.tensors.params:
+            if not param.real:
+                at, limit = f"a->{param.member}", "INT64_C(1) << 30"
+                words = f"{param.label} must lie within 2**30 of zero, got %lld"
+                found.append(_check(f"{at} > {limit} || {at} < -({limit})", words, at))
+        return found
+
+    def _heads(self) -> Check:
+        gqa, heads = self.spec.gqa, ("p->HQ", "p->HKV")
+        if gqa == "any":
+            words = "q has %lld heads, which is not a multiple of the %lld heads of k and v"
+            return _check("p->HKV <= 0 || p->HQ < 0 || p->HQ % p->HKV", words, *heads)
+        many = "1 head" if gqa == 1 else f"{gqa} heads"
+        words = f"q must have {many} for each of k and v, got %lld and %lld"
+        return _check(f"p->HQ != {gqa} * p->HKV", words, *heads)
 
 
-def _blocks(descriptors: Sequence[Descriptor]) -> list[Fields]:
-    """Descriptors of the portable kernels: a tensor's tiles by blocks of columns."""
-    return [asdict(of) | {"at": at} for at, of in enumerate(descriptors)]
+def _check(wrong: str, message: str, *given: str) -> Check:
+    return Check(wrong, message, tuple(f"(long long){g}" for g in given))
+
+
+def _decode_tables(plan: DecodePlan) -> list[Tiles]:
+    """A row for each chip. A tile has as many rows as there are, up to what is said here: no constant of a kernel."""
+    rows = tables.rows({chip: [tile] for chip, tile in plan.tiles.items()})
+    return [Tiles("decode_tiles", [(chips, asdict(tile)) for chips, tile in rows], struct="decode_tile")]

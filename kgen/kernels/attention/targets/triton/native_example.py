@@ -1,18 +1,21 @@
-"""The example of attention from C++: what `templates/attention/c/example.cpp.j2` names."""
+"""The example of attention from C++."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
 from kgen.kernels.attention.plan.decode import decodes
 from kgen.kernels.attention.plan.model import AttentionPlan
 from kgen.kernels.attention.spec import ANY, KV_LENS
-from kgen.kernels.attention.targets.triton.native_learned import learned_example
+from kgen.kernels.attention.targets.triton.native_learned import Learned, learned_example
+from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor, Tensors
 from kgen.spec.load import Loaded
+from kgen.targets.native import File, Tensor, prefix_of
 from kgen.targets.native_reference import in_cpp, spelled, two_of
 
-Fields = dict[str, Any]
 SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 OPEN, INTEGER, REAL = 5, 3, 0.5
 """Extents and run-time params that the example takes."""
@@ -22,54 +25,163 @@ ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
 """Of the largest number: as much as half a percent of it in each step."""
 
 
-def example_fields(
-    loaded: Loaded,
-    plan: AttentionPlan,
-    buffers: Sequence[Fields],
-    params: Sequence[Fields],
-    open_sizes: Mapping[str, Sequence[int]],
-    learned: Sequence[Fields],
-) -> Fields:
-    """Sizes, what is drawn, and the spec's expressions as they were written. Raises `KgenError` for a function that
-    C++ has no spelling of here."""
-    spec = plan.spec
-    group = two_of(open_sizes["gqa"]) if spec.gqa == "any" else int(spec.gqa)
+@dataclass(frozen=True)
+class Lengths:
+    """Lengths of sequences of queries and of keys."""
+
+    q: int
+    kv: int
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A tensor of the example."""
+
+    member: str
+    dtype: str
+    sizes: list[str]
+
+
+@dataclass(frozen=True)
+class Drawn(Sized):
+    """A buffer, and how it is filled."""
+
+    draw: str
+
+
+@dataclass(frozen=True)
+class Given:
+    """A number that a call is given."""
+
+    member: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of tensors that every spec has."""
+
+    q: str
+    k: str
+    v: str
+    out: str
+    lse: str
+    dsinks: str
+
+
+@dataclass(frozen=True)
+class SumOver:
+    """How the gradients of sinks are added up."""
+
+    batches: str
+    tiles: str
+    at: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionExample(File):
+    """`example.cpp`: a call of both passes, compared with the same in double."""
+
+    template: ClassVar[str] = "attention/c/example.cpp.j2"
+
+    packed: bool
+    paged: bool
+    sinks: bool
+    backward: bool
+    heads: int
+    """Heads of keys."""
+    group: int
+    batch: int
+    lengths: Lengths
+    width_qk: int
+    width_v: int
+    default_scale: str
+    dtype: str
+    lse: str
+    allowed: str
+    """The error that is allowed."""
+    shapes: Shapes
+    sum_over: SumOver
+    score_mod: str
+    mask_mod: str
+    """The spec's expressions as they were written, in C++."""
+    buffers: list[Drawn]
+    lists: list[Sized]
+    params: list[Given]
+    page: int | None
+    known: str
+    """How many keys a sequence has."""
+    query_at: str
+    """The position of a query."""
+    learned: list[Learned]
+    parts: list[Sized]
+    """What a call leaves of gradients."""
+
+
+def example_of(
+    loaded: Loaded, plan: AttentionPlan, tensors: Tensors, open_sizes: Mapping[str, Sequence[int]]
+) -> AttentionExample:
+    """The example of a plan. Raises `KgenError` for a function that C++ has no spelling of here."""
+    spec, buffers = plan.spec, tensors.buffers
     page = spec.paged_kv.page_size if spec.paged_kv is not None else None
-    longest = {"q": FEW if decodes(loaded) else LENGTH, "kv": LENGTH}
-    lengths = {
-        side: _length(most, page if side == "kv" and page else _multiple(getattr(spec.lengths, side)))
-        for side, most in longest.items()
-    }
-    names = {n: f"at.{n}" for n in ("b", "h", "q_idx", "kv_idx", *SIZES)} | {"score": "score"}
-    names["h_kv"], names["GQA"] = "(at.h / (at.HQ / at.HKV))", "(at.HQ / at.HKV)"
-    for name, param in spec.params.items():
-        value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
-        names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
-    names |= {b["name"]: f"tensors.{b['member']}" for b in buffers}
+    drawn = [_drawn(b, spec.buffers[b.name]) for b in buffers]
+    names = _names(plan, buffers)
     with spelled(loaded):
         trees = {name: in_cpp(tree, names) for name, tree in loaded.trees.items()}
-        drawn = [_drawn(b, spec.buffers[b["name"]]) for b in buffers]
-        of_learned = learned_example(plan, learned, names, drawn)
+        learned, left = learned_example(plan, tensors.learned, names, {b.member: b.sizes for b in drawn})
     # Of a cache the first keys alone are there.
     known = "at.SK" if not spec.per_batch else f"int64_t(tensors.{_lens(buffers)}({{b}}))"
-    return {
-        "group": group,
+    dtypes = {t.member: t.element for t in tensors.learned}
+    return AttentionExample(
+        name=prefix_of(loaded),
+        license=spec.license.in_comment(),
+        packed=spec.varlen,
+        paged=page is not None,
+        sinks=bool(spec.sinks),
+        backward=plan.backward,
+        heads=2,
+        group=two_of(open_sizes["gqa"]) if spec.gqa == "any" else int(spec.gqa),
         # Kernels that share out sequences of a cache are made for numbers of them.
-        "batch": two_of(open_sizes["batch"]) if decodes(loaded) else 2,
-        "lengths": lengths,
-        "heads": 2,
-        "dtype": spec.dtype.upper(),
-        "lse": "FP64" if plan.exact else "FP32",
-        "allowed": repr(ERRORS[spec.dtype]),
-        "score_mod": trees.get("score_mod", "score"),
-        "mask_mod": trees.get("mask_mod", "true"),
-        "buffers": drawn,
-        **of_learned,
-        "params": [{"member": p["member"], "value": REAL if p["real"] else INTEGER} for p in params],
-        "page": page,
-        "known": known,
-        "query_at": f"{known} - at.SQ + i" if spec.aligned_to_end else "i",
-    }
+        batch=two_of(open_sizes["batch"]) if decodes(loaded) else 2,
+        lengths=_lengths(loaded, plan, page),
+        width_qk=spec.head_dim.qk,
+        width_v=spec.head_dim.v,
+        default_scale=repr(spec.head_dim.qk**-0.5),
+        dtype=spec.dtype.upper(),
+        lse="FP64" if plan.exact else "FP32",
+        allowed=repr(ERRORS[spec.dtype]),
+        shapes=_shapes(plan),
+        sum_over=SumOver("1", "(ends.back() + 63) / 64", "h, tile")
+        if spec.varlen
+        else SumOver("sizes.B", "(sizes.SQ + 63) / 64", "b, h, tile"),
+        score_mod=trees.get("score_mod", "score"),
+        mask_mod=trees.get("mask_mod", "true"),
+        buffers=drawn,
+        lists=[Sized(t.member, "INT32", [_of_example(size) for size in t.sizes]) for t in tensors.lists],
+        params=[Given(p.member, REAL if p.real else INTEGER) for p in tensors.params],
+        page=page,
+        known=known,
+        query_at=f"{known} - at.SQ + i" if spec.aligned_to_end else "i",
+        learned=learned,
+        parts=[Sized(member, dtypes[member].upper(), sizes) for member, sizes in left.items()],
+    )
+
+
+def _names(plan: AttentionPlan, buffers: Sequence[BufferTensor]) -> dict[str, str]:
+    """What expressions name, in C++."""
+    names = {n: f"at.{n}" for n in ("b", "h", "q_idx", "kv_idx", *SIZES)} | {"score": "score"}
+    names["h_kv"], names["GQA"] = "(at.h / (at.HQ / at.HKV))", "(at.HQ / at.HKV)"
+    for name, param in plan.spec.params.items():
+        value = param.value if param.value is not None else INTEGER if param.type == "int" else REAL
+        names[name] = f"INT64_C({value})" if param.type == "int" else repr(float(value))
+    return names | {b.name: f"tensors.{b.member}" for b in buffers}
+
+
+def _lengths(loaded: Loaded, plan: AttentionPlan, page: int | None) -> Lengths:
+    """Lengths that the spec allows."""
+    promised = plan.spec.lengths
+    queries = FEW if decodes(loaded) else LENGTH
+    return Lengths(_length(queries, _multiple(promised.q)), _length(LENGTH, page or _multiple(promised.kv)))
 
 
 def _multiple(length: Any) -> int:
@@ -80,17 +192,36 @@ def _length(most: int, multiple: int) -> int:
     return -(-most // multiple) * multiple
 
 
-def _lens(buffers: Sequence[Fields]) -> str:
-    return next(str(b["member"]) for b in buffers if b["name"] == KV_LENS)
+def _lens(buffers: Sequence[BufferTensor]) -> str:
+    return next(b.member for b in buffers if b.name == KV_LENS)
 
 
-def _drawn(of: Fields, buffer: Any) -> Fields:
+def _shapes(plan: AttentionPlan) -> Shapes:
+    spec, packed, n = plan.spec, plan.spec.varlen, "sizes."
+    head = spec.head_dim
+    rows = f"ends.back(), {n}HQ" if packed else f"{n}B, {n}HQ, {n}SQ"
+    keys = f"ends.back(), {n}HKV" if packed else f"{n}B, {n}HKV, {n}SK"
+    if spec.paged_kv is not None:
+        size = spec.paged_kv.page_size
+        keys = f"{n}B * ({n}SK / {size}), {size}, {n}HKV"
+    return Shapes(
+        q=f"{rows}, {head.qk}",
+        k=f"{keys}, {head.qk}",
+        v=f"{keys}, {head.v}",
+        out=f"{rows}, {head.v}",
+        lse=f"{n}HQ, ends.back()" if packed else rows,
+        dsinks=f"{n}HQ, (ends.back() + 63) / 64" if packed else f"{n}B, {n}HQ, ({n}SQ + 63) / 64",
+    )
+
+
+def _drawn(of: Tensor, buffer: Any) -> Drawn:
     """How a buffer is filled."""
     sizes: Mapping[str, str] = {n: f"sizes.{n}" for n in SIZES}
     shape = [str(OPEN) if s == ANY else sizes.get(str(s), str(s)) for s in buffer.shape or (1,)]
     (first, *_) = buffer.dtypes
     dtype = {"int32": "INT32", "int64": "INT64", "uint8": "UINT8", "bool": "BOOL"}.get(first, first.upper())
-    if of["name"] == KV_LENS:
+    drawn = "0.5"
+    if of.name == KV_LENS:
         drawn = "[](int64_t b) { return double(std::max(sizes.SK - 50 * b, sizes.SQ)); }"
     elif buffer.sorted:
         last = shape[-1]
@@ -99,6 +230,13 @@ def _drawn(of: Fields, buffer: Any) -> Fields:
         drawn = "[](int64_t i) { return double(i % 3 != 0); }"
     elif dtype in ("INT32", "INT64", "UINT8"):
         drawn = "[](int64_t i) { return double(i % 3); }"
-    else:
-        drawn = "0.5"
-    return {"member": of["member"], "sizes": shape, "dtype": dtype, "draw": drawn}
+    return Drawn(of.member, dtype, shape, drawn)
+
+
+def _of_example(size: str) -> str:
+    """A size of a list of blocks."""
+    names = {
+        f"kgen_cdiv(p->{n}, {BLOCK_SIZE})": f"(sizes.{n} + {BLOCK_SIZE - 1}) / {BLOCK_SIZE}"
+        for n in ("SQ", "SK")
+    }
+    return (names | {"1": "1", "p->B": "sizes.B", "p->HQ": "sizes.HQ"})[size]

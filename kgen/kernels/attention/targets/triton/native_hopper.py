@@ -3,101 +3,195 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import dataclass
 
-from kgen.kernels.attention.plan.hopper import HALF, HopperPlan
+from kgen.kernels.attention.plan.hopper import HALF, HopperPlan, HopperTile
 from kgen.kernels.attention.targets.triton.hopper_streams import Stream
-
-Fields = dict[str, Any]
-
-
-def hopper_fields(
-    hopper: HopperPlan | None, streams: Sequence[Stream], buffers: Sequence[Fields], group: str
-) -> Fields:
-    """What templates name of both passes; `group` is how many heads the portable kernels take at a time."""
-    forward = hopper is not None and hopper.forward is not None
-    backward = hopper is not None and hopper.dkdv is not None
-    counted = hopper is not None and hopper.dynamic
-    given = {b["name"]: b for b in buffers}
-    streamed = [given[s.buffer] | {"name": s.name, "at": i} for i, s in enumerate(streams)]
-    counters = "kgen_pointer(workspace + m->counters, KGEN_I32)"
-    return {
-        "hopper_forward": forward,
-        "hopper_backward": backward,
-        "hopper_dq": backward and hopper is not None and hopper.dq is not None,
-        "hopper_fused": backward and hopper is not None and hopper.fused is not None,
-        "hopper_counter": forward and counted,
-        "streams": streamed,
-        "stream_checks": "".join(f" && kgen_by_tma(&{s['member']}, 4, {s['bytes']})" for s in streamed),
-        "forward": _forward(hopper, len(streams), group) if forward and hopper else None,
-        "hopper": _backward(hopper) if backward and hopper else None,
-        "counters_or_none": f"p->on_hopper ? {counters} : kgen_nothing()"
-        if backward and counted
-        else "kgen_nothing()",
-    }
+from kgen.kernels.attention.targets.triton.native_tensors import BufferTensor
 
 
-def _forward(hopper: HopperPlan, streams: int, group: str) -> Fields:
-    tile, pages = hopper.forward, hopper.page_rows
-    assert tile is not None
-    width = hopper.width
-    out = width // 2 if tile.out_in_halves else width
+@dataclass(frozen=True)
+class Tiled:
+    """A descriptor: the tiles of a tensor of C, and its place among those of a launch."""
+
+    name: str
+    tensor: str
+    rows: str
+    columns: int
+    at: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """The columns of a tensor that are rotated, which begin at one of them."""
+
+    tensor: str
+    first: int
+
+
+@dataclass(frozen=True)
+class StreamedTensor:
+    """A tensor that streams beside keys and values."""
+
+    name: str
+    tensor: BufferTensor
+    at: int
+
+
+@dataclass(frozen=True)
+class HopperForward:
+    """The forward kernel."""
+
+    tile: HopperTile
+    streams: tuple[StreamedTensor, ...]
+    descs: tuple[Tiled, ...]
+    ropes: tuple[Rope, ...]
+    dynamic: bool
+    """True where programs take tiles from a counter, and begin beside the end of another kernel."""
+    group: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of a consumer."""
+        return self.tile.BLOCK_M // self.tile.consumers
+
+    @property
+    def tiles(self) -> int:
+        """How many descriptors there are."""
+        return len(self.streams) + len(self.descs)
+
+    @property
+    def pdl(self) -> int:
+        return int(self.dynamic)
+
+    @property
+    def stream_checks(self) -> str:
+        """The condition that TMA can load what streams, behind another."""
+        of = (s.tensor for s in self.streams)
+        return "".join(f" && kgen_by_tma(&{t.member}, 4, {t.bytes})" for t in of)
+
+
+@dataclass(frozen=True)
+class KeyTile:
+    """The tile of the kernel of dk and dv."""
+
+    queries: int
+    """Those that a vector of rows has."""
+    BLOCK_M: int
+    BLOCK_N: int
+    SLOTS: int
+    programs: int
+    """The keys of a program."""
+
+
+@dataclass(frozen=True)
+class HopperBackward:
+    """The kernels of the backward pass."""
+
+    descs: tuple[Tiled, ...]
+    short_descs: tuple[Tiled, ...]
+    """Descriptors for the kernel of dk and dv alone, whose tiles are shorter."""
+    ropes: tuple[Rope, ...]
+    stored: tuple[str, ...]
+    dynamic: bool
+    fused: HopperTile | None
+    """The tile of the kernel that has dq, dk and dv."""
+    of_keys: KeyTile
+    dq: HopperTile | None
+    sums: int
+    """Numbers of a block of queries in the sum of dq."""
+    least_keys: int
+    half: int = HALF
+    dq_rows: int = 2 * HALF
+
+    @property
+    def stores(self) -> str:
+        """The condition that TMA can store the gradients, behind another."""
+        return "".join(f" && by_tma(&a->{x})" for x in self.stored)
+
+    @property
+    def again(self) -> list[Tiled]:
+        """The descriptors that the kernel of dq needs once more."""
+        return [d for d in self.descs if d.name in ("q_desc", "do_desc")] if self.short_descs else []
+
+    @property
+    def at_lse(self) -> int:
+        """The place of the log-sum-exp's descriptor."""
+        return len(self.descs) + len(self.short_descs)
+
+    @property
+    def at_delta(self) -> int:
+        return self.at_lse + 1
+
+    @property
+    def tiles(self) -> int:
+        """How many descriptors there are."""
+        return self.at_delta + 1
+
+    @property
+    def enough(self) -> str:
+        """A further condition of one kernel ahead of two."""
+        if not self.dynamic:
+            return ""
+        return " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
+
+
+def forward_on_hopper(
+    hopper: HopperPlan, streams: Sequence[Stream], buffers: Sequence[BufferTensor], group: int
+) -> HopperForward | None:
+    """The forward kernel, if there is one; `group` is how many heads the portable kernels take at a time."""
+    tile, pages, width = hopper.forward, hopper.page_rows, hopper.width
+    if tile is None:
+        return None
+    given = {b.name: b for b in buffers}
     keys = "BLOCK_N" if pages is None else str(pages)
     rows = {"q": "ROWS", "k": keys, "v": keys, "o": "ROWS"}
-    columns = {"q": width, "k": width, "v": width, "o": out}
+    columns = dict.fromkeys("qkv", width) | {"o": width // 2 if tile.out_in_halves else width}
     places = {"o": "a->out"} | ({x: f"{x}_pages" for x in "kv"} if pages is not None else {})
-    descs = [_desc(x, places.get(x, f"a->{x}"), rows[x], columns[x]) for x in "qkvo"]
-    roped = [*"qk"] if hopper.rope else []
-    descs += [_desc(f"{x}_rope", f"{x}_rope", rows[x], hopper.rope) for x in roped]
-    return {
-        **asdict(tile),
-        "rows": tile.BLOCK_M // tile.consumers,
-        "descs": [d | {"at": streams + i} for i, d in enumerate(descs)],
-        "ropes": [{"tensor": x, "first": width} for x in roped],
-        "tiles": streams + len(descs),
-        "dynamic": hopper.dynamic,
-        "pdl": int(hopper.dynamic),
-        "group": max(hopper.heads, int(group)),
-    }
+    descs = [(x, places.get(x, f"a->{x}"), rows[x], columns[x]) for x in "qkvo"]
+    roped = ["q", "k"] if hopper.rope else []
+    descs += [(f"{x}_rope", f"{x}_rope", rows[x], hopper.rope) for x in roped]
+    return HopperForward(
+        tile=tile,
+        streams=tuple(StreamedTensor(s.name, given[s.buffer], i) for i, s in enumerate(streams)),
+        descs=_tiled(descs, len(streams)),
+        ropes=tuple(Rope(x, width) for x in roped),
+        dynamic=hopper.dynamic,
+        group=max(hopper.heads, group),
+    )
 
 
-def _backward(hopper: HopperPlan) -> Fields:
-    dkdv = hopper.dkdv
-    assert dkdv is not None
-    width, fused = hopper.width, hopper.fused
-    stored = [*["dq"] * (hopper.dq is not None), "dk", "dv"]
-    called = {"do": "dout"}
-    descs = [_desc(x, f"a->{called.get(x, x)}", str(HALF), width) for x in ["q", "k", "v", "do", *stored]]
-    roped = ["q", "k", *["dq"] * (hopper.dq is not None), "dk"] if hopper.rope else []
-    descs += [_desc(f"{x}_rope", f"{x}_rope", str(HALF), hopper.rope) for x in roped]
-    descs = [d | {"at": i} for i, d in enumerate(descs)]
-    short = dkdv.BLOCK_M < HALF and fused is None
-    short_descs = [_desc(x, f"a->{called.get(x, x)}", str(dkdv.BLOCK_M), width) for x in ("q", "do")]
-    short_descs = [d | {"at": len(descs) + i} for i, d in enumerate(short_descs)] if short else []
-    first = len(descs) + len(short_descs)
+def backward_on_hopper(hopper: HopperPlan) -> HopperBackward | None:
+    """The kernels of the backward pass, if there are any."""
+    dkdv, width, fused = hopper.dkdv, hopper.width, hopper.fused
+    if dkdv is None:
+        return None
+    of_dq = ["dq"] if hopper.dq is not None else []
+    stored = [*of_dq, "dk", "dv"]
+    places = {"do": "a->dout"}
+    descs = [(x, places.get(x, f"a->{x}"), str(HALF), width) for x in ["q", "k", "v", "do", *stored]]
+    roped = ["q", "k", *of_dq, "dk"] if hopper.rope else []
+    descs += [(f"{x}_rope", f"{x}_rope", str(HALF), hopper.rope) for x in roped]
+    short = ("q", "do") if dkdv.BLOCK_M < HALF and fused is None else ()
+    short_descs = [(x, places.get(x, f"a->{x}"), str(dkdv.BLOCK_M), width) for x in short]
     keys = fused or dkdv
-    enough = " && 2 * programs_of_keys(p, 128) >= 3 * (int64_t)p->device.multiprocessors"
-    return {
-        "descs": descs,
-        "short_descs": short_descs,
-        "again": [d for d in descs if d["name"] in ("q_desc", "do_desc")] if short else [],
-        "tiles": first + 2,
-        "at_lse": first,
-        "at_delta": first + 1,
-        "ropes": [{"tensor": x, "first": width} for x in roped],
-        "stores": "".join(f" && by_tma(&a->{x})" for x in stored),
-        "dynamic": hopper.dynamic,
-        "fused": asdict(fused) if fused is not None else None,
-        "of_keys": asdict(keys) | {"queries": keys.BLOCK_M, "SLOTS": dkdv.SLOTS, "programs": dkdv.BLOCK_N},
-        "dq": asdict(hopper.dq) if hopper.dq is not None else None,
-        "dq_rows": 2 * HALF,
-        "half": HALF,
-        "sums": HALF * width,
-        "least_keys": hopper.least_keys,
-        "enough": enough if hopper.dynamic else "",
-    }
+    return HopperBackward(
+        descs=_tiled(descs, 0),
+        short_descs=_tiled(short_descs, len(descs)),
+        ropes=tuple(Rope(x, width) for x in roped),
+        stored=tuple(stored),
+        dynamic=hopper.dynamic,
+        fused=fused,
+        of_keys=KeyTile(keys.BLOCK_M, keys.BLOCK_M, keys.BLOCK_N, dkdv.SLOTS, dkdv.BLOCK_N),
+        dq=hopper.dq,
+        sums=HALF * width,
+        least_keys=hopper.least_keys,
+    )
 
 
-def _desc(name: str, of: str, rows: str, columns: int) -> Fields:
-    return {"name": f"{name}_desc", "tensor": of, "rows": rows, "columns": columns}
+def _tiled(found: Sequence[tuple[str, str, str, int]], first: int) -> tuple[Tiled, ...]:
+    """Descriptors by name, tensor, rows and columns, with their places."""
+    return tuple(
+        Tiled(f"{name}_desc", tensor, rows, columns, first + at)
+        for at, (name, tensor, rows, columns) in enumerate(found)
+    )

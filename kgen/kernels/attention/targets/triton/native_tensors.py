@@ -1,0 +1,320 @@
+"""The tensors of attention's calls from C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kgen.expr.nodes import Read, Type
+from kgen.expr.show import show
+from kgen.kernels.attention.lowered.ranges import lists_of
+from kgen.kernels.attention.plan.block_mask import BLOCK_SIZE
+from kgen.kernels.attention.plan.model import AttentionPlan, ReadGradient
+from kgen.kernels.attention.spec import ANY, KV_LENS
+from kgen.targets.native import WORDS, Parameter, Tensor, member, parameters
+
+_OWN = """
+q k v out lse dout dlse dq dk dv dsinks sinks scale deterministic cu_seqlens_q cu_seqlens_k block_table
+kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_indices
+"""
+OWN = frozenset(_OWN.split())
+"""Members of the struct of arguments that are no user's."""
+BLOCK_MASK = "block_mask"
+"""What the call that fills lists of blocks is called, behind the spec's name."""
+EXTENTS = {"b": "p->B", "h": "p->HQ", "q_idx": "p->SQ", "kv_idx": "p->SK"}
+LETTERS = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
+
+
+@dataclass(frozen=True)
+class OpenSize:
+    """An extent that a buffer has of its own."""
+
+    name: str
+    """What kernels call it."""
+    axis: int
+
+
+@dataclass(frozen=True)
+class BufferTensor(Tensor):
+    """A buffer of the spec."""
+
+    stride: str | None = None
+    """The first of the names that kernels have for its strides; None for one number."""
+    open: tuple[OpenSize, ...] = ()
+
+
+@dataclass(frozen=True)
+class GradientTensor(Tensor):
+    """What kernels leave of the gradient through one read of a buffer."""
+
+    of_buffer: str = ""
+    """The buffer's member."""
+    strides: bool = False
+    """True where kernels are given its strides."""
+    zeros: str | None = None
+    """How many numbers are zero at first: kernels add to them, or leave out what no query sees. None where they write
+    all."""
+
+
+@dataclass(frozen=True)
+class Words:
+    """What comments say of tensors."""
+
+    shapes: str
+    heads: str
+    out: str
+    q: str
+    k: str
+    v: str
+    lse: str
+    dlse: str
+    dsinks: str
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """The tensors and numbers of both passes."""
+
+    words: Words
+    inputs: tuple[Tensor, ...]
+    out: Tensor
+    lse: Tensor
+    dlse: Tensor
+    buffers: tuple[BufferTensor, ...]
+    """Those among the inputs that are buffers of the spec."""
+    lists: tuple[Tensor, ...]
+    """Those that are lists of blocks."""
+    params: tuple[Parameter, ...]
+    of_backward: tuple[Tensor, ...]
+    learned: tuple[GradientTensor, ...]
+
+
+def tensors_of(plan: AttentionPlan, name: str) -> Tensors:
+    """The tensors of a plan, whose functions begin with a name."""
+    return _Spelled(plan).tensors(name)
+
+
+def widest_of(plan: AttentionPlan) -> str:
+    """How far apart columns may lie: kernels multiply them by strides in 32 bits."""
+    return f"INT64_C(1) << {31 - (max(plan.spec.head_dim.qk, plan.spec.head_dim.v) - 1).bit_length()}"
+
+
+def _own(
+    name: str,
+    sizes: Sequence[str],
+    dtype: str,
+    words: str,
+    widest: str = "INT32_MAX",
+    *,
+    contiguous: bool = False,
+) -> Tensor:
+    """A tensor that is no user's."""
+    return Tensor(name, name, name, tuple(sizes), dtype, words, contiguous, widest)
+
+
+class _Spelled:
+    """Spells the tensors of one plan."""
+
+    def __init__(self, plan: AttentionPlan) -> None:
+        self.plan, self.spec = plan, plan.spec
+        self.packed, self.lse = plan.spec.varlen, "fp64" if plan.exact else "fp32"
+        self.rows = ("p->TQ", "p->HQ") if self.packed else ("p->B", "p->HQ", "p->SQ")
+        self.keys = ("p->TK", "p->HKV") if self.packed else ("p->B", "p->HKV", "p->SK")
+
+    def tensors(self, name: str) -> Tensors:
+        words, backward = self._words(), self.plan.backward
+        lse = ("p->HQ", "p->TQ") if self.packed else self.rows
+        buffers = tuple(self._buffer(n) for n in self.spec.buffers)
+        params = parameters(self.spec.params, "of the scores and the mask", OWN, self.plan.called)
+        lists = tuple(self._lists(name))
+        return Tensors(
+            words=words,
+            inputs=self._inputs(words, buffers, lists),
+            out=self._wide("out", self.rows, self.spec.head_dim.v, words.out),
+            lse=_own("lse", lse, self.lse, "", contiguous=True),
+            dlse=_own("dlse", lse, "fp32", ""),
+            buffers=buffers,
+            lists=lists,
+            params=params,
+            of_backward=self._of_backward(words) if backward else (),
+            learned=self._learned(buffers, params) if backward else (),
+        )
+
+    def _wide(self, name: str, sizes: Sequence[str], width: int, words: str) -> Tensor:
+        return _own(name, (*sizes, str(width)), self.spec.dtype, words, widest_of(self.plan))
+
+    def _inputs(
+        self, words: Words, buffers: tuple[BufferTensor, ...], lists: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        spec, head = self.spec, self.spec.head_dim
+        found = [self._wide("q", self.rows, head.qk, words.q)]
+        if spec.paged_kv is None:
+            found += [
+                self._wide("k", self.keys, head.qk, words.k),
+                self._wide("v", self.keys, head.v, words.v),
+            ]
+        else:
+            found += self._pages(spec.paged_kv.page_size)
+        if self.packed:
+            said = "[B + 1] int32, contiguous, on the device: where sequences begin and end, from 0 on"
+            found += [_own(f"cu_seqlens_{x}", ["p->B + 1"], "int32", said, contiguous=True) for x in "qk"]
+        found += [*buffers, *lists]
+        if spec.sinks:
+            said = "[HQ] float32, logits that join the softmax without a value"
+            found.append(_own("sinks", ["p->HQ"], "fp32", said))
+        return tuple(found)
+
+    def _pages(self, size: int) -> list[Tensor]:
+        """Keys and values in pages, and where the pages of each sequence are."""
+        head, dtype = self.spec.head_dim, self.spec.dtype
+
+        def pages(x: str, width: int) -> Tensor:
+            words = f"[pages, {size}, HKV, {width}] {WORDS[dtype]}"
+            return self._wide(x, ["a->k.sizes[0]", str(size), "p->HKV"], width, words)
+
+        said = f"[B, n] int32, the pages of each sequence in order, not checked; SK is {size} n"
+        table = _own("block_table", ["p->B", "KGEN_ANY"], "int32", said)
+        return [pages("k", head.qk), pages("v", head.v), table]
+
+    def _buffer(self, name: str) -> BufferTensor:
+        buffer, label = self.spec.buffers[name], self.plan.called.get(name, name)
+        shape = buffer.shape or (1,)  # C has one number as a tensor of one element
+        # Machine code for C has one dtype for what is open, as it has for sinks.
+        dtype = buffer.dtypes[0]
+        words = f"[{', '.join(map(str, shape))}] {WORDS.get(dtype, dtype)}"
+        words += ", ascending" if buffer.sorted else ""
+        words += ", how many keys each sequence has, at most SK" if name == KV_LENS else ""
+        # Packed sequences have no length in common; the launcher of Python has none either.
+        sizes = tuple("KGEN_ANY" if s == ANY else f"p->{s}" if isinstance(s, str) else str(s) for s in shape)
+        opened = [axis for axis, size in enumerate(buffer.shape) if size == ANY]
+        return BufferTensor(
+            name,
+            label,
+            member(label, OWN),
+            sizes,
+            dtype,
+            words,
+            stride=f"stride_{name}_0" if buffer.shape else None,
+            open=tuple(OpenSize(f"size_{name}_{axis}", axis) for axis in opened),
+        )
+
+    def _lists(self, name: str) -> list[Tensor]:
+        """The lists of each block of queries and, for backward, of each block of keys."""
+        mask = self.plan.block_mask
+        if mask is None:
+            return []
+        planes = ["p->B" if mask.by_batch else "1", "p->HQ" if mask.by_head else "1"]
+        shape = [extent.removeprefix("p->") for extent in planes]
+        found = []
+        for inner in ("kv", "q") if self.plan.backward else ("kv",):
+            rows, columns = ("SQ", "SK") if inner == "kv" else ("SK", "SQ")
+            for list_ in lists_of(inner):
+                lengths = [rows, columns] if list_.endswith("indices") else [rows]
+                sizes = [*planes, *(f"kgen_cdiv(p->{n}, {BLOCK_SIZE})" for n in lengths)]
+                words = ", ".join([*shape, *(f"ceil({n} / {BLOCK_SIZE})" for n in lengths)])
+                said = f"[{words}] int32, contiguous: written by {name}_{BLOCK_MASK}, read by the passes"
+                found.append(_own(list_, sizes, "int32", said, contiguous=True))
+        return found
+
+    def _of_backward(self, words: Words) -> tuple[Tensor, ...]:
+        head = self.spec.head_dim
+        found = [
+            self._wide("dout", self.rows, head.v, words.out),
+            self._wide("dq", self.rows, head.qk, words.q),
+            self._wide("dk", self.keys, head.qk, words.k),
+            self._wide("dv", self.keys, head.v, words.v),
+        ]
+        if self.spec.sinks:
+            sizes = ["p->HQ", "kgen_cdiv(p->TQ, 64)"]
+            if not self.packed:
+                sizes = ["p->B", "p->HQ", "kgen_cdiv(p->SQ, 64)"]
+            found.append(_own("dsinks", sizes, "fp32", words.dsinks, contiguous=True))
+        return tuple(found)
+
+    def _learned(
+        self, buffers: tuple[BufferTensor, ...], params: tuple[Parameter, ...]
+    ) -> tuple[GradientTensor, ...]:
+        taken = OWN | {of.member for of in buffers} | {of.member for of in params}
+        by_name = {b.name: b for b in buffers}
+        return tuple(_Part(self.plan, g, by_name[g.buffer]).tensor(taken) for g in self.plan.gradients)
+
+    def _words(self) -> Words:
+        head, dtype = self.spec.head_dim, WORDS[self.spec.dtype]
+        rows = "[TQ, HQ, {}]" if self.packed else "[B, HQ, SQ, {}]"
+        keys = "[TK, HKV, {}]" if self.packed else "[B, HKV, SK, {}]"
+        lse = "[HQ, TQ]" if self.packed else "[B, HQ, SQ]"
+        times = {"any": "a multiple of", 1: "as many as"}.get(self.spec.gqa, f"{self.spec.gqa} times")
+        parts = "[HQ, ceil(TQ / 64)]" if self.packed else "[B, HQ, ceil(SQ / 64)]"
+        over = "tiles" if self.packed else "sequences and tiles"
+        if self.spec.paged_kv is not None:
+            keys = f"[pages, {self.spec.paged_kv.page_size}, HKV, {{}}]"
+        shapes = f"q {rows}, k {keys}, v {keys} -> out {rows}, {dtype}"
+        return Words(
+            shapes=shapes.format(head.qk, head.qk, head.v, head.v),
+            heads=f"{times} the HKV heads of keys and values",
+            out=f"{rows.format(head.v)} {dtype}",
+            q=f"{rows.format(head.qk)} {dtype}",
+            k=f"{keys.format(head.qk)} {dtype}",
+            v=f"{keys.format(head.v)} {dtype}",
+            lse=f"{lse} {WORDS[self.lse]}, contiguous, the log-sum-exp of scores in base 2",
+            dlse=f"{lse} float32, of the log-sum-exp in base 2; NULL where there is none",
+            dsinks=f"{parts} float32, contiguous: what is to be summed over {over}. Written",
+        )
+
+
+class _Part:
+    """What there is of the gradient through one read."""
+
+    def __init__(self, plan: AttentionPlan, g: ReadGradient, buffer: BufferTensor) -> None:
+        self.g, self.buffer, self.packed = g, buffer, plan.spec.varlen
+        self.spec = plan.spec.buffers[g.buffer]
+        self.count = sum(other.buffer == g.buffer for other in plan.gradients)
+        self.whole = g.along == "pair" and g.summed is not None
+        """True where it is the gradient itself, of which kernels write every element."""
+
+    def tensor(self, taken: frozenset[str]) -> GradientTensor:
+        label, sizes = f"d{self.buffer.label}{self.g.name.removeprefix(self.g.buffer)}", self._sizes()
+        dtype = self.spec.dtypes[0] if self.whole else "fp32"
+        return GradientTensor(
+            f"d_{self.g.name}",
+            label,
+            member(label, taken),
+            tuple(sizes),
+            dtype,
+            self._words(dtype),
+            contiguous=True,
+            of_buffer=self.buffer.member,
+            strides=self.g.along == "pair",
+            zeros=None if self.whole else " * ".join(f"({n})" if " " in n else n for n in sizes),
+        )
+
+    def _sizes(self) -> list[str]:
+        g = self.g
+        if g.along == "pair" and g.summed is not None:
+            return [EXTENTS[n] for n in g.summed]
+        if g.along == "pair":
+            return [f"a->{self.buffer.member}.sizes[{axis}]" for axis in range(len(self.spec.shape))]
+        if g.along == "distance":
+            return ["p->B", "p->HQ", "p->SQ + p->SK"]
+        x = "Q" if g.along == "q" else "K"
+        return ["p->HQ", f"p->T{x}"] if self.packed else ["p->B", "p->HQ", f"p->S{x}"]
+
+    def _words(self, dtype: str) -> str:
+        g, called = self.g, self.buffer.label
+        whole = f"the gradient of {called}"
+        if self.count > 1:
+            whole = f"one of {self.count} tensors whose sum is {whole}"
+        if g.along == "pair":
+            shape = [LETTERS[n] for n in g.summed] if g.summed is not None else [*map(str, self.spec.shape)]
+            return f"[{', '.join(shape)}] {WORDS[dtype]}, contiguous: {whole}. Written"
+        element = show(Read(called, g.indices, Type.FLOAT))
+        if g.along == "distance":
+            shape, of = ["B", "HQ", "SQ + SK"], "b, h and distance = q_idx - kv_idx, from -SK on"
+        elif self.packed:
+            shape, of = ["HQ", f"T{'Q' if g.along == 'q' else 'K'}"], "h and token"
+        else:
+            position = "q_idx" if g.along == "q" else "kv_idx"
+            shape, of = ["B", "HQ", LETTERS[position]], f"b, h and {position}"
+        added = "their sums are" if self.count == 1 else "their sums are, beside those of its other reads,"
+        said = f"what each {of} adds to {element}: {added} the gradient of {called}. Written"
+        return f"[{', '.join(shape)}] float32, contiguous: {said}"
