@@ -160,7 +160,7 @@ def _dtypes(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> list[str]:
 
 
 def _of_variant(one: Loaded, fields: Iterable[str]) -> str:
-    """What tensors it takes."""
+    """The tensors that a variant takes."""
     varies = family(one.spec.kernel).varies
     return ", ".join(f"{varies[f].words} {varies[f].literal(one.spec)}" for f in fields)
 
@@ -219,7 +219,7 @@ def _tried(files: Sequence[Source]) -> Iterator[Source]:
 
 
 def _runs(file: Source) -> str:
-    """Whether a file can run on a device, as Python."""
+    """The condition that a file can run on a device, as Python."""
     wanted = f"== {_capability(file.arch)}" if file.arch else f">= {LEAST}"
     return f'_THERE["{_stem(file)}"] and _capability(device) {wanted}'
 
