@@ -24,19 +24,22 @@ LEAST = (8, 0)
 
 
 @dataclass(frozen=True)
-class Branch:
-    """A module that has the function, and the condition of the `if` or `elif` that takes it."""
+class VariantChoice:
+    """A variant of the spec, and the condition of the `if` or `elif` that takes it."""
 
     keyword: str
     condition: str
-    module: str
+    variant: str
 
 
 @dataclass(frozen=True)
-class Candidate(Branch):
-    """A file of the folder that cannot serve every call."""
+class FileChoice:
+    """A file of the folder that cannot serve every call, and the condition of the `if` or `elif` that takes it."""
 
-    package: str
+    keyword: str
+    condition: str
+    file: str
+    needs: str
     """The package that it cannot be imported without."""
     runs: str
     """The condition that it can run on a `device`."""
@@ -46,7 +49,7 @@ class Candidate(Branch):
 class OneFile(Template):
     """`__init__.py` of a folder in which one file serves every call."""
 
-    template: ClassVar[str] = "package.j2"
+    template: ClassVar[str] = "package_of_file.j2"
 
     name: str
     summary: str
@@ -59,19 +62,20 @@ class OneFile(Template):
 class Files(Template):
     """`__init__.py` of a folder in which the function comes from one of several files."""
 
-    template: ClassVar[str] = "package_of_files.j2"
+    template: ClassVar[str] = "package.j2"
 
     name: str
     summary: str
     words: list[str]
     """Every file, and when it runs."""
-    docstring: Printable | None
+    argument_lines: Printable | None
+    """The part of the docstring on arguments."""
     signature: str
     tensors: list[str]
     """The positional parameters."""
     arguments: list[str]
     """Every parameter, as an argument of the function that was chosen."""
-    choices: list[Candidate]
+    choices: list[FileChoice]
     last: str | None
     """The file that serves what no other one does; None where there is none."""
     otherwise: str
@@ -90,19 +94,20 @@ class Variants(Template):
     summary: str
     words: list[str]
     """Every variant, and which tensors it takes."""
-    docstring: Printable | None
+    argument_lines: Printable | None
+    """The part of the docstring on arguments."""
     signature: str
     arguments: list[str]
     """Every parameter, as an argument of the function that was chosen."""
     dtypes: list[str]
     """The dtypes of all variants in Python; none where they have one dtype."""
-    choices: list[Branch]
+    choices: list[VariantChoice]
     refusal: str
 
     @property
     def first(self) -> str:
         """The variant whose arguments stand for those of all."""
-        return self.choices[0].module
+        return self.choices[0].variant
 
 
 def package(loaded: Loaded, sources: Sequence[Source]) -> Source | None:
@@ -140,12 +145,12 @@ def choosing(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> Source | No
             name=spec.name,
             summary=opening(spec),
             words=[f"{one.variant}, {_of_variant(one, fields)}" for one, _ in variants],
-            docstring=files[0][0].docstring,
+            argument_lines=files[0][0].docstring,
             signature=signature,
             arguments=_arguments(signature),
             dtypes=_dtypes(variants) if "dtype" in fields else [],
             choices=[
-                Branch(_keyword(number), condition, one.variant)
+                VariantChoice(_keyword(number), condition, one.variant)
                 for number, ((one, _), condition) in enumerate(zip(variants, conditions, strict=True))
             ],
             refusal=f'raise ValueError(f"{spec.name}: there are {there}, and nothing for {got}")',
@@ -160,7 +165,7 @@ def _dtypes(variants: Sequence[tuple[Loaded, Iterable[Source]]]) -> list[str]:
 
 
 def _of_variant(one: Loaded, fields: Iterable[str]) -> str:
-    """What tensors it takes."""
+    """The tensors that a variant takes."""
     varies = family(one.spec.kernel).varies
     return ", ".join(f"{varies[f].words} {varies[f].literal(one.spec)}" for f in fields)
 
@@ -178,23 +183,23 @@ def _of_files(spec: Any, tried: Sequence[Source]) -> Files:
         summary=opening(spec),
         words=[_words(file, gradients) for file in tried],
         # The last file serves everything that the others do, so its words hold for the whole folder.
-        docstring=tried[-1].docstring,
+        argument_lines=tried[-1].docstring,
         signature=signature,
         tensors=tensors,
         arguments=_arguments(signature),
-        choices=[_candidate(file, number, gradients, tensors[0]) for number, file in enumerate(choices)],
+        choices=[_file_choice(file, number, gradients, tensors[0]) for number, file in enumerate(choices)],
         last=_stem(last) if last else None,
         otherwise=f"from .{_stem(last)} import {spec.name} as function" if last else refusal,
         gradients=gradients,
     )
 
 
-def _candidate(file: Source, number: int, gradients: bool, tensor: str) -> Candidate:
+def _file_choice(file: Source, number: int, gradients: bool, tensor: str) -> FileChoice:
     """A file as one that is taken if it can run where a tensor is."""
     condition = f"_runs_{_stem(file)}({tensor}.device)"
     if gradients and file.forward_only:
         condition = f"not gradients and {condition}"
-    return Candidate(_keyword(number), condition, _stem(file), file.needs or "torch", _runs(file))
+    return FileChoice(_keyword(number), condition, _stem(file), file.needs or "torch", _runs(file))
 
 
 def _keyword(number: int) -> str:
@@ -219,7 +224,7 @@ def _tried(files: Sequence[Source]) -> Iterator[Source]:
 
 
 def _runs(file: Source) -> str:
-    """Whether a file can run on a device, as Python."""
+    """The condition that a file can run on a device, as Python."""
     wanted = f"== {_capability(file.arch)}" if file.arch else f">= {LEAST}"
     return f'_THERE["{_stem(file)}"] and _capability(device) {wanted}'
 

@@ -34,7 +34,7 @@ RUNS_BESIDE = (
     "sharding calls planning merging sums queries words peers transfers home exchange runtime layout"
 )
 FILES = tuple(f"{name}.py" for name in RUNS_BESIDE.split())
-"""What runs beside the kernels, the same for all specs."""
+"""The files that run beside the kernels, the same for all specs."""
 
 
 @dataclass(frozen=True)
@@ -404,11 +404,11 @@ def _casts(parts: Sequence[Loaded], spec: AttentionSpec) -> tuple[bool, list[str
 
 
 SIZES = {"batch": "B", "heads": "HQ", "kv_heads": "HKV"}
-"""What a plan may depend on besides lengths, by argument."""
+"""The sizes that a plan may depend on besides lengths, by argument."""
 
 
 def _size_of(spec: AttentionSpec, asked: Sequence[str], size: str) -> str:
-    """How many there are, by a buffer that a plan is asked for; empty where none has them."""
+    """A size as Python finds it in an argument of the plan; empty if no argument has it."""
     shapes = ((name, spec.buffers[name].shape) for name in asked if name in spec.buffers)
     return next((f"{name}.shape[{shape.index(size)}]" for name, shape in shapes if size in shape), "")
 

@@ -80,7 +80,7 @@ class Package(Template):
     softcaps: str
     """The bounds of scores that a layer may ask for, as a tuple in Python."""
     caps: str
-    """What the kernels do to scores, in words."""
+    """The bound of the kernels' scores, in words."""
     sinks: bool
     positions: bool
     """True if it matters where queries and keys stand."""
@@ -167,14 +167,14 @@ def _package(variant: Variant, family: Family, package: str) -> Package:
 
 
 def _given(variant: Variant) -> dict[str, str]:
-    """What each buffer and each run-time parameter is, by name."""
+    """The buffers and run-time parameters in words, by name."""
     spec = variant.spec
     given = {n: f"{n}: {_shape(b.shape)} {b.dtype_words}" for n, b in spec.buffers.items()}
     return given | {n: f"{n}: {p.type}" for n, p in spec.params.items() if p.runtime}
 
 
 def _words(variant: Variant, family: Family) -> str:
-    """Which layers the package is for, and which of its functions runs."""
+    """Sentences on the layers that the package is for, and on the functions that run."""
     heading, *lines = _fits(variant, family)
     whole = " or ".join(f"`{k.whole}`" for k in family.kernels)
     cached = " or ".join(dict.fromkeys(f"`{k.cached}`" for k in family.kernels))

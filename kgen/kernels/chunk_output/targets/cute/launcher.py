@@ -25,7 +25,7 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 ELEMENTS = {"fp32": "Float32", "bf16": "BFloat16", "fp16": "Float16"}
 MOVED = ("q", "k", "v", "h", "o")
-"""The tensors that TMA moves. What is stored in its place goes by 16 bytes, too."""
+"""The tensors that TMA moves. Stores without TMA move 16 bytes at a time, too."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Tensor:
     shape: list[str]
     """The dims in the order of the kernel."""
     behind: list[str]
-    """How far behind the address each dim's stride is; 0 means adjacent."""
+    """The distance from the address to the stride of each dim; 0 if its elements are adjacent."""
     strides: int
-    """How many strides follow the address: those of the caller's first dims."""
+    """The number of strides behind the address: those of the caller's first dims."""
     at: int
     """The place of the address among all numbers."""
 
@@ -64,23 +64,23 @@ class LaunchNumbers:
 
     @property
     def strides(self) -> list[int]:
-        """How many strides of each tensor are among the numbers."""
+        """The number of strides of each tensor."""
         return [tensor.strides for tensor in self.tensors]
 
     @property
     def n_sizes(self) -> int:
-        """How many of the numbers are sizes."""
+        """The number of sizes."""
         return len(self.names)
 
     @property
     def count(self) -> int:
-        """How many numbers there are."""
+        """The number of all numbers."""
         return self.n_sizes + sum(1 + strides for strides in self.strides)
 
 
 @dataclass(frozen=True)
 class Docstring(Template):
-    """What the function's docstring says of arguments and results."""
+    """The part of the function's docstring on arguments and results."""
 
     template: ClassVar[str] = "chunk_output/cute/_docstring.j2"
 
@@ -91,7 +91,7 @@ class Docstring(Template):
 
 @dataclass(frozen=True)
 class Checked:
-    """What a tensor must be."""
+    """The dtype and shape that a tensor must have."""
 
     name: str
     shape: list[str]
@@ -164,7 +164,7 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
 
 
 def docstring(plan: ChunkOutputPlan) -> Docstring:
-    """What the docstring of a plan's function says of arguments and results."""
+    """Return the part of the function's docstring on arguments and results."""
     return Docstring(words.argument_words(plan), plan.spec.head_dim.v, _derivatives(plan))
 
 
@@ -193,9 +193,9 @@ def launch_numbers(plan: ChunkOutputPlan) -> LaunchNumbers:
 
 
 def _layouts(plan: ChunkOutputPlan) -> dict[str, tuple[list[str], list[int]]]:
-    """The layouts that kernels see, by name: dims, and how far behind the address the stride of each is.
+    """The layouts that kernels see, by name: dims, and the distance from the address to the stride of each.
 
-    The strides of the caller's first dims follow the address, in their order.
+    The strides of the caller's first dims follow the address in their order.
     """
     spec = plan.spec
     v_tokens = "n_chunks // batches * BT" if spec.v_layout == "chunk_padded" else "tokens"

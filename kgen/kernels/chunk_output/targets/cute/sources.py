@@ -27,14 +27,15 @@ RANKS = {"sm_90a": 2, "sm_100a": 0}
 """Triton's is 1. On an H200 the kernel for sm_90a is faster; that for sm_100a has not run (docs/performance)."""
 
 WARPGROUPS = 2
-"""That multiply on sm_90a, each for another value head."""
+"""The warpgroups that multiply on sm_90a, each for another value head."""
 STAGES = 2
-"""Of queries and keys, and of states and values. On an H200 two reach 95 % of a copy's rate, and three change nothing.
+"""The stages of queries and keys, and of states and values.
 
+On an H200 two reach 95 % of a copy's rate, and three change nothing.
 A multiple of the warpgroups: a stage is always read by the same one then, which sees every turn of its barrier.
 """
 COLUMNS = 512
-"""Of tensor memory. A multiprocessor has no more; it runs one CTA."""
+"""The columns of tensor memory. A multiprocessor has no more, and runs one CTA."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class Sm90(Module):
 
 @dataclass(frozen=True)
 class TensorMemory:
-    """Where sums begin in tensor memory. Those of q @ k^T are the first, those of q @ h and of p @ v follow."""
+    """The first columns of sums in tensor memory. The sums of q @ k^T begin at column 0."""
 
     qh: int
     pv: int

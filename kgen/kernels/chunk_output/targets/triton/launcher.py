@@ -25,7 +25,7 @@ from kgen.targets.triton.text import TORCH_DTYPES
 
 @dataclass(frozen=True)
 class Shapes:
-    """The shapes of the tensors whose layout the spec chooses, as docstrings say them."""
+    """The shapes of values and states, in words."""
 
     v: str
     h: str
@@ -33,7 +33,7 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Docstring(Template):
-    """What the function's docstring says of arguments and results."""
+    """The part of the function's docstring on arguments and results."""
 
     template: ClassVar[str] = "chunk_output/triton/_docstring.j2"
 
@@ -65,7 +65,7 @@ class Operands:
 
 @dataclass(frozen=True)
 class Check:
-    """A condition of the arguments that do not fit, and what is wrong then."""
+    """The condition of an error, and its message."""
 
     wrong: str
     message: str
@@ -97,7 +97,7 @@ class Gradients(Template):
 
 @dataclass(frozen=True)
 class Launcher(Template):
-    """The tile tables' users, the operators, and the spec's function."""
+    """Tile lookup, operators, and the spec's function."""
 
     template: ClassVar[str] = "chunk_output/triton/_launcher.j2"
 
@@ -120,7 +120,7 @@ class Launcher(Template):
     dense_check: str
     casts: list[str]
     gate_checks: list[str]
-    """Name, gate, dimensions and dtype of each gate, as a tuple in Python."""
+    """A tuple in Python for each gate: label, tensor, number of dimensions, dtype."""
     checks: list[Check]
 
 
@@ -153,7 +153,7 @@ def launcher(plan: ChunkOutputPlan) -> Launcher:
 
 
 def docstring(plan: ChunkOutputPlan) -> Docstring:
-    """What the docstring of a plan's function says of arguments and results."""
+    """Return the part of the function's docstring on arguments and results."""
     spec = plan.spec
     gate = TORCH_DTYPES[spec.gate_dtype]
     words = {"g": f"g: [B, T, HV] {gate}, summed up inside each chunk.", "g_gamma": f"g_gamma: [HV] {gate}."}

@@ -1,4 +1,4 @@
-"""Chunk output from C: the files in `templates/chunk_output/c`, and the names of what kernels are given."""
+"""Chunk output from C: the files in `templates/chunk_output/c`, and the names of arguments of kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NAMES = """
 o_ptr do_ptr dq_ptr dk_ptr dv_ptr dh_ptr dg_ptr stride_dg cu_seqlens_ptr chunk_indices_ptr N T NT scale H HV
 BLOCK BLOCK_K BLOCK_V num_warps num_stages maxnreg
 """
-"""What kernels call their arguments, beside the inputs."""
+"""The names of arguments of kernels, apart from the inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +90,11 @@ class ChunkOutputProgram(Program):
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
-    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for; all
-    chips have the same kernels."""
+    """Return the files that call the kernels of a spec.
+
+    `sizes` are the sizes that the spec leaves open and the package has machine code for. All chips have the same
+    kernels.
+    """
     plan = plan_chunk_output(loaded)
     name, license, arguments = prefix_of(loaded), plan.spec.license.in_comment(), arguments_of(plan)
     return Native(

@@ -16,9 +16,9 @@ from kgen.targets.native_reference import dtype_of, in_cpp, spelled, two_of
 
 BATCH = 2
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
-"""Of the largest number."""
+"""Tolerances relative to the largest number."""
 VARYING = ("g", "g_gamma", "i", "h")
-"""What a decay is made of, beside numbers of heads."""
+"""The variables of a decay, apart from numbers of heads."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class ChunkOutputExample(File):
     HV: int
     default_scale: str
     ends: tuple[int, ...]
-    """Where sequences begin and end."""
+    """The ends of the sequences in a row, 0 first."""
     packed: bool
     tensors: tuple[Sized, ...]
     drawn: tuple[Drawn, ...]
