@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d91aff1902138d0e
+# inputs: 899ae6362e814cd1
 # body: 0b52688eabf8d219
 """Causal attention with ALiBi slopes computed from the head's index.
 

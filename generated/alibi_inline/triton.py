@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: fd3a4026d50bd290
+# inputs: 7dbd46fecee6be81
 # body: 5ea51aa5e8a133a8
 """Causal attention with ALiBi slopes computed from the head's index.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c63358b1a35ca8cc
+# inputs: e1ff5205c938b83d
 # body: c3f93c9339c7f939
 """Causal attention to the blocks of 128 keys that a bitmap allows each head's blocks of 128 queries.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f9f792ef683d2df9
+# inputs: 38f198d30fd36644
 # body: 06c368596f7275a5
 """Attention of every query to the keys up to its own position.
 

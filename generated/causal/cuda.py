@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b2c7e85eb29cd4ae
+# inputs: e5c6c7d826239b20
 # body: 4e4eabe1a1be1f16
 """The delta of the backward pass of `causal`.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d68071f63cc7896e
+# inputs: 1fdc60ef3c1ee30c
 # body: ce8e6325801a1bfe
 """Attention of every query to the keys up to its own position.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8c32329318d49844
+# inputs: 54221c9401abcfc1
 # body: 230791ce85d08dec
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: d2192cca902bd5a5
+# inputs: fa52eadd8f2a4adb
 # body: 13918656f3d6066b
 """Causal attention with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0d00545fc4b9e566
+# inputs: d950f1adb60cbf66
 # body: 3ae110642ade31d6
 """Attention of every query to the keys up to its own position, heads of 64.
 

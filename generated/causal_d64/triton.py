@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 314e88cb99fadd5f
+# inputs: c359ea25a9ce56a8
 # body: 55d33d6ab2120b85
 """Attention of every query to the keys up to its own position, heads of 64.
 

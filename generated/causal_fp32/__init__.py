@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 542ee7358334a92a
+# inputs: 4bf627f82f655dd2
 # body: ab232b5e90a15638
 """Causal attention in fp32, products in three TF32 passes.
 

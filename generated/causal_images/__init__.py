@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 761f1c1724794340
+# inputs: 814b44790cb1c9b3
 # body: 6626dbab7344218c
 """Causal attention in which the tokens of an image also see each other, as in Gemma 3.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c701a3e67aa4a8fd
+# inputs: 9af83ffee547ea78
 # body: e5334202d101d0c8
 """Causal attention over a KV cache with ALiBi slopes read from a tensor.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 32f7957b6540d14b
+# inputs: ba926def85e54585
 # body: 9e31c20000e02091
 """Causal attention over a KV cache with a length per sequence, four query heads for each key-value head.
 

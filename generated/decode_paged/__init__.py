@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3282c010ce68c0fd
+# inputs: 2dfec8db492e565c
 # body: 57e8dd174985d076
 """Causal attention over a paged KV cache, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: ca1b25699d10a443
+# inputs: ee2be7d090ae1aa3
 # body: c1fa3ebab7ba0b02
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a9a735c31d45faa9
+# inputs: e7444c399a15e183
 # body: efdcdda86cde406b
 """Causal attention to the last 1024 positions of a KV cache.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 76576d400f4f70bc
+# inputs: 790d1063fa345a64
 # body: 41a248de3c9bf9a6
 """Causal attention to every fourth position back from the query.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e7864907e8fec450
+# inputs: 1b49d310d16e5fcf
 # body: f2761c049e1b8436
 """Causal self-attention within each document of a packed sequence.
 

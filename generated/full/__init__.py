@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e2ece87b798f72bc
+# inputs: f34c762cb35a630a
 # body: f4861097e55e03a3
 """Attention of every query to every key.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3e4265c61997e6a7
+# inputs: 8faf7228185db653
 # body: f033df78e918dc7b
 """Attention of every query to every key.
 

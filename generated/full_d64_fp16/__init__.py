@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 435491c0502a3253
+# inputs: f397f608e37f7870
 # body: 585164bb6b899792
 """Attention of every query to every key, heads of 64 in fp16.
 

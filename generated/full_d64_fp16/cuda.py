@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2d8d62aeb79c7adc
+# inputs: 698dea18f47424c6
 # body: 4cb66d0fe315d3ff
 """The delta of the backward pass of `full_d64_fp16`.
 

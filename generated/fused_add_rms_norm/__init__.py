@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2b2b0c2e351c3233
+# inputs: 6295736633723409
 # body: 258c07e195fa18ab
 """Adds a block's output to the residual stream and norms the sum; returns both.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 55744f63f8f1f8a0
+# inputs: 591e5bb82b218fab
 # body: fb80f9c254f62662
 """Adds a block's output to the residual stream and norms the sum; returns both.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8947f512f9920b8d
+# inputs: cf282d15b6030792
 # body: e42a1549b605c12d
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 333eef48e58a3d2c
+# inputs: cda7620cf8b80f6a
 # body: c4610d1fb3ea4dfc
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

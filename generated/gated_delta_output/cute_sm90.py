@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 28ad01e8c1a606cf
+# inputs: 0c5511e0e260779d
 # body: f87129c36588cd59
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 70ee8f10013d366f
+# inputs: 8685bf0be0c9ead1
 # body: 66456278bb34282f
 """The output of a chunk of gated delta attention, from the state before it and the chunk's own tokens.
 

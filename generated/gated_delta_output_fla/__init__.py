@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: c15f9af25911f1d4
+# inputs: d3bb665f7698d153
 # body: 520eddb9a40dcd82
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

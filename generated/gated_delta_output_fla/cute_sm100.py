@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5d8b2ee508272414
+# inputs: 6199da1ba9e37572
 # body: afcd34ebf818e2cd
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

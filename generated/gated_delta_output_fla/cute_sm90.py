@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 246bec21a5e14680
+# inputs: 9b04ad6d2468e69a
 # body: 0bc65995bb7855b8
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0206b264bf424dda
+# inputs: c6a6a0c6f72e390e
 # body: 5aede586f3dfbb35
 """The output step of gated delta attention in the conventions of flash-linear-attention.
 

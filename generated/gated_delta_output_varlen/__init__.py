@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8eca554dcadfee7c
+# inputs: 64e178f133b4816e
 # body: fbd6799856b9400b
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

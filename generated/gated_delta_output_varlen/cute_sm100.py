@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1e3cf8aa0bcc0eee
+# inputs: 9a84a175ad134b69
 # body: 613d31d135527167
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

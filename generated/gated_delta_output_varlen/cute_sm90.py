@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1a8167d958e1113b
+# inputs: f98d7ef2fd28acc2
 # body: a995ac508341ed4d
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f42b6d2edc28e972
+# inputs: 0a2006d187f9e8dd
 # body: 0143d507edaecaaf
 """The output step of gated delta attention for packed sequences, values padded to whole chunks.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 36015835d18bb90a
+# inputs: d95955b4f33a0017
 # body: f2f33f4707fb5c00
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: e3e67e3eb53345ce
+# inputs: 78839e6636c0af7f
 # body: a81b115b353c7d81
 """RMS norm times a gate, as Mamba 2 and gated DeltaNet have it.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b1b2ca185ca9e941
+# inputs: 33d90fa6218404f3
 # body: 8f91951bc62d1286
 """The local layers of Gemma 2, with scores capped at 50 and a causal window of 4096.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 0af2471eceb5ae8a
+# inputs: 77a79c4ab7c716f3
 # body: bd2e0de669066b31
 """A sliding window of 128 with attention sinks, eight query heads for each key-value head, as in GPT-OSS.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4815bc6c42851e37
+# inputs: 6855ac63f4e309c2
 # body: 8245a4a70bc594f1
 """Attention with a learned temperature for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 6367c9cee2fb4e76
+# inputs: 35997542f554f1af
 # body: 7f8673551265a419
 """Layer norm over the last dimension, with weight and bias.
 

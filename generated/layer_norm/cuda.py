@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 87b6ebd442f12762
+# inputs: 387783cc516a77ca
 # body: d7b8cdf01ba4b84f
 """Layer norm over the last dimension, with weight and bias.
 

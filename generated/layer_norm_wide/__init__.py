@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 62f68722ddfec573
+# inputs: 02fbc0b7bccb5931
 # body: df7ce272c458327f
 """Layer norm of rows of 65536.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 82c196af69b3e4ae
+# inputs: 1370daf4b8f15eb8
 # body: 6bb9c8e9a31408f9
 """Layer norm of rows of 65536.
 

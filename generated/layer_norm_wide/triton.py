@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a8fa4e5fdc5ec8e0
+# inputs: a2dc0a817dccce44
 # body: f0b1bc236485a8a7
 """Layer norm of rows of 65536.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 03e5bc2e0e3a16ae
+# inputs: b24a68bb3af3c870
 # body: 56e249a0cf0b7796
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9501ef2c5f5657b9
+# inputs: b52aed3f1158e22a
 # body: cdcda9b5d2c42340
 """The output step of chunked linear attention without decay.
 

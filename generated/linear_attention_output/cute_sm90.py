@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96b88107e5f751cd
+# inputs: 5327730e43cdafa7
 # body: bb9be4a336f71ebd
 """The output step of chunked linear attention without decay.
 

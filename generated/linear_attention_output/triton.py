@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 594206d7184c9c09
+# inputs: 4f070e64b10592fe
 # body: 98f68765a93718ed
 """The output step of chunked linear attention without decay.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a587fcd425fede61
+# inputs: a95040baeefe12dd
 # body: d69373bb8c4c0c67
 """Causal attention in the shape of Llama 3 8B, four query heads for each key-value head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7644e267b0b2feab
+# inputs: 81d012968a5ce0d2
 # body: 3812c63483500852
 """Attention to a symmetric window and to a few global tokens at the front.
 

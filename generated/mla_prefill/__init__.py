@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 698a072e93a64699
+# inputs: 5df172f36e4f1888
 # body: 108706662c1e03ec
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f96eaefe8e99a87f
+# inputs: 12028c15a8b98c0d
 # body: ddaf30dc774d8368
 """The prefill of multi-head latent attention, causal, with wider keys than values.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: b8d911de5c91ef7b
+# inputs: 225375f9918479a8
 # body: 250e1eed95ba0a3b
 """Attention to the first lens[b] keys of each sequence of a padded batch.
 

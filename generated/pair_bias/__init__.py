@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: a07e2f57654abf61
+# inputs: 9974487acd52b884
 # body: 9c572472ad0ab4ef
 """Attention with a learned bias for each head and each pair of positions.
 

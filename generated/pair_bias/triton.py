@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 5b0703a4c400a5f1
+# inputs: 6a316fb059c701b4
 # body: db4ccfd05da80f42
 """Attention with a learned bias for each head and each pair of positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 544ee3d6770c2760
+# inputs: c65a82b0b5ff1c55
 # body: ae2595bb209ebc4b
 """Full attention within a prefix whose length is given at launch, causal after it.
 

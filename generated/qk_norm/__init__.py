@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 60a2b0b20849a8a8
+# inputs: a2d976875d952fa0
 # body: b85727e853476a8d
 """RMS norm of queries or keys, with a weight for each head.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 9416ba7dc4695e0f
+# inputs: 567fe9bd835f74f6
 # body: b9ce99b599717c9e
 """RMS norm of queries or keys, with a weight for each head.
 

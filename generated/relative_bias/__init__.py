@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 8fb17799766ff60a
+# inputs: 7861ed6beae0543b
 # body: 236ef3649274e3f7
 """Attention with a learned bias for each head and distance, the same beyond 1023.
 

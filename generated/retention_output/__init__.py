@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 41cf67015bebee23
+# inputs: e7031923b094aa5d
 # body: dde3fb223fd91545
 """The output step of chunked retention, where each head decays by a constant of its own.
 

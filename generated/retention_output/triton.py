@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: f52bd28afeba27f6
+# inputs: 03af571ebaa205d3
 # body: 6fcca98f0f2cf976
 """The output step of chunked retention, where each head decays by a constant of its own.
 

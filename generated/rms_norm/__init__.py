@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1520dd81204d27cc
+# inputs: 02c354c2a0bbce8d
 # body: 4d826a89279f8433
 """RMS norm over the last dimension.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7fca3e179706756f
+# inputs: fef334b5bd3aeb86
 # body: 6595893b7afc6d11
 """RMS norm over the last dimension.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 449e0c4faaacfaa1
+# inputs: bdabfdd343d06910
 # body: b91f2231a9bb64d3
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

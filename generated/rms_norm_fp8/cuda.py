@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 18d35f8ebddaec45
+# inputs: 6f06ce130ce85ca9
 # body: 10e54be9487c607b
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

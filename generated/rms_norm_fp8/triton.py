@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 28c141ef174ddb54
+# inputs: f095436a1412945a
 # body: 975c7fbf89c32072
 """RMS norm whose output is quantized to eight bits with a scale for each row.
 

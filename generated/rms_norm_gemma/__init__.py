@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64996f18f5e95db5
+# inputs: c186db8a912ced74
 # body: 59d5a6a75b8a3582
 """RMS norm whose weights are stored around zero, as Gemma's are.
 

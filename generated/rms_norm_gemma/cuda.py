@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 1db57e29c8d47803
+# inputs: eca81626f9da6590
 # body: d32508012d1297f6
 """RMS norm whose weights are stored around zero, as Gemma's are.
 

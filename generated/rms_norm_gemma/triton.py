@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 822dbd395b7a7e32
+# inputs: 6652b83deaf82170
 # body: 8e839ff15477dda2
 """RMS norm whose weights are stored around zero, as Gemma's are.
 

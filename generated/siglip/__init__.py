@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 96affe245dc10fe5
+# inputs: 75a88e2c76ec1b04
 # body: 0795193ac56409a8
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

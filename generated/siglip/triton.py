@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 4a16b60b1a66864b
+# inputs: dc5c93eb63b47180
 # body: f958cd61be846e20
 """Attention of every query to every key, heads of 72, as in SigLIP.
 

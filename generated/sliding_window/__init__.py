@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 7e94d720d9f7170d
+# inputs: 7bba93a1dbb95646
 # body: 2e6a92b831db949e
 """Causal attention to the last 1024 positions.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 64f65fbf78f919da
+# inputs: c8d1f58efee344d7
 # body: 339045d88ac0a182
 """Causal attention whose scores saturate smoothly at 30.
 

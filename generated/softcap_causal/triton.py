@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2d465559a2850d71
+# inputs: 7e17aeb1bf40cd37
 # body: 7dfbb739b6d114db
 """Causal attention whose scores saturate smoothly at 30.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 3514b8085f77a059
+# inputs: cdec3b15c15e55c8
 # body: 0c04ea1f60bbc8fb
 """Causal attention whose scores saturate smoothly at 30, with the chip's approximate tanh.
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 2aa4abec919ece54
+# inputs: d0b452acecd64277
 # body: 400ec21c4ad7857a
 """Packed sequences with a sliding window and ALiBi slopes, which have a gradient.
 

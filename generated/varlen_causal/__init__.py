@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # fmt: off
 # ruff: noqa
-# inputs: 74c78262dcef4000
+# inputs: ca8b3bdee3fc9186
 # body: 703d3c72208f5e83
 """Packed sequences of any lengths, each causal up to its last key, as flash_attn_varlen_func.
 
