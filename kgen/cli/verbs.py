@@ -198,7 +198,10 @@ class _Rendered:
     def last(self) -> str:
         """The last line: how many files are in which state."""
         forced = self.force and not self.dry
-        states = Counter(_effect(one, forced=forced) for one in self.changes if not one.is_manifest)
+        # A manifest is listed if nothing else in its folder differs. Then it counts, too.
+        listed = [one for one in self.drift if one.is_manifest]
+        counted = [*(one for one in self.changes if not one.is_manifest), *listed]
+        states = Counter(_effect(one, forced=forced) for one in counted)
         differ = states["new"] + states["changed"]
         if self.dry:
             left = f"{states['pruned']} orphaned, {states['edited']} edited"

@@ -213,7 +213,10 @@ def _check_signature(function: Any, names: tuple[str, ...], field_: str, place: 
     most = len(names) if given.vararg else len(parameters)
     if len(needed) > len(names) or most < len(names):
         message = f"a {field_} takes ({', '.join(names)}), `{function.name}` takes ({', '.join(parameters)})"
+        other = "mask_mod" if field_ == "score_mod" else "score_mod"
         hint = f"call it if it returns one: `{signature(function)}`"
+        if len(parameters) == len(MODS[other]) and parameters[-4:-2] == ["b", "h"]:
+            hint = f"it takes what a {other} takes: name it with `--{other.removesuffix('_mod')}`"
         place.refuse("bad-call", message, hint)
 
 

@@ -118,6 +118,6 @@ def code(text: str) -> str:
 
 
 def fenced(text: str, language: str = "") -> str:
-    """Text between fences that it does not have."""
-    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=2))
+    """Text between fences: three backquotes, or more than it has in a row."""
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{ticks}{language}\n{text.rstrip(chr(10))}\n{ticks}"

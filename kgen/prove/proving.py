@@ -38,6 +38,8 @@ def prove_specs(
     handed to `without`. `record` writes the ledger, for files that are what the spec makes now. Raises `KgenError` for
     others.
     """
+    if record:
+        ledger.require_readable(generated)
     rows: list[Row] = []
     for number, one in enumerate(loaded):
         targets = {name: target for name in asked_targets(one) if (target := _proved(one, name))}

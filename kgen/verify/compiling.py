@@ -98,6 +98,8 @@ def compile_specs(
     for runtime in {job.emitted.runtime: None for job in jobs}:
         if runtime.needs:
             require(runtime.needs, extra=runtime.extra)
+    if options.record:
+        ledger.require_readable(generated)
     hashes = {job.emitted: ledger.file_hash(job.emitted.path) for job in jobs}
     done, lock = 0, Lock()
 

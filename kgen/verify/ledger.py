@@ -66,6 +66,11 @@ def read(generated: Path) -> Ledger:
         return {}
 
 
+def require_readable(generated: Path) -> None:
+    """Raise `KgenError` if the ledger cannot be read, before a run whose results it would get."""
+    read(generated)
+
+
 def read_path(path: Path, hint: str) -> Ledger:
     """The ledger that is this file. Raises `FileNotFoundError`, and `KgenError` for a file that is not one."""
 

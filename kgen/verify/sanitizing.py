@@ -59,6 +59,8 @@ def sanitize_specs(
         raise MissingError(Diagnostic("missing-tool", f"`{PROGRAM}` is not on the PATH", hint=hint))
     device, _, files = files_to_run(loaded, generated, options, hands, hear)
     record = device == "cuda" if options.record is None else options.record
+    if record:
+        ledger.require_readable(generated)
     hashes = {file: ledger.file_hash(file.path) for _, file in files}
     do = partial(run_call, timeout=options.timeout)
     tasks: dict[tuple[str, ...], Task] = {}

@@ -56,6 +56,8 @@ def verify_specs(
     device, whole, work = files_to_run(loaded, generated, options, hands, hear, options.built)
     recordable = _recordable(options, device)
     options = _settled(options, device)
+    if options.record:
+        ledger.require_readable(generated)
     # Hash before running: a file that changes meanwhile must not inherit the verdict.
     hashes = {file: ledger.file_hash(file.path) for _, file in work}
     if options.built is not None:

@@ -169,6 +169,17 @@ def test_a_lost_manifest_is_drift(project: Project) -> None:
     assert project.kgen("render", "--check").code == 0
 
 
+def test_the_last_line_counts_a_manifest_that_differs(project: Project) -> None:
+    spec = project.spec("a")
+    project.kgen("render")
+    (project.root / "moved").mkdir()
+    spec.rename(project.root / "moved/a.yaml")
+    check = project.kgen("render", "--check", "moved/a.yaml")
+    assert (check.code, check.err) == (1, "changed: generated/a/manifest.json\n")
+    assert check.last == "1 checked, 1 differ, 0 orphaned, 0 edited"
+    assert project.kgen("render", "moved/a.yaml").last == "1 rendered, 1 changed, 0 pruned"
+
+
 def test_stdout_is_the_file(project: Project) -> None:
     project.spec("a")
     result = project.kgen("render", "--stdout", "specs/a.yaml")

@@ -189,6 +189,20 @@ WHOLE = {
         "--mask:1:1",
         "a mask_mod takes (b, h, q_idx, kv_idx)",
     ),
+    "score for mask, hint": (
+        "def mod(s, b, h, q, k):\n    return s\n",
+        ["--mask", "mod"],
+        "bad-call",
+        "--mask:1:1",
+        "it takes what a score_mod takes: name it with `--score`",
+    ),
+    "mask for score, hint": (
+        "def mod(b, h, q, k):\n    return q >= k\n",
+        ["--score", "mod"],
+        "bad-call",
+        "--score:1:1",
+        "it takes what a mask_mod takes: name it with `--mask`",
+    ),
     "nothing": (
         "def mod(s, b, h, q, k):\n    s * 2\n",
         ["--score", "mod"],

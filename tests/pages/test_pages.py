@@ -153,6 +153,7 @@ def test_code_in_markdown_ends_where_it_ends() -> None:
     assert code("a `b` c") == "``a `b` c``"
     assert code("`") == "`` ` ``"
     assert fenced("```\n<b>").startswith("````\n```\n")
+    assert fenced("a `b`", "yaml") == "```yaml\na `b`\n```"
 
 
 def test_our_own_sentences_quote() -> None:

@@ -31,6 +31,14 @@ def test_kernels_compile_without_a_gpu(tmp_path, verdict):
     assert set(entry["records"]["compiled sm_90"]["kernels"]) == {"_forward_kernel", "_backward_kernel"}
 
 
+def test_a_ledger_that_cannot_be_read_ends_a_recorded_run_before_it_begins(tmp_path, monkeypatch):
+    render(causal_alibi(), tmp_path)
+    (tmp_path / ledger.FILENAME).write_text("{bad")
+    monkeypatch.setattr(compiling, "_rows", lambda *arguments: pytest.fail("kernels were compiled"))
+    with pytest.raises(KgenError, match="cannot read the ledger"):
+        compile_specs([causal_alibi()], tmp_path, CompileOptions(["sm_90"], record=True))
+
+
 def test_what_does_not_compile_or_fit_is_a_row(tmp_path, monkeypatch, verdict):
     path = render(causal_alibi(), tmp_path)
     # The forward kernel no longer compiles; the backward ones do, but find a smaller limit.

@@ -184,6 +184,14 @@ def test_chosen_cases(tmp_path, verdict):
         verify_specs([plain()], tmp_path, VerifyOptions("cpu", record=True, cases=["one"]))
 
 
+def test_a_ledger_that_cannot_be_read_ends_a_recorded_run_before_it_begins(tmp_path, monkeypatch):
+    render(plain(), tmp_path)
+    (tmp_path / ledger.FILENAME).write_text("{bad")
+    monkeypatch.setattr(verifying, "_run", lambda *arguments: pytest.fail("cases ran"))
+    with pytest.raises(KgenError, match="cannot read the ledger"):
+        verify_specs([plain()], tmp_path, RECORDED)
+
+
 def test_not_rendered(tmp_path):
     with pytest.raises(KgenError, match="not rendered") as caught:
         verify_specs([plain()], tmp_path, ON_CPU)
