@@ -1,4 +1,4 @@
-"""What the function of a loop is given: all that its body uses of its kernel's names."""
+"""The parameters of the function of a loop: all that its body uses of its kernel's names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _streamed(loop: TileLoop) -> tuple[str, ...]:
 
 
 def _loads(lowering: Lowering, loop: TileLoop, descriptors: bool) -> list[Param]:
-    """What loads of tiles that stream need."""
+    """The parameters that loads of tiles that stream need."""
     plan, streamed = lowering.plan, _streamed(loop)
     names = list[str]()
     if descriptors:

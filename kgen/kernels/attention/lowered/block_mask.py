@@ -22,18 +22,18 @@ class BlockMaskKernel:
     plane: list[Statement]
     """Whose rows a program makes."""
     rows: list[Statement]
-    """What is known of a block of queries."""
+    """The lines that find out about a block of queries."""
     columns: list[Statement]
-    """What is known of a group of blocks of keys."""
+    """The lines that find out about a group of blocks of keys."""
     possible: Code | bool
-    """Where the mask may leave something."""
+    """The blocks of which the mask may leave something."""
     certain: Code | bool
-    """Where it leaves everything that may be left."""
+    """The blocks of which it leaves everything that may be left."""
     pair_lines: list[Statement]
-    """What the mask is made of for pairs of a block."""
+    """The lines that make the mask for pairs of a block."""
     mask: Code
     passed: list[str]
-    """What the function for the pairs of a block is given beside the block."""
+    """The names that the function for the pairs of a block is given beside the block."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -103,7 +103,7 @@ class _Side:
     value: Code
 
     def lines(self, used: Set[str]) -> list[Statement]:
-        """What makes those that are used."""
+        """The lines that make those that are used."""
         form = "({0}, 1, keep_dims=True)" if self.in_loop else "({0})"
         ends = [end for end in ("min", "max") if f"{self.name}_{end}" in used]
         if not ends:
@@ -181,7 +181,7 @@ class _Bounds:
 
 
 def _is_named(value: Code) -> bool:
-    """Whether a value is a name or a number, and wants no other name."""
+    """Return True for a name or a number, which wants no other name."""
     return isinstance(value, Name) or (isinstance(value, Op) and not value.args and value.fn.isalnum())
 
 

@@ -1,4 +1,4 @@
-"""What a loop computes of one tile: the mask, what is read, and the scores."""
+"""The body of a loop over tiles: the mask, what is read, and the scores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def body_of(
 def _bound(
     lowering: Lowering, loop: TileLoop, printer: Printer, by_rows: bool, given: Sequence[Binding]
 ) -> tuple[list[Statement], list[Statement], list[Statement]]:
-    """What scores are made of: lines ahead of the loop, ahead of the products, and after them."""
+    """The lines that scores are made of: ahead of the loop, ahead of the products, and after them."""
     bindings = loop.program.in_loop(without=ONLY_MASKED)
     ahead = asked_ahead(bindings) if by_rows else ()
     row_lines, read_lines, score_lines = list[Statement](), list[Statement](), list[Statement]()
@@ -92,7 +92,7 @@ def _mask(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statemen
 
 
 def _log_sum_exp(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statement]:
-    """What turns the stored log-sum-exp into the one of the loop's logits."""
+    """The lines that turn the stored log-sum-exp into the one of the loop's logits."""
     results = loop.program.results
     rest = results.get("row_rest")
     value: Code = Name("lse") if rest is None else row("sub", "lse", printer.own(rest))

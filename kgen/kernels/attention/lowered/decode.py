@@ -46,10 +46,10 @@ class LiveSpan:
     first: str
     end: str
     lo: Code
-    """Where the share begins, as a position."""
+    """The position where the share begins."""
     hi: Code
     rest: list[Statement]
-    """What makes the share of the next span."""
+    """The lines that make the share of the next span."""
 
     @property
     def tiles(self) -> str:
@@ -87,7 +87,7 @@ class DecodeKernel:
     rows_known: bool
     """True where the rows of a tile lie one behind the other."""
     page_lines: list[Statement]
-    """Where a tile of keys begins, or each of its keys."""
+    """The lines that find where a tile of keys begins, or each of its keys."""
     k_loads: list[KeyLoad]
     v_loads: list[KeyLoad]
     k_strides: list[Param]
@@ -96,11 +96,11 @@ class DecodeKernel:
     """True where sequences of different lengths share out the splits."""
     spans: tuple[LiveSpan, ...]
     live_lines: list[Statement]
-    """What finds the tiles that a tile of rows sees."""
+    """The lines that find the tiles that a tile of rows sees."""
     live_names: list[str]
-    """What these lines use of the problem."""
+    """The names of the problem that these lines use."""
     row_rest: Code | None
-    """What the log-sum-exp of a single row gets back."""
+    """The term that the log-sum-exp of a single row gets back."""
     merged: list[Merged]
 
     @property
@@ -125,7 +125,7 @@ class DecodeKernel:
 
     @property
     def balance_names(self) -> list[str]:
-        """What shares out the splits is given of the problem."""
+        """The names of the problem that sharing out the splits needs."""
         return [name for name in self.live_names if name != "B"]
 
     @property
@@ -206,7 +206,7 @@ def _share(first: str, end: str, several: bool, last: bool) -> LiveSpan:
 
 
 def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
-    """What the log-sum-exp of a single row gets back."""
+    """The term that the log-sum-exp of a single row gets back."""
     rest = plan.attention.form.row_rest
     if rest is None:
         return None
@@ -215,7 +215,7 @@ def _row_rest(plan: DecodePlan, lowering: Lowering) -> Code | None:
 
 
 def _page_lines(plan: DecodePlan) -> list[Statement]:
-    """Where a tile of keys begins, or each of its keys where they are in several pages."""
+    """The lines that find where a tile of keys begins, or each of its keys where they are in several pages."""
     if plan.page_size is None:
         return []
     at, size = "kv_start" if plan.page_per_tile else "kv_idx", plan.page_size

@@ -1,4 +1,4 @@
-"""What a loop of the backward pass does with `ds`, the gradient of the modified score."""
+"""The steps of a loop of the backward pass after `ds`, the gradient of the modified score."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _products(
 
 
 def _params(kept: Sequence[ReadGradient], scattered: Sequence[ReadGradient]) -> tuple[Param, ...]:
-    """What a kernel writes gradients of buffers to."""
+    """The parameters that a kernel writes gradients of buffers to."""
     found = [Param(f"d_{g.name}_ptr", f"d_{g.name}") for g in kept]
     for g in scattered:
         rank = len(g.indices)
@@ -96,7 +96,7 @@ def _scattered(lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGrad
 def contribution(
     lowering: Lowering, loop: TileLoop, printer: Printer, g: ReadGradient
 ) -> tuple[list[Statement], Code]:
-    """What a tile adds to the gradient of a read, before it is summed, and the lines that make it."""
+    """The lines that make a tile's part in the gradient of a read, and that part, before it is summed."""
     if is_one(g.derivative):
         return [], Name("ds")
     part = times("ds", printer.tile(loop.program.results[f"d_{g.name}"]))
@@ -110,5 +110,5 @@ def _where_masked(name: str) -> Assign:
 
 
 def _summed(name: str, part: Code) -> Assign:
-    """What a row of a tile adds to the gradient of a buffer."""
+    """The statement that adds a row of a tile to the gradient of a buffer."""
     return Assign((f"d_{name}",), (op("{tl}.sum({0}, 1)", part),), "+=")

@@ -32,15 +32,15 @@ class _Guards:
     """Which rows of a kernel's tiles are there."""
 
     outer: Code | None
-    """Of tiles that it holds."""
+    """The rows of tiles that it holds."""
     inner: Code | None
-    """Of tiles that stream."""
+    """The rows of tiles that stream."""
     stored: Code | None
-    """Of tiles that it stores."""
+    """The rows of tiles that it stores."""
     vectors: Code | None
-    """Of vectors that it stores."""
+    """The rows of vectors that it stores."""
     loaded: Code | None
-    """Of the log-sum-exp and delta that it loads."""
+    """The rows of log-sum-exp and delta that it loads."""
 
 
 def loop_kernel(
@@ -97,7 +97,7 @@ def _guards(lowering: Lowering, loop: TileLoop, printer: Printer) -> _Guards:
 
 
 def _before(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statement]:
-    """What is computed ahead of the loop."""
+    """The lines ahead of the loop."""
     live, bindings = loop.program.results["outer_live"], loop.program.before_loop()
     lines = lowering.lines_of(bindings, printer)
     if live != TRUE:
@@ -109,7 +109,7 @@ def _before(lowering: Lowering, loop: TileLoop, printer: Printer) -> list[Statem
 
 
 def _split_by_head(lowering: Lowering, before: list[Statement]) -> tuple[list[Statement], list[Statement]]:
-    """What does not depend on the query head, and what does; without groups all of it is of one head."""
+    """The lines that do not depend on the query head, and those that do; without groups all are of one head."""
     if not lowering.plan.grouped:
         return before, []
     changing = {"h"}

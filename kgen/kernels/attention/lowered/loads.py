@@ -124,7 +124,7 @@ class _Tile:
     blocks: list[_Block]
     tma: list[Assign]
     own: list[Assign]
-    """Of a program that holds it."""
+    """The loads of a program that holds it."""
     step: Code
     """How far the rows of a tile of the loop are from the first."""
 
@@ -167,7 +167,7 @@ def _load(address: Code, guard: Code | None) -> Code:
 
 
 def tma_row(packed: bool, side: str, head: str) -> tuple[str, list[str]]:
-    """Where a descriptor has the first row of a tile, all indices but the column; and the names in it.
+    """The indices of the first row of a tile in a descriptor, all but the column; and the names in them.
 
     `side` is `q` or `kv`. For packed sequences see `_descriptors` in `_launch.j2`.
     """

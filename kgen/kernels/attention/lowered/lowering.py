@@ -40,7 +40,7 @@ class Lowering:
         self.sizes = ("B", "HQ", "TQ", "TK") if self.packed else ("B", "HQ", "SQ", "SK")
         self.not_zero = finiteness.NOT_ZERO | {n for n, p in self.spec.params.items() if p.value}
         self.problem = {p.name: p for p in self._problem()}
-        """What every kernel is given, by name."""
+        """The parameters of every kernel, by name."""
 
     def _problem(self) -> list[Param]:
         found = [p for name in self.spec.buffers for p in self.of_buffer(name)]
@@ -55,7 +55,7 @@ class Lowering:
         return [size for sizes in self.open.values() for size in sizes.values()]
 
     def of_buffer(self, name: str) -> list[Param]:
-        """What a kernel is given of a buffer."""
+        """The parameters of a buffer."""
         rank = len(self.spec.buffers[name].shape)
         found = [Param(f"{name}_ptr", name), *strides_of(name, rank, wide=rank - 1)]
         return found + [Param(size, f"{name}.shape[{axis}]") for axis, size in self.open[name].items()]
@@ -80,7 +80,7 @@ class Lowering:
         return [assign(b.name, printer.over(b.node, b.place.axes)) for b in bindings]
 
     def returned(self, rest: Node, printer: Printer) -> Code:
-        """What a row gets back, a number also in rows that see no key, whose own value may be infinite or NaN."""
+        """The term that a row gets back: a number also in rows that see no key, whose own may be infinite or NaN."""
         value = printer.own(rest)
         assert self.plan.form.row_rest is not None
         if not self.may_be_nan(self.plan.form.row_rest):
@@ -91,7 +91,7 @@ class Lowering:
         return row("where", row("eq", "l_i", ZERO), ZERO, value)
 
     def row_rest(self, loop: TileLoop, printer: Printer) -> Code | None:
-        """What the log-sum-exp of a row gets back."""
+        """The term that the log-sum-exp of a row gets back."""
         rest = loop.program.results.get("row_rest")
         return None if rest is None else self.returned(rest, printer)
 
@@ -148,6 +148,6 @@ def row_strides(letter: str, order: str, tensor: str) -> list[Param]:
 
 
 def read_before(program: Program) -> dict[Node, Node]:
-    """What a program reads once, ahead of everything else, and by which name."""
+    """The reads that a program does once, ahead of everything else, each with its name."""
     once = (b for b in program.before_loop() if isinstance(b.node, Read) and not b.place.axes)
     return {b.node: Var(b.name, b.node.type) for b in once}

@@ -1,4 +1,4 @@
-"""What a kernel of attention is made of: the sides of its tiles, what it loads, which tiles it visits, what it computes
+"""The parts of a kernel of attention: the sides of its tiles, what it loads, which tiles it visits, what it computes
 of each, and what it is given. Values and statements are trees, which a template prints in its language."""
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ def declared(params: Sequence[Param]) -> list[str]:
 
 
 def arguments(params: Sequence[Param]) -> list[str]:
-    """What a call gives for parameters."""
+    """The arguments of a call."""
     return [p.argument for p in params if p.argument is not None]
 
 
 @dataclass(frozen=True)
 class KernelParams:
-    """What a kernel is given, in the order of its signature and of its launch."""
+    """The parameters of a kernel, in the order of its signature and of its launch."""
 
     tensors: tuple[Param, ...]
     """Pointers and descriptors."""
     strides: tuple[tuple[Param, ...], ...]
-    """Those of each tensor of rows."""
+    """The strides of each tensor of rows."""
     problem: tuple[Param, ...]
     """Buffers, sizes and numbers."""
 
@@ -110,7 +110,7 @@ class Load:
     guard: Code | None = None
     store_guard: Code | None = None
     value: Code | None = None
-    """What is stored of a sum, where the loop leaves out a factor."""
+    """The value to store, where the loop leaves out a factor."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class Descriptor:
-    """What TMA loads blocks of columns of a tensor by."""
+    """A descriptor by which TMA loads blocks of columns of a tensor."""
 
     name: str
     tensor: str
@@ -166,23 +166,23 @@ class Operands:
     """The tiles of q, k, v and dO that a kernel loads."""
 
     streams: tuple[Stream, ...]
-    """Those of its loop: one for each time that it waits for them."""
+    """The tiles of its loop: one stream for each time that it waits for them."""
     held: tuple[Held, ...]
     descriptors: tuple[Descriptor, ...]
 
     @property
     def descs(self) -> list[str]:
-        """What the kernel calls its descriptors, and the launcher too."""
+        """The names of descriptors, in the kernel and in the launcher."""
         return [d.name for d in self.descriptors]
 
     @property
     def tensors(self) -> list[str]:
-        """What TMA has to be able to load."""
+        """The tensors that TMA has to be able to load."""
         return list(dict.fromkeys(d.tensor for d in self.descriptors))
 
     @property
     def blocks(self) -> list[str]:
-        """What the launcher makes descriptors of."""
+        """The blocks that the launcher makes descriptors of."""
         return [f'({d.tensor}, tile["{d.rows}"], {d.columns})' for d in self.descriptors]
 
 
@@ -194,9 +194,9 @@ class Part:
     hi: Code
     masked: bool
     gap: tuple[Code, Code] | None = None
-    """Where a range begins that is left out, and its length."""
+    """The start of a range that is left out, and its length."""
     options: tuple[Code, ...] = ()
-    """What else the function of the loop is told: which tile comes first, and the gap."""
+    """The further arguments of the loop's function: which tile comes first, and the gap."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Ranges:
     gapped: bool
     """True where a range is left out of some loop."""
     params: list[str]
-    """What the function of the loop is told of a range."""
+    """The parameters of the loop's function for a range."""
     visited: str
     """The tiles in words."""
     lists: tuple[Param, ...] = ()
@@ -236,11 +236,11 @@ class TileBody:
     row_lines: list[Statement]
     """Addresses of what is read for each pair, ahead of the loop."""
     read_lines: list[Statement]
-    """What is asked for ahead of the products."""
+    """The reads ahead of the products."""
     score_lines: list[Statement]
     logits: str
     scaled: Code | None
-    """What logits are multiplied by; None where they are scaled."""
+    """The factor of logits; None where they are scaled."""
     dead_rows: bool
     """True where a row may have no finite logit."""
     lse_lines: list[Statement]
@@ -257,25 +257,25 @@ class RowGradient:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What follows `ds`, the gradient of the modified score, inside a tile and after the loop."""
+    """The steps after `ds`, the gradient of the modified score, inside a tile and after the loop."""
 
     lines: list[Statement]
     products: list[Statement]
     """The products among the lines, for a kernel that masks here what others have masked before."""
     masked_late: list[str]
-    """What such a kernel masks, for it may be NaN."""
+    """The names that such a kernel masks, for they may be NaN."""
     sums: list[Statement]
     open_ended: bool
     """True where a product is masked once more."""
     dqk: str
     """The gradient of q @ k^T."""
     factor: Code
-    """What dq and dk are multiplied by after the loop."""
+    """The factor of dq and dk after the loop."""
     factor_may_be_nan: bool
     """True where the factor may be infinite or NaN though no pair is visible."""
     rows: tuple[RowGradient, ...]
     params: tuple[Param, ...]
-    """What the kernel writes gradients of buffers to."""
+    """The parameters that the kernel writes gradients of buffers to."""
     also: list[str]
     """The gradients of buffers in words."""
 
@@ -303,7 +303,7 @@ class LoopKernel:
     inner: Side
     operands: Operands
     shared_prologue: list[Statement]
-    """What is computed ahead of the loop and for all query heads alike; empty but where tiles are of keys."""
+    """The lines ahead of the loop for all query heads alike; empty but where tiles are of keys."""
     prologue: list[Statement]
     held_by_head: bool
     """True where it depends on the query head which rows are held."""
@@ -311,7 +311,7 @@ class LoopKernel:
     body: TileBody
     gradients: Gradients | None
     state: list[str]
-    """What the loop carries."""
+    """The values that the loop carries."""
     params: tuple[Param, ...]
     """Parameters of the function of the loop."""
     stored_qk: list[Load]
@@ -322,7 +322,7 @@ class LoopKernel:
     vector_guard: Code | None
     """Which rows of log-sum-exp and delta are loaded."""
     row_rest: Code | None
-    """What the log-sum-exp of a row gets back."""
+    """The term that the log-sum-exp of a row gets back."""
     sink: Code
     """The sink among the logits of a row."""
     last: bool

@@ -1,4 +1,4 @@
-"""What each kernel of attention is given."""
+"""The parameters of each kernel of attention."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ PAGES = (
     Param("stride_tb", "*block_table.stride()", "tl.int64"),
     Param("stride_tp", None),
 )
-"""What a kernel is given of keys in pages."""
+"""The parameters of keys in pages."""
 
 
 def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
-    """What the forward kernel is given."""
+    """The parameters of the forward kernel."""
     tensors = [
         *_pointers(*_QUERIES_AND_KEYS),
         *_descriptors(kernel),
@@ -33,17 +33,17 @@ def forward_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
 
 
 def dq_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
-    """What the kernel of dq is given."""
+    """The parameters of the kernel of dq."""
     return _params(lowering, _of_backward(kernel, "dq"), {"g": "dout", "o": "dq"})
 
 
 def dkdv_params(lowering: Lowering, kernel: LoopKernel) -> KernelParams:
-    """What the kernel of dk and dv is given."""
+    """The parameters of the kernel of dk and dv."""
     return _params(lowering, _of_backward(kernel, "dk", "dv"), {"g": "dout", "o": "dk", "w": "dv"})
 
 
 def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
-    """What the kernel of delta is given, with `more` behind its tensors."""
+    """The parameters of the kernel of delta, with `more` behind its tensors."""
     tensors = [Param("o_ptr", "out"), Param("do_ptr", "dout"), *_pointers("dlse", "delta"), *more]
     if lowering.spec.sinks:
         tensors += [*_pointers("lse"), *SINKS, *_pointers("d_sinks")]
@@ -61,19 +61,19 @@ def delta_params(lowering: Lowering, more: Sequence[Param]) -> KernelParams:
 
 
 def pair_params(lowering: Lowering, kernel: PairKernel) -> KernelParams:
-    """What a kernel for a gradient with an element for each pair is given."""
+    """The parameters of a kernel for a gradient with an element for each pair."""
     found = diagonal_params(lowering, kernel.tile)
     return replace(found, strides=(*found.strides, tuple(kernel.strides)))
 
 
 def diagonal_params(lowering: Lowering, tile: Recomputed) -> KernelParams:
-    """What a kernel for a gradient with an element for each distance is given."""
+    """The parameters of a kernel for a gradient with an element for each distance."""
     tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("do_ptr", "dout"), *_pointers("lse", "delta", tile.name)]
     return _params(lowering, tensors, {"g": "dout"})
 
 
 def decode_params(lowering: Lowering, kernel: DecodeKernel) -> KernelParams:
-    """What the kernel for a share of the keys is given, but for pages."""
+    """The parameters of the kernel for a share of the keys, but for pages."""
     tensors = [*_pointers(*_QUERIES_AND_KEYS), Param("o_ptr", "out"), *_pointers("lse", "part", "part_lse")]
     found = _params(lowering, tensors, {"o": "out"})
     of_q, *_, of_out = found.strides
@@ -81,7 +81,7 @@ def decode_params(lowering: Lowering, kernel: DecodeKernel) -> KernelParams:
 
 
 def combine_params(lowering: Lowering) -> KernelParams:
-    """What the kernel that merges shares is given."""
+    """The parameters of the kernel that merges shares."""
     tensors = [*_pointers("part", "part_lse"), Param("o_ptr", "out"), *_pointers("lse")]
     return KernelParams(tuple(tensors), _strides(lowering, {"o": "out"}), _problem(lowering))
 

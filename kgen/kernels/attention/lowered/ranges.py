@@ -32,7 +32,7 @@ from kgen.targets.triton.printer import Printer
 
 
 def lists_of(inner: str) -> tuple[str, str, str]:
-    """What a block mask calls its lists of blocks of keys (`kv`) or of queries (`q`), as FlexAttention does."""
+    """The names of a block mask's lists of blocks of keys (`kv`) or of queries (`q`), as FlexAttention has them."""
     return f"{inner}_num_blocks", f"full_{inner}_num_blocks", f"{inner}_indices"
 
 
@@ -98,7 +98,7 @@ def _told(part: Part, loop: TileLoop, gapped: bool) -> Part:
 
 
 def _range_params(loop: TileLoop, gapped: bool) -> list[str]:
-    """What the function of a loop is told of the tiles to visit."""
+    """The parameters of a loop's function for the tiles to visit."""
     inner = side_of(loop.inner).name
     if loop.listed:
         return [f"{inner}_blocks", "n_blocks"]

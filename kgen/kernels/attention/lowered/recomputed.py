@@ -37,7 +37,7 @@ class Recomputed:
     """A tile of the gradient of the modified score, recomputed by a kernel that is for the gradient of a buffer."""
 
     name: str
-    """What the launcher and the kernel call the gradient."""
+    """The gradient's name in the launcher and in the kernel."""
     body: TileBody
     q_loads: list[Load]
     k_loads: list[Load]
@@ -47,7 +47,7 @@ class Recomputed:
     """Which rows of log-sum-exp and delta are loaded."""
     gradient_lines: list[Statement]
     part: Code
-    """What the tile adds to the gradient."""
+    """The tile's part in the gradient."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Shared:
     count: str
     """How many pairs of them there are."""
     lines: list[Statement]
-    """What makes a batch and a head of the number of a pair."""
+    """The lines that make a batch and a head of the number of a pair."""
     programs: str | None
     """How many elements a pair of positions has; None for one."""
 
@@ -69,16 +69,16 @@ class PairKernel:
     tile: Recomputed
     shared: Shared
     given: list[Statement]
-    """What makes the batch or the head of a program's number."""
+    """The lines that make the batch or the head of a program's number."""
     prologue: list[Statement]
     inside: Code | None
     """That a tile is inside of both tensors; None where all are."""
     value: Code
-    """What a tile of one batch and head adds."""
+    """The part of a tile of one batch and head."""
     address: Code
     store_guard: Code | None
     strides: list[Param]
-    """Those of the gradient."""
+    """The strides of the gradient."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +90,14 @@ class DiagonalKernel:
     allowed: Code | None
     """Which distances the mask allows; None for all."""
     factor: Code | None
-    """What sums are multiplied by."""
+    """The factor of sums."""
     selected: list[Statement]
     """The same, where the factor may be infinite or NaN."""
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """Whether a side of a tile ends before the tensor does, and the mask of a store where it may not."""
+    """The condition that a side of a tile ends before the tensor does, and the mask of a store where it may not."""
 
     whole: Code
     guard: Code
@@ -199,7 +199,7 @@ def _conditions(loop: TileLoop, printer: Printer, in_loop: bool) -> list[Stateme
 
 
 def _bounds(plan: AttentionPlan) -> list[_Bound]:
-    """Of a tile of both sides: which of its sides may reach past the end."""
+    """The sides of a tile that may reach past the end."""
     sides = ((plan.q, QUERIES, "({0})[:, None]"), (plan.kv, KEYS, "({0})[None, :]"))
     return [
         _Bound(

@@ -20,7 +20,7 @@ _TYPES = {"int": "int", "float": "float"}
 
 @dataclass(frozen=True)
 class BlockMaskLauncher(Template):
-    """What builds the block mask of a spec."""
+    """The function that builds the block mask of a spec, and its operator."""
 
     template: ClassVar[str] = "attention/triton/_block_mask_launcher.j2"
 
@@ -33,7 +33,7 @@ class BlockMaskLauncher(Template):
     planes: str
     """How many there are."""
     given: list[str]
-    """What the operator is given, but for the device."""
+    """The arguments of the operator, but for the device."""
     typed: list[str]
     signature: list[str]
     """The function's parameters behind the sizes."""
@@ -41,7 +41,7 @@ class BlockMaskLauncher(Template):
     argument_words: list[str]
     device_words: list[str]
     sharing: list[str]
-    """What shares a list, in words."""
+    """The batches or heads that share a list, in words."""
     dense_check: list[str]
     numbers: list[str]
     casts: list[str]
@@ -49,7 +49,7 @@ class BlockMaskLauncher(Template):
 
     @property
     def own_name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return f"{self.name}_block_mask"
 
     @property
@@ -60,14 +60,14 @@ class BlockMaskLauncher(Template):
 
     @property
     def op_type(self) -> str:
-        """What the operator returns."""
+        """The type of the operator's result."""
         return f"tuple[{', '.join(['Tensor'] * len(self.lists))}]"
 
 
 def block_mask_launcher(
     mask: BlockMask, interface: Interface, kernels: BlockMaskKernels
 ) -> BlockMaskLauncher:
-    """What builds a block mask with these kernels."""
+    """The function that builds a block mask with these kernels."""
     buffers = list(dict.fromkeys(r.buffer for r in reads(mask.condition)))
     scalars = [n for n in interface.runtime if n in variables(mask.condition)]
     batches, heads = "B" if mask.by_batch else "1", "HQ" if mask.by_head else "1"

@@ -20,11 +20,11 @@ class GradientSums:
     learned: list[str]
     """The buffers that have one."""
     made: tuple[tuple[str, str], ...]
-    """What kernels write to, by name."""
+    """The tensors that kernels write to, by name."""
     reductions: list[str]
-    """What makes gradients of it."""
+    """The lines that make gradients of them."""
     returns: list[str]
-    """What autograd is given for each argument."""
+    """The gradients that autograd is given for each argument."""
     scattered: bool
     """True where a sum is added to elements by their indices."""
     read: bool
@@ -37,7 +37,7 @@ class GradientSums:
 
     @property
     def buffer_names(self) -> list[str]:
-        """What it is called."""
+        """The names of these tensors."""
         return [name for name, _ in self.made]
 
     @property
@@ -57,7 +57,7 @@ class GradientSums:
 
     @property
     def types(self) -> str:
-        """What the operator returns."""
+        """The type of the operator's result."""
         return f"tuple[{', '.join(['Tensor'] * (3 + len(self.learned)))}]"
 
 
@@ -88,7 +88,7 @@ def gradient_sums(interface: Interface, others: Sequence[str], scalars: Sequence
 
 
 def _made(plan: AttentionPlan) -> list[tuple[str, str]]:
-    """What gradients of buffers are summed into, by name."""
+    """The tensors that gradients of buffers are summed into, by name."""
     packed = plan.spec.varlen
     made = [(f"d_{g.name}", _sum_of(g, packed)) for g in plan.gradients]
     if plan.spec.sinks:
@@ -111,7 +111,7 @@ def _sum_of(g: ReadGradient, packed: bool) -> str:
 
 
 def _reduction(interface: Interface, g: ReadGradient) -> list[str]:
-    """What makes a gradient's elements of what its kernel wrote."""
+    """The lines that make a gradient's elements of what its kernel wrote."""
     if g.along == "pair":
         return []
     if g.along == "distance":

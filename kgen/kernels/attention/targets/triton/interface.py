@@ -1,4 +1,4 @@
-"""What callers of an attention function give, what its docstring says of that, and what it refuses."""
+"""The arguments of an attention function: names, words in its docstring, and what it refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kgen.targets.triton.text import TORCH_DTYPES, dtype_words, other_dtype
 
 @dataclass(frozen=True)
 class Check:
-    """What is refused of a call."""
+    """A condition on which a call is refused."""
 
     wrong: str
     """The condition."""
@@ -43,14 +43,14 @@ def real_dtypes(buffers: Mapping[str, Buffer]) -> dict[str, str]:
 
 
 class Interface:
-    """What callers of one plan's function give."""
+    """The arguments of one plan's function."""
 
     def __init__(self, plan: AttentionPlan) -> None:
         self.plan, self.spec = plan, plan.spec
         self.runtime = {n: p for n, p in self.spec.params.items() if p.runtime}
 
     def called(self, name: str) -> str:
-        """What callers say for a name."""
+        """The callers' name for one of the kernels."""
         return self.plan.called.get(name, name)
 
     def folded(self, node: Node) -> Node:
@@ -82,7 +82,7 @@ class Interface:
         return f"k.shape[2], block_table.shape[1] * {self.spec.paged_kv.page_size}"
 
     def checked_sizes(self) -> str:
-        """What a call is checked by: SK only where something has that length, for pages say nothing of it."""
+        """The sizes that a call is checked by: SK only where something has that length, for pages say nothing of it."""
         spec = self.spec
         dims = {dim for buffer in spec.buffers.values() for dim in buffer.shape}
         promised = getattr(spec.lengths.kv, "multiple_of", 1) > 1 or self.plan.self_attention
@@ -104,7 +104,7 @@ class Interface:
         return f"k [pages, {paged.page_size}, HKV, {head.qk}], v [pages, {paged.page_size}, HKV, {head.v}]"
 
     def all_argument_words(self) -> list[str]:
-        """What the docstring says of each argument."""
+        """The docstring's lines on all arguments."""
         spec = self.spec
         words = []
         if spec.paged_kv is not None:
@@ -125,7 +125,7 @@ class Interface:
         return words
 
     def argument_words(self, buffers: Iterable[str], scalars: Iterable[str]) -> list[str]:
-        """What a docstring says of some buffers and run-time params."""
+        """The docstring's lines on some buffers and run-time params."""
         words = []
         for name in buffers:
             b = self.spec.buffers[name]
@@ -146,7 +146,7 @@ class Interface:
         return f", used by {' and '.join(users)}" if users else ", used by no expression"
 
     def checks(self) -> list[Check]:
-        """What is refused, in the order in which it is looked at."""
+        """All checks, in the order in which they are made."""
         spec = self.spec
         queries, keys = ("TQ", "TK") if spec.varlen else ("SQ", "SK")
         if spec.paged_kv:
@@ -181,7 +181,7 @@ class Interface:
         return f"2**{31 - (max(self.spec.head_dim.qk, self.spec.head_dim.v) - 1).bit_length()}"
 
     def length_checks(self) -> list[Check]:
-        """Of what is promised of SQ and SK, or follows from the buffers."""
+        """The checks of what is promised of SQ and SK, or follows from the buffers."""
         checks = []
         for size, length in (("SQ", self.spec.lengths.q), ("SK", self.spec.lengths.kv)):
             multiple = getattr(length, "multiple_of", None)
@@ -193,7 +193,7 @@ class Interface:
         return checks
 
     def scalar_checks(self, names: Iterable[str]) -> list[Check]:
-        """Of run-time params."""
+        """The checks of run-time params."""
         # Tile ranges add it to positions in 32 bits.
         return [
             Check(
@@ -208,7 +208,7 @@ class Interface:
         return cast_lines(real_dtypes({n: self.spec.buffers[n] for n in names}))
 
     def buffer_checks(self, names: Iterable[str], device: str) -> list[Check]:
-        """Of buffers, which have to be on a device."""
+        """The checks of buffers, which have to be on a device."""
         checks = []
         sequences = "len(cu_seqlens_q) - 1"
         for name in names:

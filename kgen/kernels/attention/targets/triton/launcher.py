@@ -47,7 +47,7 @@ _TYPES = {"int": "int", "float": "float"}
 
 @dataclass(frozen=True)
 class Operator:
-    """What the operators of a file take."""
+    """The arguments of a file's operators."""
 
     tensors: list[str]
     scalars: list[str]
@@ -74,7 +74,7 @@ class ChipKernels:
     streamed: tuple[str, ...] = ()
     """The tensors beside q, k and v that TMA has to be able to load."""
     operands: tuple[str, ...] = ()
-    """What the backward pass hands on."""
+    """The operands that the backward pass hands on."""
     beside: str = ""
     """The module that has them; empty where this file has."""
 
@@ -86,7 +86,7 @@ class ChipKernels:
 
 @dataclass(frozen=True)
 class Launching(Template):
-    """What all launches have in common."""
+    """The functions that all launches call."""
 
     template: ClassVar[str] = "attention/triton/_launch.j2"
 
@@ -133,7 +133,7 @@ class ChipChoice(Template):
 
 @dataclass(frozen=True)
 class Aligned(Template):
-    """What aligns narrow values."""
+    """The function that aligns narrow values."""
 
     template: ClassVar[str] = "attention/triton/_aligned.j2"
 
@@ -205,7 +205,7 @@ class BackwardLauncher(Template):
 
 @dataclass(frozen=True)
 class Scatter(Template):
-    """What adds values to elements by their indices."""
+    """The function that adds values to elements by their indices."""
 
     template: ClassVar[str] = "attention/triton/_scatter.j2"
 
@@ -226,7 +226,7 @@ class Autograd(Template):
 
 @dataclass(frozen=True)
 class Docstring(Template):
-    """What the function's docstring says of arguments and results."""
+    """The function's docstring on arguments and results."""
 
     template: ClassVar[str] = "attention/triton/_docstring.j2"
 
@@ -271,12 +271,12 @@ class Function(Template):
     needs_lse: str | None
     """When the log-sum-exp is wanted though the caller does not ask for it."""
     given: list[str]
-    """What the operators are given."""
+    """The arguments of the operators."""
 
 
 @dataclass(frozen=True)
 class WhichKernels(Template):
-    """What says which kernels a call takes."""
+    """The function that says which kernels a call takes."""
 
     template: ClassVar[str] = "attention/triton/_which_kernels.j2"
 
@@ -416,7 +416,7 @@ class Launcher:
         return numbers_of(own.runtime, self.plan.called, names, own.divisor_lines(own.runtime))
 
     def docstring(self) -> Docstring:
-        """What the function's docstring says of arguments and results."""
+        """The function's docstring on arguments and results."""
         spec, of_gqa = self.spec, {"any": "a multiple of", 1: "equal to"}
         return Docstring(
             at=self.at,

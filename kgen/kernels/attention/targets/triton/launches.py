@@ -36,7 +36,7 @@ class DeltaLaunch:
 
     @property
     def options(self) -> list[str]:
-        """What else it is told."""
+        """The further options of the launch."""
         return ["BEFORE_HOPPER=on_hopper"] if self.begins_another else []
 
 
@@ -58,12 +58,12 @@ class DecodeLaunch:
 
     @property
     def params(self) -> KernelParams:
-        """What the kernel for a share of the keys is given."""
+        """The parameters of the kernel for a share of the keys."""
         return self.of.params
 
     @property
     def combine_params(self) -> KernelParams:
-        """What the kernel that merges shares is given."""
+        """The parameters of the kernel that merges shares."""
         return self.of.combine_params
 
     @property
@@ -73,7 +73,7 @@ class DecodeLaunch:
 
     @property
     def pages(self) -> list[str]:
-        """What is given of pages; nothing without them."""
+        """The arguments for pages; none without them."""
         return arguments(PAGES) if self.of.decode.paged else []
 
 

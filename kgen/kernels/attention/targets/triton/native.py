@@ -42,7 +42,7 @@ stride_sinks d_sinks_ptr o_desc dq_desc dk_desc dv_desc lse_desc delta_desc q_ro
 dq_rope_desc dk_rope_desc GQA STORE_LSE GROUP TMA BLOCK_M BLOCK_N SLOTS DQ HAS_DLSE BEFORE_HOPPER
 num_warps num_stages launch_pdl
 """
-"""What kernels call their arguments, beside those of a spec."""
+"""The names of kernels' arguments, beside those of a spec."""
 _OF_DECODING = (
     *("part_ptr", "part_lse_ptr", "splits", "BATCHES", "SPLIT", "BLOCK_S"),
     *("block_table_ptr", "stride_tb", "stride_tp"),
@@ -51,7 +51,7 @@ _OF_LISTS = ("kinds_ptr", "planes", "q_blocks", "kv_blocks", "CHUNK")
 
 
 def native(loaded: Loaded, sizes: Mapping[str, Sequence[int]], chips: Collection[int]) -> Native:
-    """What calls the kernels of a spec. `sizes` are those of what it leaves open that there is machine code for,
+    """The calls of a spec's kernels. `sizes` are those of what it leaves open that there is machine code for,
     `chips` those that it is for: kernels for Hopper are there where that is. Raises `KgenError` for what there is only
     in Python."""
     plan, free = plan_attention(loaded), without_promises(loaded)

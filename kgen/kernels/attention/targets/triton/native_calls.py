@@ -64,7 +64,7 @@ class BlockMaskCalls(Template):
     """Lists of a plane."""
     size: int = BLOCK_SIZE
     group: int = 8
-    """Of the kernels that make them, as from Python."""
+    """The blocks of a program of the kernel that makes them, as from Python."""
     chunk: int = 256
 
 
@@ -76,7 +76,7 @@ def block_mask_calls(mask: BlockMask, name: str, backward: bool) -> BlockMaskCal
 
 @dataclass(frozen=True)
 class DecodeCalls(Template):
-    """What calls with few queries do."""
+    """The functions of calls with few queries."""
 
     template: ClassVar[str] = "attention/c/_decode.j2"
 
@@ -89,7 +89,7 @@ class DecodeCalls(Template):
 
 
 def decode_calls(plan: DecodePlan, width: int, lse: Tensor, on_hopper: bool) -> DecodeCalls:
-    """What calls with few queries do; `on_hopper` says whether a kernel for Hopper takes many."""
+    """The functions of calls with few queries; `on_hopper` says whether a kernel for Hopper takes many."""
     when = f"p->SQ <= {MOST_QUERIES}"
     if plan.alone:
         when = f"{when} || !forward_on_hopper(a, p)" if on_hopper else "1"
@@ -173,7 +173,7 @@ class BackwardCalls(Template):
 
     @property
     def counters_or_none(self) -> str:
-        """Where delta's kernel leaves counters at zero."""
+        """The counters that delta's kernel leaves at zero."""
         if self.hopper is None or not self.hopper.dynamic:
             return "kgen_nothing()"
         return "p->on_hopper ? kgen_pointer(workspace + m->counters, KGEN_I32) : kgen_nothing()"
@@ -203,7 +203,7 @@ class AttentionProgram(Program):
     sizes: list[str]
     checks: list[Check]
     aligned: list[str]
-    """What narrow values have to be, by member."""
+    """The members with narrow values, which have to be aligned."""
     aligned_backward: list[str]
     tiled: bool
     """True where TMA has tiles."""

@@ -20,9 +20,9 @@ SIZES = ("B", "HQ", "HKV", "SQ", "SK")
 OPEN, INTEGER, REAL = 5, 3, 0.5
 """Extents and run-time params that the example takes."""
 LENGTH, FEW = 200, 5
-"""Of the sequences, and how many queries are decoded."""
+"""The length of the sequences, and how many queries are decoded."""
 ERRORS = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 4e-3}
-"""Of the largest number: as much as half a percent of it in each step."""
+"""The error in parts of the largest number: as much as half a percent of it in each step."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class AttentionExample(File):
     """The position of a query."""
     learned: list[Learned]
     parts: list[Sized]
-    """What a call leaves of gradients."""
+    """The tensors that a call leaves of gradients."""
 
 
 def example_of(
@@ -168,7 +168,7 @@ def example_of(
 
 
 def _names(plan: AttentionPlan, buffers: Sequence[BufferTensor]) -> dict[str, str]:
-    """What expressions name, in C++."""
+    """The names of expressions in C++."""
     names = {n: f"at.{n}" for n in ("b", "h", "q_idx", "kv_idx", *SIZES)} | {"score": "score"}
     names["h_kv"], names["GQA"] = "(at.h / (at.HQ / at.HKV))", "(at.HQ / at.HKV)"
     for name, param in plan.spec.params.items():

@@ -76,7 +76,7 @@ class KeyTile:
     """The tile of the kernel of dk and dv."""
 
     queries: int
-    """Those that a vector of rows has."""
+    """The queries that a vector of rows has."""
     BLOCK_M: int
     BLOCK_N: int
     SLOTS: int

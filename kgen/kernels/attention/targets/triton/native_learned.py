@@ -20,7 +20,7 @@ from kgen.targets.template import Template
 from kgen.targets.triton import tables
 
 TABLES = {"pair": ("BLOCK_M", "BLOCK_N"), "diagonal": ("BLOCK",)}
-"""Of kernels for gradients alone: what they call the sizes of a tile."""
+"""The sizes of a tile by name, of kernels for gradients alone."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class LearnedCalls(Template):
-    """What the backward pass does for gradients of buffers."""
+    """The functions of the backward pass for gradients of buffers."""
 
     template: ClassVar[str] = "attention/c/_learned.j2"
 
@@ -49,7 +49,7 @@ class LearnedCalls(Template):
 
 
 def learned_calls(tensors: tuple[GradientTensor, ...], kernels: BackwardKernels) -> LearnedCalls | None:
-    """What a backward pass does for these tensors; None without any."""
+    """The functions of a backward pass for these tensors; None without any."""
     if not tensors:
         return None
     names = {None: None, "B": "p->B", "HQ": "p->HQ", "B * HQ": "p->B * p->HQ"}
@@ -58,7 +58,7 @@ def learned_calls(tensors: tuple[GradientTensor, ...], kernels: BackwardKernels)
 
 
 def learned_names(plan: AttentionPlan) -> list[str]:
-    """What kernels call these tensors and their strides."""
+    """The names of these tensors and of their strides in kernels."""
     names = [f"d_{g.name}_ptr" for g in plan.gradients]
     names += [f"stride_d_{g.name}_{i}" for g in plan.gradients for i in range(len(g.indices))]
     return [*names, "BLOCK"]
@@ -94,7 +94,7 @@ def _tile(tile: Tile, sizes: Sequence[str]) -> dict[str, int | bool]:
 
 @dataclass(frozen=True)
 class Summand:
-    """What a call leaves of a gradient, and how the example adds it up."""
+    """A tensor that a call leaves of a gradient, and how the example adds it up."""
 
     member: str
     whole: bool
@@ -104,9 +104,9 @@ class Summand:
     count: str = ""
     """How many numbers a row has."""
     step: str = ""
-    """What a number of a row is of."""
+    """The position that a number of a row is of."""
     at: str = ""
-    """Where it lies."""
+    """The place of the number."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def learned_example(
 def _summand(
     member: str, element: list[str], g: ReadGradient, packed: bool
 ) -> tuple[Summand, list[str] | None]:
-    """What an element along a row is of, where it lies, and the shape of all; None for that of the buffer."""
+    """A summand, and the shape of its tensor; None for that of the buffer."""
     if g.along == "pair":
         shape = None if g.summed is None else [f"sizes.{LETTERS[n]}" for n in g.summed]
         return Summand(member, True, element), shape

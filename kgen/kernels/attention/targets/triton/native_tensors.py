@@ -20,7 +20,7 @@ kv_num_blocks full_kv_num_blocks kv_indices q_num_blocks full_q_num_blocks q_ind
 OWN = frozenset(_OWN.split())
 """Members of the struct of arguments that are no user's."""
 BLOCK_MASK = "block_mask"
-"""What the call that fills lists of blocks is called, behind the spec's name."""
+"""The name of the call that fills lists of blocks, behind the spec's name."""
 EXTENTS = {"b": "p->B", "h": "p->HQ", "q_idx": "p->SQ", "kv_idx": "p->SK"}
 LETTERS = {"b": "B", "h": "HQ", "q_idx": "SQ", "kv_idx": "SK"}
 
@@ -30,7 +30,7 @@ class OpenSize:
     """An extent that a buffer has of its own."""
 
     name: str
-    """What kernels call it."""
+    """The extent's name in kernels."""
     axis: int
 
 
@@ -45,7 +45,7 @@ class BufferTensor(Tensor):
 
 @dataclass(frozen=True)
 class GradientTensor(Tensor):
-    """What kernels leave of the gradient through one read of a buffer."""
+    """A tensor that kernels leave of the gradient through one read of a buffer."""
 
     of_buffer: str = ""
     """The buffer's member."""
@@ -58,7 +58,7 @@ class GradientTensor(Tensor):
 
 @dataclass(frozen=True)
 class Words:
-    """What comments say of tensors."""
+    """The words of comments on tensors."""
 
     shapes: str
     heads: str
@@ -81,9 +81,9 @@ class Tensors:
     lse: Tensor
     dlse: Tensor
     buffers: tuple[BufferTensor, ...]
-    """Those among the inputs that are buffers of the spec."""
+    """The inputs that are buffers of the spec."""
     lists: tuple[Tensor, ...]
-    """Those that are lists of blocks."""
+    """The inputs that are lists of blocks."""
     params: tuple[Parameter, ...]
     of_backward: tuple[Tensor, ...]
     learned: tuple[GradientTensor, ...]
@@ -263,7 +263,7 @@ class _Spelled:
 
 
 class _Part:
-    """What there is of the gradient through one read."""
+    """The tensor of the gradient through one read."""
 
     def __init__(self, plan: AttentionPlan, g: ReadGradient, buffer: BufferTensor) -> None:
         self.g, self.buffer, self.packed = g, buffer, plan.spec.varlen

@@ -31,17 +31,17 @@ class Opening(Template):
     kv_shapes: str
     dtype: str
     tensors: list[str]
-    """What an example call is given."""
+    """The tensors of an example call."""
     usage_args: list[str]
     backward: bool
     by_tma: bool
     """True where tiles may be for TMA."""
     modules: list[str]
-    """What choosing kernels imports."""
+    """The modules that choosing kernels imports."""
     typing: list[str]
-    """What is imported of `typing`."""
+    """The names imported from `typing`."""
     gdc: list[str]
-    """What lets a kernel begin beside the end of the one before it."""
+    """The functions that let a kernel begin beside the end of the one before it."""
     oldest: OldestTriton = OLDEST_TRITON
 
 
@@ -78,7 +78,7 @@ class Prelude(Template):
 
     at: Placement
     block_size: int | None
-    """Of a block mask."""
+    """The size of a block mask's blocks."""
     constants: list[Constant]
     tile_tables: list[TileTable]
     many_queries: bool

@@ -1,4 +1,4 @@
-"""Where a head's rows lie: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into the tokens.
+"""The place of a head's rows: tensors [B, H, S, D], or packed sequences [T, H, D] with offsets into the tokens.
 
 Kernels and launcher are the same for both but for these names.
 """
@@ -13,7 +13,7 @@ from kgen.targets.code import Code, as_type, row
 
 @dataclass(frozen=True)
 class FirstRows:
-    """Where the first row of a sequence is, of each tensor of rows: `g` is dO, `o` is out or dq."""
+    """The place of a sequence's first row in each tensor of rows: `g` is dO, `o` is out or dq."""
 
     q: str
     k: str
@@ -84,11 +84,11 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Rows:
-    """What is one for all packed sequences, and one for all tensors [B, H, S, D]."""
+    """The texts that all packed sequences have in common, or all tensors [B, H, S, D]."""
 
     first: FirstRows
     rows: Code
-    """Where vectors of a head of queries begin."""
+    """The first row of vectors of a head of queries."""
     head_rows: BySide
     """The same in the kernel of dk and dv, and those of a head of keys."""
     delta: DeltaRows
@@ -101,7 +101,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where kernels and the launcher find the rows of a head."""
+    """The texts by which kernels and the launcher find the rows of a head."""
 
     packed: bool
     grouped: bool
@@ -115,7 +115,7 @@ class Placement:
 
     @property
     def kv_head(self) -> str:
-        """What kernels call a head of keys."""
+        """The name of a head of keys in kernels."""
         return "h_kv" if self.grouped else "h"
 
     @property
@@ -130,7 +130,7 @@ class Placement:
 
 
 def placement(packed: bool, grouped: bool, head_v: int, kv_sizes: str) -> Placement:
-    """Where rows lie. `kv_sizes` are the heads and the length of tensors that are not packed.
+    """The place of rows. `kv_sizes` are the heads and the length of tensors that are not packed.
 
     Heads of keys that are not `grouped` are as many as those of queries.
     """

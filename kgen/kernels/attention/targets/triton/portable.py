@@ -60,7 +60,7 @@ class Head:
     columns: list[Assign]
     """The lines that make the columns of all blocks."""
     v_columns: list[Assign]
-    """Those of the values alone."""
+    """The lines that make the columns of the values alone."""
     dot: str
     precision: list[str]
 
@@ -82,7 +82,7 @@ class Forward(Template):
 
     @property
     def dead_rows(self) -> str:
-        """What rows have that saw no key."""
+        """The results of rows that saw no key, as a comment says it."""
         return dead_rows(sinks=self.sink is not None)
 
     @property
@@ -118,13 +118,13 @@ class Delta(Template):
 
     @property
     def options(self) -> list[str]:
-        """What else is known when it is compiled."""
+        """The further parameters that are known when it is compiled."""
         return ["BEFORE_HOPPER: tl.constexpr"] if self.begins_another else []
 
 
 @dataclass(frozen=True)
 class _OfBackward(Template):
-    """What the kernels of dq, and of dk and dv, have in common."""
+    """The base of the kernels of dq, and of dk and dv."""
 
     kernel: LoopKernel
     params: KernelParams
@@ -168,7 +168,7 @@ class Pair(Template):
 
     @property
     def tile(self) -> Recomputed:
-        """What it computes once more."""
+        """The tile that it computes once more."""
         return self.kernel.tile
 
 
@@ -187,7 +187,7 @@ class Diagonal(Template):
 
     @property
     def tile(self) -> Recomputed:
-        """What it computes once more."""
+        """The tile that it computes once more."""
         return self.kernel.tile
 
 
@@ -213,7 +213,7 @@ class Decode(Template):
 
     @property
     def pages(self) -> list[str]:
-        """What it is given of pages."""
+        """The parameters of pages."""
         return declared(PAGES)
 
 
@@ -225,7 +225,7 @@ class BlockMaskKernels(Template):
 
     kernel: BlockMaskKernel
     params: KernelParams
-    """What it is given."""
+    """The parameters of the kernel that decides."""
     no_specialize: str
     lists: list[str]
     backward: bool
@@ -424,7 +424,7 @@ def sink_load() -> Code:
 
 
 def dead_rows(sinks: bool) -> str:
-    """What rows have that saw no key, as a comment says it."""
+    """The results of rows that saw no key, as a comment says it."""
     if sinks:
         return "A sink of -inf is none: rows that saw no key then have zeros and a log-sum-exp of -inf."
     return "Rows that saw no key: zeros, and a log-sum-exp of -inf."

@@ -87,12 +87,12 @@ class _File:
         follows = self.hopper is not None and self.hopper.dkdv is not None
         waits = follows or (self.hopper is not None and self.hopper.dynamic)
         self.begins = ["gdc_launch_dependents"] if follows else []
-        """What lets a kernel begin beside the end of a portable one."""
+        """The functions that let a kernel begin beside the end of a portable one."""
         self.waits = [*self.begins, *(["gdc_wait"] if waits else [])]
         """The same, and what it waits by."""
 
     def names(self, single: bool) -> dict[str, Any]:
-        """What the template of the file names; `single` for one that does without others."""
+        """The names of the file's template; `single` for one that does without others."""
         chip = _chip(self.hopper, self.fields, single)
         return self.of_hopper() | {
             "single": single,
@@ -139,7 +139,7 @@ class _File:
         )
 
     def _which(self) -> WhichKernels:
-        """What says which kernels a call takes, by the tensors that it depends on."""
+        """The function that says which kernels a call takes, by the tensors that it depends on."""
         asked = {name: name for name in ("q", "k", "v")}
         for stream in self.fields["streams"] if self.fields is not None else ():
             name = self.plan.called.get(stream.buffer, stream.buffer)
@@ -157,7 +157,7 @@ class _File:
     # --- kernels for Hopper --------------------------------------------------------------------------------------
 
     def _hopper_fields(self) -> tuple[dict[str, Any] | None, frozenset[str]]:
-        """What templates name of the kernels for Hopper, and the functions that all kernels call."""
+        """The names of the kernels for Hopper in templates, and the functions that all kernels call."""
         lowering, on_hopper = self.lowering, self.on_hopper
         free = lowering if on_hopper is self.plan else KernelFields(on_hopper)
         kernels = self.kernels if free is lowering else portable_kernels(free, self.at, None, None)
@@ -167,7 +167,7 @@ class _File:
         return fields, self.kernels.helpers | (free.helpers if fields is not None else set())
 
     def of_hopper(self) -> dict[str, Any]:
-        """What templates of the kernels for Hopper name."""
+        """The names of templates of the kernels for Hopper."""
         forward, backward, hopper = self.kernels.forward, self.kernels.backward, self.hopper
         return {
             "summary": opening(self.plan.spec),
@@ -226,7 +226,7 @@ def _passes(missing: Mapping[str, str], decode: DecodePlan | None, backward: boo
 
 
 def _sinks(spec: AttentionSpec) -> dict[str, object]:
-    """What sinks add to the kernels for Hopper, and to calls that share what they have in common."""
+    """The names of sinks in templates of the kernels for Hopper."""
     there = spec.sinks
     return {
         "there": there,
