@@ -30,11 +30,17 @@ def render_checked(
 
 
 def adapt_checked(given: Sequence[Path], kinds: Collection[str], output: Path) -> list[Rendered]:
-    """The same of adapters: of these kinds for the specs that are meant, else of the kinds that are in `output`."""
+    """The same of adapters: of these kinds for the specs that are meant, else of the kinds that are in `output`.
+
+    Where no spec is named, those that cannot have an adapter are left out. Raises `KgenError` for one that is named.
+    """
     there = _specs_in(output)
     meant, others = _meant(given, there)
     named = any(not path.is_dir() for path in given)
-    found = project.adapt_all(meant, kinds)
+    if given:
+        found = project.adapt_all(meant, kinds)
+    else:
+        found = [one for path in meant for kind in kinds for one in _adapted(path, kind)]
     for path in () if named else [*meant, *others]:
         left = [kind for kind in _kinds(path) if path not in meant or kind not in kinds]
         found += [_only_there(one, output) for kind in left for one in _adapted(path, kind)]

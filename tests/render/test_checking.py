@@ -78,6 +78,16 @@ def test_what_only_adapters_made_is_no_rendered_folder() -> None:
     assert "adapters/causal_fp32" not in found.output
 
 
+def test_specs_without_an_adapter_do_not_keep_others_from_being_checked(project: Path) -> None:
+    (project / "specs/causal.yaml").write_text(ATTENTION.replace("own", "mine"))
+    assert kgen("adapt", "--for", "transformers", "specs/causal.yaml").exit_code == 0
+    assert kgen("adapt", "--check", "--for", "transformers").exit_code == 0
+    edit("adapters/mine_transformers/__init__.py")
+    found = kgen("adapt", "--check", "--for", "transformers")
+    assert (found.exit_code, found.output.count("1 edited")) == (1, 1)
+    assert kgen("adapt", "--check", "--for", "transformers", "specs/own.yaml").exit_code == 2
+
+
 def test_adapters_of_stock_specs_are_checked() -> None:
     made = ("adapt", "--for", "hub", "-o", "src")
     Path("specs/own.yaml").write_text(ATTENTION)
