@@ -5,6 +5,7 @@ A tensor that the source changes in place, or gives to unread code, has none of 
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,21 @@ from kgen.flex.values import Tensor
 
 COUNT = 2**31 - 1
 """A dimension has no more elements."""
+_OF_NO_ACCOUNT = frozenset(
+    {"dtype", "device", "layout", "pin_memory", "requires_grad", "memory_format", "non_blocking", "copy"}
+)
+"""Options of many functions that change no integer, apart from what the dtype does not hold."""
+_OPTIONS = {
+    "cumsum": frozenset({"axis"}),
+    "clamp": frozenset({"min", "max"}),
+    "searchsorted": frozenset({"right", "side", "out_int32", "sorter"}),
+    "bucketize": frozenset({"right", "out_int32"}),
+    "repeat_interleave": frozenset({"output_size"}),
+    "sort": frozenset({"stable"}),
+    "unique": frozenset({"dim", "return_inverse", "return_counts"}),
+    "unique_consecutive": frozenset({"dim", "return_inverse", "return_counts"}),
+}
+"""Further options of single functions, of which their rules know."""
 _RANGES = {"bool": (0, 1), "uint8": (0, 255), "int8": (-(2**7), 2**7 - 1), "int16": (-(2**15), 2**15 - 1)}
 _RANGES |= {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
@@ -63,6 +79,9 @@ def learn(name: str, args: Sequence[Any], keywords: Mapping[str, Any], result: A
         made = result[1]
     rule = _RULES.get(name)
     if rule is None or not isinstance(made, Tensor) or made.dtype not in _RANGES or made.facts is not None:
+        return
+    known = _OF_NO_ACCOUNT | _OPTIONS.get(name, frozenset()) | inspect.signature(rule).parameters.keys()
+    if not keywords.keys() <= known:
         return
     if any(made is a for a in args) or made.place.source.name.startswith("--"):
         return  # an EXPR says shapes by numbers that stand for others
@@ -175,7 +194,7 @@ def _unique(made: Tensor, input: Any, sorted: Any = True, **keywords: Any) -> Fa
 
 def _unique_consecutive(made: Tensor, input: Any, *rest: Any, **keywords: Any) -> Facts | None:
     one = not rest and keywords.get("dim") is None and len(made.shape or ()) == 1
-    return Facts(0, COUNT, one, True) if "return_inverse" in keywords else None
+    return Facts(0, COUNT, one, True) if keywords.get("return_inverse") is True else None
 
 
 def _cat(made: Tensor, tensors: Any, dim: Any = 0, **keywords: Any) -> Facts | None:
@@ -281,6 +300,7 @@ def _bounded(choose: Any) -> Any:
 
 def _clamp(made: Tensor, a: Any, low: Any = None, high: Any = None, **keywords: Any) -> Facts | None:
     found = facts(a)
+    low, high = keywords.get("min", low), keywords.get("max", high)
     if found is None or not all(n is None or type(n) is int for n in (low, high)):
         return None
     least, most = (n if low is None else max(n, low) for n in (found.least, found.most))

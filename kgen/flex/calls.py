@@ -25,9 +25,11 @@ from kgen.flex.values import (
     Term,
     Unknown,
     Wrapped,
+    changes_in_place,
     is_callable,
     is_number,
     kind,
+    note_change,
     plain,
 )
 
@@ -216,9 +218,8 @@ def _torch(ev: Evaluator, path: str, args: list[Any], keywords: Keywords, place:
     last = path.rpartition(".")[2].removeprefix("special_")
     args, keywords = plain(args), {key: plain(value) for key, value in keywords.items()}
     given = dict(keywords)
-    for written in (*(args if last.endswith("_") else ()), keywords.get("out")):
-        if isinstance(written, Tensor) and not ev.of_a_pair:
-            written.change()
+    if not ev.of_a_pair:
+        note_change([*(args if changes_in_place(last) else ()), keywords.get("out")])
     found = _of_torch(ev, path, last, args, keywords, place)
     if not ev.of_a_pair:
         ascending.learn(last, args, given, found)
@@ -378,6 +379,8 @@ def method(ev: Evaluator, bound: Method, args: list[Any], keywords: Keywords, pl
         return _unbound(owner, args, keywords, place)
     if isinstance(owner, Tensor | Part) and name == "detach" and ev.of_a_pair:
         return tensors.detached(owner, place)
+    if not ev.of_a_pair:
+        note_change([*([owner] if changes_in_place(name) else ()), keywords.get("out")])
     owner = several.whole(ev, owner, place)
     if isinstance(owner, Tensor):
         if not ev.of_a_pair and not any(isinstance(a, Term) for a in args):

@@ -21,6 +21,7 @@ from kgen.flex.values import (
     Tensor,
     Term,
     Unknown,
+    note_change,
 )
 
 if TYPE_CHECKING:
@@ -124,8 +125,8 @@ def update(ev: Evaluator, node: ast.AugAssign, frame: Frame, place: Place) -> No
         old = ev.name(ast.copy_location(ast.Name(target.id), target), frame, source)
         if isinstance(old, Term):
             _shared_term(ev, old, target, frame, place)
-        if isinstance(old, Tensor):
-            old.change()
+        if isinstance(old, Tensor) or not ev.of_a_pair:
+            note_change(old)
     else:
         owner = ev.expression(target.value, frame, source)
         if isinstance(target, ast.Subscript):

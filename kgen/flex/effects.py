@@ -24,6 +24,7 @@ from kgen.flex.values import (
     Function,
     Instance,
     Method,
+    Part,
     Partial,
     Passing,
     Scope,
@@ -279,8 +280,8 @@ class Reach:
                 inside = list(value.names.values())
                 if hasattr(value, "forget_all"):
                     value.forget_all(unknown)
-            case Tensor():
-                value.forget()
+            case Tensor() | Part():
+                (value.tensor if isinstance(value, Part) else value).forget()
                 return
             case Term() if not self.ev.of_a_pair:
                 self.ev.spoiled[id(value)] = (value, unknown)

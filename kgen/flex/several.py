@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kgen.flex import numbers, tensors
 from kgen.flex.source import Place
-from kgen.flex.values import Part, Tensor, Unknown
+from kgen.flex.values import Part, Root, Tensor, Unknown
 
 if TYPE_CHECKING:
     from kgen.flex.evaluating import Evaluator
@@ -83,7 +83,9 @@ def size(
 def several(ev: Evaluator, name: str, args: Sequence[Any], keywords: Mapping[str, Any], place: Place) -> Any:
     """What a function of torch that takes tensors apart gives, ahead of the mods; None for any other function."""
     if name in _FROM_OUTSIDE:
-        return Tensor(place, None, None, None, origin=tensors.origin(place), open=True)
+        of = [a for a in args if isinstance(a, Tensor)]  # whose memory it may share
+        roots = tuple(root for a in of for root in a.roots) or (Root(),)
+        return Tensor(place, None, None, None, origin=tensors.origin(place), open=True, roots=roots)
     if name == "meshgrid":
         return _meshgrid(args, keywords, place)
     if name in ("stack", "cat", "concat", "concatenate") and args and isinstance(args[0], list | tuple):

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kgen.flex import ascending
@@ -324,7 +325,9 @@ def _counted(name: str, args: Sequence[Any], keywords: Mapping[str, Any]) -> Sha
 # --- tensors that are computed ahead of the mods ------------------------
 
 
-def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
+def computed(
+    fn: str, args: Sequence[Any], place: Place, keywords: Mapping[str, Any] = MappingProxyType({})
+) -> Tensor:
     """An operation of elements on whole tensors."""
     found = [a for a in args if isinstance(a, Tensor)]
     if any(a.shape is None for a in found):
@@ -341,7 +344,7 @@ def computed(fn: str, args: Sequence[Any], place: Place) -> Tensor:
         any(a.open for a in found),
         follows=any(a.follows for a in found),
     )
-    ascending.learn(fn, args, {}, made)
+    ascending.learn(fn, args, keywords, made)
     return made
 
 
@@ -389,8 +392,6 @@ def method(
         if name == "requires_grad_":
             owner.grad = not args or args[0] is not False
         return owner
-    if name.endswith("_") and not name.endswith("__"):
-        owner.change()
     if name == "to":
         wanted = keywords.get("dtype", args[-1] if args else None)
         known = None if isinstance(wanted, Unknown | DtypeOf) else dtype(wanted, place)
@@ -418,7 +419,7 @@ def method(
     if name in ("item", "tolist"):
         return Unknown(place, f"what {called(owner)} holds")
     if name in ELEMENTWISE:
-        return computed(ELEMENTWISE[name][0], (owner, *args), place)
+        return computed(ELEMENTWISE[name][0], (owner, *args), place, keywords)
     return derived([owner, *args], keywords, place)
 
 

@@ -98,6 +98,25 @@ class Part:
     place: Place
 
 
+def note_change(value: Any) -> None:
+    """Note a change in place of a tensor, of a row or an element of one, or of each of several."""
+    match value:
+        case Tensor():
+            value.change()
+        case Part(tensor=tensor):
+            tensor.change()
+        case list() | tuple():
+            for item in value:
+                note_change(item)
+
+
+def changes_in_place(name: str) -> bool:
+    """True for the name of a function or method that changes what it is given: `neg_`, `__setitem__`, `__iadd__`."""
+    if name.endswith("__"):
+        return name == "__setitem__" or name.startswith("__i")
+    return name.endswith("_") and name not in ("requires_grad_", "share_memory_")
+
+
 @dataclass(frozen=True)
 class External:
     """A name of another package, as `torch.tanh`, and what of torch is no more than a name here: dtypes, devices.

@@ -54,6 +54,23 @@ OPEN = (
     "torch.repeat_interleave(torch.arange(4), lengths)\ndoc.numpy()[3] = 9",
     "torch.repeat_interleave(torch.arange(4), lengths)\nnp.negative(doc.numpy(), out=doc.numpy())",
     "torch.repeat_interleave(torch.arange(4), lengths)\nfor row in doc.view(8, 8):\n    row.neg_()",
+    "torch.arange(64, 0, step=-1)",
+    "torch.arange(64, end=0, step=-1)",
+    "torch.cat([torch.arange(32).clamp(min=50), torch.arange(32, 64)])",
+    "torch.arange(64).add(torch.arange(64), alpha=-2)",
+    "torch.arange(64)\ntorch.sort(doc, descending=True, out=(doc, torch.empty_like(doc)))",
+    "torch.arange(64)\ndoc.__setitem__(0, 99)",
+    "torch.arange(64)\ndoc.__iadd__(doc.flip(0) * 5)",
+    "torch.arange(64)\ntorch._foreach_neg_([doc])",
+    "torch.arange(64)\ntorch.from_dlpack(doc)[0] = 99",
+)
+PARTS = ("doc[5]", "doc.unbind()[5]", "list(doc)[5]", "doc.view(8, 8)[2]", "doc.view(8, 8)[2, 1]")
+PART_CHANGES = (
+    "part += 99",
+    "part.fill_(99)",
+    "part[...] = 99",
+    "torch.neg_(part)",
+    "torch.neg(part, out=part)",
 )
 
 
@@ -75,6 +92,13 @@ def test_documents_that_the_source_puts_in_order_are_sorted(doc: str, tmp_path: 
     assert (scope["doc"].diff(dim=-1) >= 0).all()
     dtype = str(scope["doc"].dtype).removeprefix("torch.")
     assert f"dtype: {dtype}, sorted: true" in text
+
+
+@pytest.mark.parametrize("change", PART_CHANGES)
+@pytest.mark.parametrize("part", PARTS)
+def test_a_change_of_a_row_or_an_element_is_one_of_the_tensor(part: str, change: str, tmp_path: Path) -> None:
+    text = written(f"torch.arange(64)\npart = {part}\n{change}", tmp_path)
+    assert "sorted: true}" not in text
 
 
 @pytest.mark.parametrize("doc", OPEN)
