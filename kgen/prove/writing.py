@@ -152,5 +152,7 @@ def unknowns(proofs: Iterable[tuple[Loaded, Proof]]) -> Iterator[str]:
         if proof.unknown:
             counted = f"{proof.unknown} of {proof.proved + proof.unknown} obligations are unknown"
             if proof.late:
-                counted = f"time is up after {BUDGET:g} seconds of CPU time, {proof.proved} obligations are proved"
+                counted = (
+                    f"time is up after {BUDGET:g} seconds of CPU time, {proof.proved} obligations are proved"
+                )
             yield f"not all proved: {loaded.folder}: {counted}, first: {proof.why}"

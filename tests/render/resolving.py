@@ -30,6 +30,8 @@ class Resolver:
     used: set[str] = field(default_factory=set)
     within: list[str] = field(default_factory=list)
     macros: dict[str, tuple[str, nodes.Macro]] = field(default_factory=dict)
+    there: frozenset[str] = frozenset()
+    """The names, dotted ones too, that an `if` around has found to be there."""
 
     def resolve(self, cls: type[Template]) -> list[str]:
         """Every problem of a dataclass and its template, each as `template:line: what`."""
@@ -70,9 +72,14 @@ class Resolver:
                     if not isinstance(part, nodes.TemplateData):
                         self._printed(part, scope)
             case nodes.If():
-                self._type(node.test.node if isinstance(node.test, nodes.Not) else node.test, scope)
-                for body in (node.body, node.elif_, node.else_):
+                negated = isinstance(node.test, nodes.Not)
+                test = node.test.node if isinstance(node.test, nodes.Not) else node.test
+                self._type(test, scope)
+                outside, inside = self.there, self.there | {_path(test)}
+                for body, holds in ((node.body, not negated), (node.elif_, negated), (node.else_, negated)):
+                    self.there = inside if holds else outside
                     self._body(body, scope)
+                self.there = outside
             case nodes.For():
                 self._for(node, scope)
             case nodes.Include():
@@ -117,9 +124,9 @@ class Resolver:
                 if node.name not in scope:
                     return self._problem(node, f"there is no `{node.name}`")
                 self.used.add(node.name)
-                return scope[node.name]
+                return self._narrowed(node, scope[node.name])
             case nodes.Getattr():
-                return self._attribute(node, self._type(node.node, scope))
+                return self._narrowed(node, self._attribute(node, self._type(node.node, scope)))
             case nodes.Filter():
                 for part in (node.node, *node.args):
                     self._type(part, scope)
@@ -129,11 +136,19 @@ class Resolver:
                 return TEXT
         return self._problem(node, f"{type(node).__name__} is not resolved")
 
+    def _narrowed(self, node: nodes.Expr, of: Any) -> Any:
+        """A type without None where an `if` around has looked."""
+        if _path(node) not in self.there or of is None or of is LOOP:
+            return of
+        return typing.Union[_without_none(of)]  # noqa: UP007
+
     def _attribute(self, node: nodes.Getattr, of: Any) -> Any:
         if of is None:
             return None
         if of is LOOP:
             return bool if node.attr in LOOP else self._problem(node, f"there is no `loop.{node.attr}`")
+        if type(None) in typing.get_args(of):
+            return self._problem(node, f"`{_path(node.node)}` may be None here")
         found = [fields_of(one).get(node.attr) for one in _without_none(of) if _has_fields(one)]
         if len(found) != len(_without_none(of)) or None in found:
             return self._problem(node, f"{_words(of)} has no `{node.attr}`")
@@ -161,6 +176,11 @@ class Resolver:
 
     def _problem(self, node: nodes.Node, what: str) -> None:
         self.problems.append(f"{self.within[-1]}:{node.lineno}: {what}")
+
+
+def _path(node: nodes.Node) -> str:
+    """A name, or names with dots between them."""
+    return f"{_path(node.node)}.{node.attr}" if isinstance(node, nodes.Getattr) else getattr(node, "name", "")
 
 
 def fields_of(cls: Any) -> Scope:

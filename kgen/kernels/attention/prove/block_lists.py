@@ -78,9 +78,7 @@ def of_lists(
     yield stated(SKIPPED, lambda: z3.Implies(allowed, decided(kernel.possible)))
     yield stated(WHOLE, whole)
     # Pairs are looked at where what is said of blocks holds.
-    yield stated(
-        MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(kernel.mask), exists, (q, kv)))
-    )
+    yield stated(MASK, lambda: z3.Implies(some(), masks(setting, pairs.value(kernel.mask), exists, (q, kv))))
     yield stated(LOADS, parts=lambda: loads_inside([*machine.loads, *pairs.loads]))
     if extent.memory:
         yield stated(INT32, parts=lambda: in_32_bits([*machine.computed, *pairs.computed]))

@@ -15,6 +15,7 @@ from kgen.kernels.attention.lowered.loads import block_of, columns_of, load_of
 from kgen.kernels.attention.lowered.lowering import Lowering
 from kgen.kernels.attention.lowered.model import (
     Columns,
+    Gradients,
     KernelParams,
     Load,
     LoopKernel,
@@ -137,6 +138,12 @@ class _OfBackward(Template):
     def stream(self) -> Stream:
         """Both tensors that stream."""
         return self.kernel.operands.streams[0]
+
+    @property
+    def gradients(self) -> Gradients:
+        """What a tile adds to gradients."""
+        assert self.kernel.gradients is not None
+        return self.kernel.gradients
 
 
 @dataclass(frozen=True)
