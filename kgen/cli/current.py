@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,9 +51,17 @@ def require_current(
     as_is: bool,
     form: Format,
     counts: Callable[[Change], bool] = lambda change: True,
+    *,
+    record: bool = False,
 ) -> None:
-    """Raise `DriftError` if files differ from what their specs render to; with `as_is` print that instead."""
+    """Raise `DriftError` if files differ from what their specs render to; with `as_is` print that instead.
+
+    A result of such files is never recorded: it would count for the same text under another spec.
+    """
     if found := difference(loaded, generated, counts):
+        if as_is and record:
+            said = found.message.partition("; ")[0]
+            raise DriftError(replace(found, message=f"{said}; leave out `--record`, or render the files"))
         if not as_is:
             raise DriftError(found)
         note(found, form)

@@ -284,7 +284,7 @@ def compile_(
 
     options = CompileOptions(arch or DEFAULT_ARCHS, jobs, timeout, record, target)
     loaded, generated = load_specs(specs), generated or settings().generated
-    require_current(loaded, generated, as_is, form)
+    require_current(loaded, generated, as_is, form, record=bool(record))
     with terminal.progress_bar() as progress:
         rows = compile_specs(loaded, generated, options, listener(progress))
     spilling = [row for row in rows if row["spills"]]
@@ -348,7 +348,7 @@ def verify(
     if sanitizer and (case or quick is not None or built):
         message = "a sanitizer has no cases, quick or not, and runs no packages"
         raise KgenError(Diagnostic("usage", message, hint="leave out `--case`, `--quick` and `--built`"))
-    require_current(loaded, generated, as_is, form)
+    require_current(loaded, generated, as_is, form, record=bool(record))
     common = RunOptions(device.value, timeout, record, target, part)
     if sanitizer:
         return run_sanitizers(loaded, generated, form, jobs, ray, sanitizer, common)

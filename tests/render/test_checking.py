@@ -128,6 +128,18 @@ def test_files_that_differ_are_said_first(verb: tuple[str, ...]) -> None:
     assert bool(more or found.stdout) == (verb == ("status",))
 
 
+@pytest.mark.parametrize("verb", [("verify", "--device", "cpu"), ("compile",)], ids=" ".join)
+def test_files_that_differ_are_not_recorded(verb: tuple[str, ...]) -> None:
+    kgen("render")
+    edit("generated/own/triton.py")
+    found = kgen(*verb, "--as-is", "--record")
+    assert (found.exit_code, found.output.count("\n")) == (1, 1)
+    assert (
+        "differs from what specs/own.yaml renders to (edited by hand); leave out `--record`" in found.output
+    )
+    assert not Path("generated/verified.json").exists()
+
+
 def test_a_spec_that_was_edited_is_said_and_accepted() -> None:
     kgen("render")
     Path("specs/own.yaml").write_text(SPEC.replace("256", "512"))
