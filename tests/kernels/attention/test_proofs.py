@@ -381,6 +381,23 @@ HOPPER = [
 ]
 
 
+EMPTY_HALVES = (
+    "(q_idx <= n[b] < kv_idx) or (q_idx // 33 == kv_idx // 33)",
+    "where(q_idx < n[b], kv_idx >= n[b], kv_idx >= q_idx)",
+)
+
+
+@pytest.mark.parametrize("mask", EMPTY_HALVES)
+def test_a_half_that_begins_before_the_whole(mask: str) -> None:
+    """The range of the whole tile begins past the last key, so that of a half without any begins before it: the half
+    must not wait for tiles that nobody loads."""
+    fields = "kernel: attention\nname: x\ndtype: bf16\nhead_dim: 128\npasses: [forward]\n"
+    buffers = "buffers: {n: {shape: [B], dtype: int32}}\n"
+    loaded = loads(f"{fields}{buffers}varlen: true\nmask_mod: {mask}\n", "x.yaml")
+    (once,) = (o for o in of_hopper(loaded, plan_attention(loaded)) if o.what == ONCE)
+    assert decide(once, TIMEOUT).verdict is Verdict.PROVED
+
+
 @pytest.mark.parametrize(("where", "line", "less", "name", "kernel", "what"), HOPPER)
 def test_a_planted_error_for_hopper(
     monkeypatch: pytest.MonkeyPatch, where: str, line: str, less: str, name: str, kernel: str, what: str

@@ -74,7 +74,8 @@ def keys_loop(fields: Fields, problem: list[str], hopper: HopperPlan, hidden: se
     masked = "n_masked" if loop["has_full"] else "n_tiles"
     rest: Code = maximum(row("sub", masked, 1), 0)
     if own.ahead:
-        lines.append(assign("n_ahead", minimum(over(row("sub", "own_lo", "q_lo"), "BLOCK_M"), rest)))
+        fewer: Code = minimum(over(row("sub", "own_lo", "q_lo"), "BLOCK_M"), rest)
+        lines.append(assign("n_ahead", maximum(fewer, 0) if own.before else fewer))
     if own.past:
         left = row("sub", rest, "n_ahead") if own.ahead else rest
         left_out = row("sub", "n_tiles", cdiv(row("sub", "own_hi", "q_lo"), "BLOCK_M"))

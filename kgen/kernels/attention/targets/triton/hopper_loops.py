@@ -46,6 +46,9 @@ class Own:
     past: bool
     full_ahead: bool
     full_past: bool
+    before: bool = False
+    """A half without any may begin before the whole does: where there is nothing, a range begins at the end of the
+    tensor, and one beside it may begin past that."""
 
 
 NO_OWN = Own([], ahead=False, past=False, full_ahead=False, full_past=False)
@@ -78,7 +81,12 @@ def own_range(fields: Fields, before: list[Statement], there: list[Statement], i
         last = row("sub", minimum(row("add", f"{outer}_start", rows), size), 1)
         lines.insert(0, assign(f"{outer}_last", last))
     ends = {f"{inner}_{end}": f"own_{end}" for end in ("lo", "hi", "full_lo", "full_hi")}
-    return Own([with_names(line, ends) for line in lines], ahead, past, full_ahead, full_past)
+    choices = [
+        part for code in codes(lines) for part in walk(code) if isinstance(part, Op) and part.fn == "where"
+    ]
+    empty = Name({"kv": "SK", "q": "SQ"}[inner])
+    before_whole = ahead and any(empty in choice.args for choice in choices)
+    return Own([with_names(line, ends) for line in lines], ahead, past, full_ahead, full_past, before_whole)
 
 
 def tile_loop(fields: Fields, before: list[Statement], own: list[str], problem: list[str]) -> Fields:

@@ -152,7 +152,8 @@ def queries_loop(
         lines.append(assign("n_past", minimum(left_out, last)))
     if own.ahead:
         left = row("sub", last, "n_past") if own.past else last
-        lines.append(assign("n_ahead", minimum(over(row("sub", "own_lo", "kv_lo"), "BLOCK_N"), left)))
+        fewer: Code = minimum(over(row("sub", "own_lo", "kv_lo"), "BLOCK_N"), left)
+        lines.append(assign("n_ahead", maximum(fewer, 0) if own.before else fewer))
     if own.full_past:
         rest: Code = row("sub", "n_tiles", over(row("sub", "own_full_hi", "kv_lo"), "BLOCK_N"))
         if loop["from_first_key"]:
